@@ -25,14 +25,14 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
-# The four papers' tables and figures, made again beside what is printed: `make papers SCALE=reduced`. Where a run fails,
+# The four papers' tables and figures, made again beside what is printed: `make papers PRESET=reduced`. Where a run fails,
 # the pages show a dash with the reason, and the exit status tells.
-SCALE ?= smoke
+PRESET ?= smoke
 papers: setup
-	@test "$(SCALE)" != paper || { echo "make: scale paper would take years on one machine; run studies one by one, as" \
+	@test "$(PRESET)" != full || { echo "make: preset full would take years on one machine; run studies one by one, as" \
 		"'fedpipe run --params studies/papers/pfps_lwc/table2.yaml', or all on a cluster, by" \
-		"'snakemake papers --config scale=paper --profile slurm'." >&2; exit 2; }
-	snakemake papers --config scale=$(SCALE) --profile workflow/profiles/local --quiet rules host
+		"'snakemake papers --config preset=full --profile slurm'." >&2; exit 2; }
+	snakemake papers --config preset=$(PRESET) --profile workflow/profiles/local --quiet rules host
 
 # The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
 test: setup

@@ -11,7 +11,7 @@ report: "workflow/report/workflow.rst"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/federate.smk"
-include: "workflow/rules/probes.smk"
+include: "workflow/rules/diagnostics.smk"
 include: "workflow/rules/results.smk"
 include: "workflow/rules/papers.smk"
 

@@ -24,7 +24,7 @@ docs/studies
 docs/protocols
 docs/own-model
 docs/own-algorithm
-docs/probes
+docs/diagnostics
 docs/papers
 docs/dvc
 docs/cluster

@@ -29,7 +29,7 @@ Rules:
 - ``personalize`` and ``local_passes`` are read once and are the same in all rounds.
 - The server reads the uploads in client order.
 - The engine samples participants, counts bytes, moves tensors, averages BatchNorm's running statistics, saves and
-  resumes. The names ``buffers``, ``optimizer/...``, ``server/...``, ``dw/...`` and ``probe/...`` are the engine's.
+  resumes. The names ``buffers``, ``optimizer/...``, ``server/...``, ``dw/...`` and ``diagnostic/...`` are the engine's.
 - In a hook, ``self.federation.learning_rate`` is the learning rate of the round.
 """
 

@@ -47,7 +47,7 @@ class FedFomo(Algorithm):
     No positive weight
         Paper: not stated. Here: the client continues from its last trained model.
     Validation data
-        Code: 20 % in the libraries. Here: ``dataset.validation_share`` of a client's training samples, 0 by default.
+        Code: 20 % in the libraries. Here: ``dataset.validation_fraction`` of a client's training samples, 0 by default.
         Without any, a client evaluates the models on its training data.
     Distance
         Code: L1 by default. Here: Euclidean, of trained parameters.
@@ -170,7 +170,7 @@ class FedFomo(Algorithm):
         """Without validation data, models that fit the training data rank first."""
         if study.has_validation:
             return ()
-        problem = f"{key}: dataset.validation_share is 0, so that clients weigh models on the data that they train on"
+        problem = f"{key}: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on"
         return (f"{problem}; 0.2 is usual.",)
 
 

@@ -1,4 +1,4 @@
-"""What nothing needs any more: runs with their probes, partitions, data and features that no study and no commit names.
+"""What nothing needs any more: runs with their diagnostics, partitions, data and features that no study and no commit names.
 
 A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
 or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
@@ -93,8 +93,8 @@ def find_unneeded_files() -> list[UnneededFiles]:
         needed_data.add(store.locate_dataset(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
     unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
-    needed_probes = {RESULTS / "probes" / path.relative_to(RESULTS / "runs") for path in runs}
-    unneeded_paths += [(path,) for path in sorted(RESULTS.glob("probes/*/*")) if path not in needed_probes]
+    needed_diagnostics = {RESULTS / "diagnostics" / path.relative_to(RESULTS / "runs") for path in runs}
+    unneeded_paths += [(path,) for path in sorted(RESULTS.glob("diagnostics/*/*")) if path not in needed_diagnostics]
     unneeded_paths += [(path,) for path in sorted(partition_folders - needed_partitions)]
     unneeded_paths += [
         tuple(sorted(path.parent.glob(f"{path.stem}.*"))) for path in sorted(dataset_files - needed_data)
@@ -134,7 +134,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
     study_paths = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
     for path in [PARAMS, *(path for path in map(Path, sorted(study_paths)) if path.name != layout.DVC_YAML)]:
         try:
-            plans = [planner.make_plan(path, scale) for scale in planner.list_scales(path)]
+            plans = [planner.make_plan(path, preset) for preset in planner.list_presets(path)]
         except SettingsError as error:
             raise SettingsError(f"{path}: what this study needs can't be known. {error}") from None
         for study_plan in plans:

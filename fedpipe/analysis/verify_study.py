@@ -12,7 +12,7 @@ from fedpipe.report.data import StudyData
 
 
 def verify_study(plan: Plan) -> VerificationResult:
-    """Recompute a study's plan and all its numbers and compare them. Check that its probes are complete."""
+    """Recompute a study's plan and all its numbers and compare them. Check that its diagnostics are complete."""
     study_files = plan.study_files
     current = freshness.compare_new_plan(plan)
     changed_files = current.changed_files
@@ -25,8 +25,8 @@ def verify_study(plan: Plan) -> VerificationResult:
             return VerificationResult(message, False)
         for cell in results.sort_cells(plan):
             cell.merged_files.check()
-        for probe in plan.probes:
-            files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
+        for diagnostic in plan.diagnostics:
+            files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
         report_files = contents.build_report_files(StudyData(plan))
     except UserError as error:
         return VerificationResult(f"{study_files.path}: {error}", False)

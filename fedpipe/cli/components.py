@@ -12,22 +12,22 @@ from fedpipe.core.errors import SettingsError, suggest_name
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
-from fedpipe.cli.group import GENERATED_PANEL, PEOPLE_PANEL, PROBE_KIND, app
+from fedpipe.cli.group import GENERATED_PANEL, PEOPLE_PANEL, DIAGNOSTIC_KIND, app
 
 
 @app.command("list", rich_help_panel=PEOPLE_PANEL)
 def list_(
-    kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or probes.")],
+    kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or diagnostics.")],
 ) -> None:
     """List the names that you can use in params.yaml, each with a one-line description."""
-    from fedpipe.cli.docs.pages import get_probe_summary
+    from fedpipe.cli.docs.pages import get_diagnostic_summary
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import get_docstring_summary
 
-    if kind == PROBE_KIND:
-        summaries = {name: get_probe_summary(name) for name in code_digest.PROBE_MODULES}
+    if kind == DIAGNOSTIC_KIND:
+        summaries = {name: get_diagnostic_summary(name) for name in code_digest.DIAGNOSTIC_MODULES}
     else:
-        component_kind = _find_kind(kind, PROBE_KIND)
+        component_kind = _find_kind(kind, DIAGNOSTIC_KIND)
         summaries = {
             name: get_docstring_summary(registry.find_component(component_kind, name))
             for name in registry.list_components(component_kind)
@@ -38,24 +38,24 @@ def list_(
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def describe(
-    name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or probe.")],
+    name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or diagnostic.")],
 ) -> None:
-    """Print the documentation and parameters of a component, or of a kind of probe with its columns."""
+    """Print the documentation and parameters of a component, or of a kind of diagnostic with its columns."""
     from fedpipe.cli.docs import equations
-    from fedpipe.cli.docs.pages import describe_probe, format_default, get_inherited_docs
+    from fedpipe.cli.docs.pages import describe_diagnostic, format_default, get_inherited_docs
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
 
     kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
     if not kinds and "." in name:
         kinds = [kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)]
-    if not kinds and name in code_digest.PROBE_MODULES:
-        typer.echo(describe_probe(name))
+    if not kinds and name in code_digest.DIAGNOSTIC_MODULES:
+        typer.echo(describe_diagnostic(name))
         return
     if not kinds:
         known_names = sorted(
             {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
-            | {*code_digest.PROBE_MODULES}
+            | {*code_digest.DIAGNOSTIC_MODULES}
         )
         raise SettingsError(f"'{name}' is unknown; {suggest_name(name, known_names)}")
     kind, component_class = (

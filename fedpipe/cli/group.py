@@ -18,7 +18,7 @@ PEOPLE_PANEL, STAGES_PANEL, GENERATED_PANEL = (
     "Stages, which Snakemake and DVC call",
     "Generated files, by make docs",
 )
-PROBE_KIND = "probes"  #: listed like a kind of components
+DIAGNOSTIC_KIND = "diagnostics"  #: listed like a kind of components
 LOCAL_PROFILE = "workflow/profiles/local"  #: profile of `fedpipe run`
 
 
@@ -56,7 +56,7 @@ app = typer.Typer(
 )
 
 StudyFile = Annotated[Path, typer.Option("--params", help="File of the study.")]
-Scale = Annotated[str, typer.Option("--scale", help="One of the study's scales.")]
+Preset = Annotated[str, typer.Option("--preset", help="One of the study's presets.")]
 PlanFingerprint = Annotated[
     str | None, typer.Option("--plan-fingerprint", help="Refuse a plan with any other fingerprint.")
 ]

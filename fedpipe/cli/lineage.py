@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedpipe.cli.group import PEOPLE_PANEL, Scale, StudyFile, app
+from fedpipe.cli.group import PEOPLE_PANEL, Preset, StudyFile, app
 from fedpipe.cli.plans import read_plan
 from fedpipe.cli.study import warn_if_stale
-from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.planning.plan import Plan
 
 
@@ -33,7 +33,7 @@ def verify(
     runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
     rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
 ) -> None:
     """Check results: hash all files, recompute the tables and partitions, and repeat rounds."""
     import itertools
@@ -45,7 +45,7 @@ def verify(
     if runs:
         verdicts = lineage.verify_runs(runs, rerun, random.Random())
     else:
-        study_plan = read_plan(params, scale)
+        study_plan = read_plan(params, preset)
         paths = [run.path for run in study_plan.runs]
         verdicts = itertools.chain(
             [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random())
@@ -87,7 +87,7 @@ def compare(
     for warning in warnings:
         typer.echo(f"fedpipe: {warning}", err=True)
     if len(revisions or []) < 2:
-        warn_if_stale(read_plan(PARAMS, FULL_SCALE))
+        warn_if_stale(read_plan(PARAMS, FULL_PRESET))
 
 
 @app.command(rich_help_panel=PEOPLE_PANEL)

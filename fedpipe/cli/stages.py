@@ -10,7 +10,7 @@ import typer
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_validation_errors, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import write_pt
-from fedpipe.core.storage.layout import FULL_SCALE, PARAMS, RunFiles
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, RunFiles
 
 if TYPE_CHECKING:
     from fedpipe.settings.base import Section
@@ -24,7 +24,7 @@ from fedpipe.cli.group import (
     PlanFingerprint,
     RoundNumber,
     RunPath,
-    Scale,
+    Preset,
     Stack,
     StudyFile,
     Threads,
@@ -203,25 +203,25 @@ def collect(
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
-def probe(
-    path: Annotated[Path, typer.Argument(help="A probe's settings, results/probes/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
+def diagnostic(
+    path: Annotated[Path, typer.Argument(help="A diagnostic's settings, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
 ) -> None:
-    """Look at what a study's section `probes` asks for in the states of a run; the run stays as it is."""
+    """Look at what a study's section `diagnostics` asks for in the states of a run; the run stays as it is."""
     from fedpipe.engine.diagnostics import stage
 
-    stage.run_probe(path, _build_execution(device, stack), threads)
+    stage.run_diagnostic(path, _build_execution(device, stack), threads)
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
-def table(params: StudyFile = PARAMS, scale: Scale = FULL_SCALE, plan_fingerprint: PlanFingerprint = None) -> None:
+def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerprint: PlanFingerprint = None) -> None:
     """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
-    study_plan = read_plan(params, scale)
+    study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
     contents.write_files(contents.build_report_files(StudyData(study_plan)))
 
@@ -231,7 +231,7 @@ def figure(
     name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
     key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
     """Draw a figure, as SVG, PDF and PNG."""
@@ -240,7 +240,7 @@ def figure(
 
     if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
         raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
-    study_plan = read_plan(params, scale)
+    study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name == "curves":
         contents.write_figure_curves(StudyData(study_plan))
@@ -254,10 +254,10 @@ def figure(
 def record(
     algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")],
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
 ) -> None:
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
-    study_plan = read_plan(params, scale)
+    study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, study_plan.algorithms)}")
     for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):

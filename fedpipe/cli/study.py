@@ -15,19 +15,19 @@ import typer
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.layout import FULL_SCALE, PARAMS, StudyFiles
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, StudyFiles
 from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
-from fedpipe.cli.group import LOCAL_PROFILE, PEOPLE_PANEL, PlanFingerprint, Scale, StudyFile, app
+from fedpipe.cli.group import LOCAL_PROFILE, PEOPLE_PANEL, PlanFingerprint, Preset, StudyFile, app
 from fedpipe.cli.plans import get_snakemake_targets, read_plan, require_single_study
 
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def plan(
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
     ] = False,
@@ -41,7 +41,7 @@ def plan(
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
     study_paths = layout.list_studies(params)
     has_several_studies = len(study_paths) > 1
-    plans = [_make_plan(path, scale, has_several_studies) for path in study_paths]
+    plans = [_make_plan(path, preset, has_several_studies) for path in study_paths]
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
         for sentence in code_changes.describe_code_changes(study_plan):
@@ -79,7 +79,7 @@ def plan(
 def run(
     context: typer.Context,
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
     profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL_PROFILE,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
     jobs: Annotated[
@@ -90,10 +90,10 @@ def run(
 
     Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
     """
-    require_single_study(params, scale)
+    require_single_study(params, preset)
     if not params.is_file():
         raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-    StudyFiles.from_params(params, scale)  # a study that has no place is refused
+    StudyFiles.from_params(params, preset)  # a study that has no place is refused
     snakemake_options = list(context.args)
     if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
@@ -107,7 +107,7 @@ def run(
     snakemake = _find_snakemake()
     if snakemake_options:
         _refuse_unreadable(snakemake_options, params)
-    targets = get_snakemake_targets(layout.normalize_study_path(params), scale)
+    targets = get_snakemake_targets(layout.normalize_study_path(params), preset)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
     typer.echo(shlex.join(command), err=True)
@@ -116,20 +116,20 @@ def run(
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def papers(
-    scale: Annotated[str, typer.Option("--scale", help="smoke, reduced or paper.")] = FULL_SCALE,
+    preset: Annotated[str, typer.Option("--preset", help="smoke, reduced or paper.")] = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
-    """Write the four papers' pages of what has been run at a scale, published numbers beside measured ones."""
+    """Write the four papers' pages of what has been run at a preset, published numbers beside measured ones."""
     from fedpipe.papers import make
 
-    make.write_papers(scale, plan_fingerprint)
-    typer.echo(f"The pages lie in {make.get_pages_folder(scale) / 'index.html'}")
+    make.write_papers(preset, plan_fingerprint)
+    typer.echo(f"The pages lie in {make.get_pages_folder(preset) / 'index.html'}")
 
 
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def show(
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
     form: Annotated[
         Literal["markdown", "latex", "csv"],
         typer.Option("--format", help="Or the wide table for a paper, a row a method: LaTeX, or as CSV."),
@@ -139,7 +139,7 @@ def show(
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
-    study_plan = read_plan(params, scale)
+    study_plan = read_plan(params, preset)
     warn_if_stale(study_plan)
     if partial := contents.render_partial_results(study_plan, form):
         typer.echo(partial)
@@ -149,13 +149,13 @@ def show(
 @app.command(rich_help_panel=PEOPLE_PANEL)
 def status(
     params: StudyFile = PARAMS,
-    scale: Scale = FULL_SCALE,
+    preset: Preset = FULL_PRESET,
     watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
 ) -> None:
     """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
     from fedpipe.report import status as progress
 
-    progress.show_progress(read_plan(params, scale), watch)
+    progress.show_progress(read_plan(params, preset), watch)
 
 
 def _find_snakemake() -> str:
@@ -195,12 +195,12 @@ def _is_local_profile(profile: str) -> bool:
     return True
 
 
-def _make_plan(path: Path, scale: str, has_several_studies: bool) -> NewPlan:
+def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
     """The plan of a study; each sentence about a mistake names the study's file, where it is one of several."""
     from fedpipe.planning import planner
 
     try:
-        return planner.make_plan(path, scale)
+        return planner.make_plan(path, preset)
     except SettingsError as error:
         if not has_several_studies:
             raise

@@ -31,10 +31,10 @@ def assign_samples(
     test: npt.NDArray[np.bool_],
     clients: int,
     split: Literal["official", "pooled"],
-    test_share: float,
+    test_fraction: float,
     seed: int,
     stratified: bool = False,
-    validation_share: float = 0,
+    validation_fraction: float = 0,
 ) -> pa.Table:
     """Assign all samples of a data set to clients, for training, validation or testing.
 
@@ -63,14 +63,14 @@ def assign_samples(
         Number of clients N.
     split
         The rule for local test sets, see above.
-    test_share
+    test_fraction
         Fraction of a client's samples for testing, in (0, 1), for ``split="pooled"``.
     seed
         Seed of all draws.
     stratified
         If true, a client's test and validation samples have its class proportions (largest remainder, ties at
         random).
-    validation_share
+    validation_fraction
         Fraction of a client's training samples for validation, in [0, 1).
 
     Returns
@@ -105,11 +105,11 @@ def assign_samples(
         else:
             _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
             test_indices = test_client = np.empty(0, dtype=np.int64)
-            sample_split[_hold_out(client, groups, clients, test_share, seed, "split")] = "test"
-        if validation_share:
-            _require_disjoint_clients(sample, f"dataset.validation_share: {validation_share}", "validates", "0")
+            sample_split[_hold_out(client, groups, clients, test_fraction, seed, "split")] = "test"
+        if validation_fraction:
+            _require_disjoint_clients(sample, f"dataset.validation_fraction: {validation_fraction}", "validates", "0")
         (train,) = (sample_split == "train").nonzero()
-        sample_split[train[_hold_out(client[train], groups[train], clients, validation_share, seed, "validation")]] = (
+        sample_split[train[_hold_out(client[train], groups[train], clients, validation_fraction, seed, "validation")]] = (
             "validation"
         )
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])

@@ -220,7 +220,7 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
 
     Those that a round and the one before it begin with stay, so that the last round can be done again, and so does each
-    that a probe looks into. Where studies of other lengths or another `artifacts.keep_models` share the run, what any
+    that a diagnostic looks into. Where studies of other lengths or another `artifacts.keep_models` share the run, what any
     of them keeps stays.
     """
     requests = [RetentionRequest(number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
@@ -250,7 +250,7 @@ def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
         if plan is None:
             yield RetentionRequest(0, "all")
         else:
-            probed_rounds = frozenset(probe.round for probe in plan.probes if probe.run == files)
+            probed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
             yield from (
                 RetentionRequest(rounds, plan.keep_models, probed_rounds)
                 for rounds in plan.round_counts.get(files.path, ())

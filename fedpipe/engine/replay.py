@@ -84,7 +84,7 @@ def replay_round(run: Run, number: int, executor: Executor | None = None) -> Com
     run, number
         The run and the round.
     executor
-        By default the run's own; probes look into it.
+        By default the run's own; diagnostics look into it.
 
     Returns
     -------

@@ -148,7 +148,7 @@ class Run:
         return other
 
     def make_executor(self, algorithm: Algorithm) -> Executor:
-        """The run's executor, at work for this algorithm: the run's, or one that probes make of it."""
+        """The run's executor, at work for this algorithm: the run's, or one that diagnostics make of it."""
         stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
         width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
         if self._graphs and not (is_cuda and width > 1):

@@ -15,7 +15,7 @@ from fedpipe.papers.published import CellId, PublishedNumber
 from fedpipe.report import contrasts
 from fedpipe.report.contrasts import ColumnOrder, Contrast, Number, Spread
 
-Scale: TypeAlias = Literal["paper", "reduced", "smoke"]
+Preset: TypeAlias = Literal["full", "reduced", "smoke"]
 ColumnKey: TypeAlias = tuple[str, str, str, str]  #: paper, table, column and metric
 AGREES, DIFFERS = "agrees", "differs"
 UNJUDGED = "not judged"  #: measured, but without a criterion
@@ -26,7 +26,7 @@ NOT_RUN = "not run"  #: the reason of a cell that nothing else is known of
 CSV_COLUMNS = (  #: of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),
-    *("measured_mean", "measured_std", "measured_runs", "scale", "verdict", "keys"),
+    *("measured_mean", "measured_std", "measured_runs", "preset", "verdict", "keys"),
 )
 
 
@@ -125,16 +125,16 @@ class ClaimCheck(NamedTuple):
 class PaperComparison:
     """All cells by id, the targets and measured numbers of each column by row, and the orders of columns."""
 
-    scale: Scale
+    preset: Preset
     cells: Mapping[CellId, ComparedCell]
     columns: Mapping[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]
     orders: Mapping[tuple[str, str, str], ColumnOrder]
 
 
-def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -> PaperComparison:
-    """Join measured with published cells, and judge what the scale allows: values only at scale ``paper``."""
-    if scale not in get_args(Scale):
-        raise ValueError(f"scale {scale!r} is unknown; it should be one of {', '.join(get_args(Scale))}.")
+def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
+    """Join measured with published cells, and judge what the preset allows: values only at preset ``paper``."""
+    if preset not in get_args(Preset):
+        raise ValueError(f"preset {preset!r} is unknown; it should be one of {', '.join(get_args(Preset))}.")
     known_ids = set(list_cell_ids())
     all_measured = dict(measured_cells)
     for cell_id, cell in measured_cells.items():
@@ -153,14 +153,14 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], scale: Scale) -
                 f"measured cells: {tuple(cell_id)} is made of other cells, and can't be measured beside them."
             )
         all_measured |= derived_cells
-    columns = _group_by_column({} if scale == "smoke" else all_measured)
+    columns = _group_by_column({} if preset == "smoke" else all_measured)
     cells = {}
     for cell_id in list_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
         spread = _pool_column(*columns.get(_get_column_key(cell_id), ({}, {})))
-        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if scale == "paper" else None)
+        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
     orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
-    return PaperComparison(scale, cells, columns, orders)
+    return PaperComparison(preset, cells, columns, orders)
 
 
 def encode_comparison_csv(comparison: PaperComparison) -> bytes:
@@ -171,7 +171,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
         ours = cell.number or Number(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
-        rows.append((*cell_id, *numbers, comparison.scale, cell.word, keys))
+        rows.append((*cell_id, *numbers, comparison.preset, cell.word, keys))
     frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
@@ -193,7 +193,7 @@ def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
 
 
 def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
-    """Check a claim column by column. Runs at scale smoke or on generated data show nothing."""
+    """Check a claim column by column. Runs at preset smoke or on generated data show nothing."""
     checks = []
     for column in claim.columns or paper.tables[name].column_paths:
         key = _get_column_key(paper.make_cell_id(name, claim.own, column))

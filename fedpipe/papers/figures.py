@@ -98,7 +98,7 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     runs, missing = _select_runs(paper, figure, find_study)
     rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
     if not len(rows):
-        reason = comparison.NOT_RUN if not runs else "its probes were not run"
+        reason = comparison.NOT_RUN if not runs else "its diagnostics were not run"
         return f"Not drawn: {next(iter(missing), reason)}."
     frame = pd.DataFrame(rows)
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
@@ -195,7 +195,7 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     rows = []
     for measure in figure.measures:
         for run in runs:
-            tables = run.study.load_probes("head-norms", run.cell) if measure == "error" else []
+            tables = run.study.load_diagnostics("head-norms", run.cell) if measure == "error" else []
             value = run.study.get_accuracy(run.cell) if measure == "accuracy" else None
             value = head_norms.compute_share_distance(pa.Table.from_pandas(tables[0])) if tables else value
             if value is None or figure.x not in run.cell.grid:
@@ -244,7 +244,7 @@ def _build_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     for run in runs:
         parameters = {name: value for name, value in run.cell.grid.items() if name.startswith("algorithms.")}
         changes = [] if run.selection is figure else [f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items()]
-        for table in run.study.load_probes("head-norms", run.cell):
+        for table in run.study.load_diagnostics("head-norms", run.cell):
             for model, norms in table.groupby("model", sort=False):
                 if run.selection.models and model not in run.selection.models:
                     continue
@@ -274,15 +274,15 @@ def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return pd.DataFrame(long, columns=["panel", "row", "column", "value", "measure"])
 
 
-def _build_probes(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """What a probe of the runs of the first seed contains."""
+def _build_diagnostics(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+    """What a diagnostic of the runs of the first seed contains."""
     tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
         for run in runs
         if run.cell.seed == run.study.plan.seeds[0]
-        for table in run.study.load_probes(PROBES[figure.form], run.cell)
+        for table in run.study.load_diagnostics(DIAGNOSTICS[figure.form], run.cell)
     ]
-    return PROBE_BUILDERS[figure.form](tables) if tables else []
+    return DIAGNOSTIC_BUILDERS[figure.form](tables) if tables else []
 
 
 def _build_shares(tables: Sequence[pd.DataFrame]) -> Rows:
@@ -316,14 +316,14 @@ def _build_traces(tables: Sequence[pd.DataFrame]) -> Rows:
     return pd.DataFrame(frame, columns=["panel", "client", "class", "step", "value", "share"])
 
 
-PROBES = {
+DIAGNOSTICS = {
     "shares": "head-norms",
     "features": "features",
     "surface": "surface",
     "layers": "gradients",
     "traces": "locals",
 }
-PROBE_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
+DIAGNOSTIC_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
     "shares": _build_shares,
     "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
     "surface": _build_surface,
@@ -337,4 +337,4 @@ FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "counts": _build_counts,
     "norms": _build_norms,
     "matrices": _build_matrices,
-} | dict.fromkeys(PROBES, _build_probes)
+} | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)

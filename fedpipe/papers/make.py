@@ -1,4 +1,4 @@
-"""The papers' pages in `results/papers/SCALE`, from all runs of a scale that are finished."""
+"""The papers' pages in `results/papers/PRESET`, from all runs of a preset that are finished."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.papers import figures, layouts, measurements, pages
-from fedpipe.papers.comparison import MeasuredCell, PaperComparison, Scale
+from fedpipe.papers.comparison import MeasuredCell, PaperComparison, Preset
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.pages import BuildInfo
@@ -23,54 +23,54 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import compute_plans_fingerprint, get_staleness_warning
 
 
-def get_pages_folder(scale: str) -> Path:
-    """The folder of a scale's pages."""
-    return RESULTS / "papers" / scale
+def get_pages_folder(preset: str) -> Path:
+    """The folder of a preset's pages."""
+    return RESULTS / "papers" / preset
 
 
-def write_papers(scale: str, plans_fingerprint: str | None = None) -> PaperComparison:
+def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComparison:
     """Write the pages, ``cells.csv`` and the figures.
 
     It rejects studies that were edited after they were planned, because the pages would show other settings than the
     runs had, and other plans than those with which a snakemake began (``plans_fingerprint``).
     """
-    if scale not in get_args(Scale):
+    if preset not in get_args(Preset):
         raise SettingsError(
-            f"--scale: '{scale}' is no scale of the papers; {suggest_name(scale, list(get_args(Scale)))}"
+            f"--preset: '{preset}' is no preset of the papers; {suggest_name(preset, list(get_args(Preset)))}"
         )
     measured_cells: dict[CellId, MeasuredCell] = {}
     drawings: dict[tuple[str, str], SvgFigure | str] = {}
     studies: dict[tuple[str, str], PaperStudy] = {}
     for paper in layouts.load_papers().values():
-        paper_studies = _load_studies(paper, scale)
+        paper_studies = _load_studies(paper, preset)
         studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
         measured_cells |= measurements.measure_cells(paper, paper_studies.get)
         drawings |= figures.draw_figures(paper, paper_studies.get)
-    plans = (Plan.read(StudyFiles.from_params(path, scale).plan) for path in layout.list_studies(PAPERS))
+    plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in layout.list_studies(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
             f"The plans of {PAPERS} are others than this snakemake began with, since a study was edited meanwhile; "
-            f"type `make papers SCALE={scale}` again."
+            f"type `make papers PRESET={preset}` again."
         )
-    changes = {key: study.scale_changes for key, study in studies.items()}
+    changes = {key: study.preset_changes for key, study in studies.items()}
     return pages.write_pages(
-        get_pages_folder(scale), cast(Scale, scale), measured_cells, drawings, describe_build(), changes
+        get_pages_folder(preset), cast(Preset, preset), measured_cells, drawings, describe_build(), changes
     )
 
 
-def _load_studies(paper: Paper, scale: str) -> dict[str, PaperStudy]:
+def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
     """The planned studies of a paper by their names."""
     selections = [selection for figure in paper.figures.values() for selection in figure.run_selections]
     names = {
         entry.study for entries in (paper.tables.values(), paper.text, selections) for entry in entries if entry.study
     }
-    found = {name: PaperStudy.find(paper.stem, name, scale) for name in sorted(names)}
+    found = {name: PaperStudy.find(paper.stem, name, preset) for name in sorted(names)}
     studies = {name: study for name, study in found.items() if study}
     for study in studies.values():
         if get_staleness_warning(study.plan):
             raise ArtifactError(
-                f"{study.plan.params} has changed since it was planned; `make papers SCALE={scale}` runs what is "
-                f"new, and `fedpipe plan --params {PAPERS} --scale {scale}` lets the pages do without it."
+                f"{study.plan.params} has changed since it was planned; `make papers PRESET={preset}` runs what is "
+                f"new, and `fedpipe plan --params {PAPERS} --preset {preset}` lets the pages do without it."
             )
     return studies
 

@@ -25,7 +25,7 @@ from fedpipe.report import results
 from fedpipe.report.contrasts import Number
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
-NO_STUDY = "no study of it is planned at this scale"
+NO_STUDY = "no study of it is planned at this preset"
 
 
 def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, MeasuredCell]:
@@ -118,7 +118,7 @@ def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str)
         is_selected = cell.algorithm == method and (data == [""] or cell_data in data)
         if is_selected and (value := study.read_settings(cell)["algorithm"].get(parameter)) is not None:
             return MeasuredCell(Number(float(value), runs=1), keys=(cell.key,))
-    return MeasuredCell(None, reason=f"not part of scale {study.plan.scale}")
+    return MeasuredCell(None, reason=f"not part of preset {study.plan.preset}")
 
 
 def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) -> MeasuredCell:
@@ -179,7 +179,7 @@ def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
 
 def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
     """How many of a hundred clients have a class that contradicts FedDW's claim about norms."""
-    tables = [(cell, table) for cell in study.finished_cells for table in study.load_probes("head-norms", cell)]
+    tables = [(cell, table) for cell in study.finished_cells for table in study.load_diagnostics("head-norms", cell)]
     if not tables:
         reason = study.explain_missing(study.plan.algorithms[0], study.get_column(study.plan.cells[0]))
         return MeasuredCell(None, reason=reason)

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpipe.core.storage import files
 from fedpipe.papers import comparison, layouts, published
-from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperComparison, Scale
+from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperComparison, Preset
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.published import CellId
@@ -29,7 +29,7 @@ from fedpipe.report.contrasts import Contrast, Number
 
 DASH = "–"
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
-SCALE_DESCRIPTIONS: dict[Scale, str] = {
+PRESET_DESCRIPTIONS: dict[Preset, str] = {
     "paper": "Every setting is the paper's.",
     "reduced": "Shorter runs on less data, as the study files declare: only the order of methods is judged.",
     "smoke": "A few rounds on a few samples show that everything runs. Nothing is judged.",
@@ -47,22 +47,22 @@ class BuildInfo:
 
 def write_pages(
     folder: Path,
-    scale: Scale,
+    preset: Preset,
     measured_cells: Mapping[CellId, MeasuredCell],
     figures: Figures,
     about: BuildInfo,
-    scale_changes: Mapping[tuple[str, str], str] | None = None,
+    preset_changes: Mapping[tuple[str, str], str] | None = None,
 ) -> PaperComparison:
     """Write `index.html`, a page a paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
-    ``scale_changes`` describes, by paper and study, what the scale changes in the study.
+    ``preset_changes`` describes, by paper and study, what the preset changes in the study.
     """
     papers = layouts.load_papers().values()
     known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
     if unknown_figures := sorted(figures.keys() - known_figures):
         raise ValueError(f"figures: {unknown_figures[0]} is no figure of a paper.")
-    compared = comparison.compare_cells(measured_cells, scale)
-    context = {"comparison": compared, "figures": figures, "about": about, "changes": scale_changes or {}}
+    compared = comparison.compare_cells(measured_cells, preset)
+    context = {"comparison": compared, "figures": figures, "about": about, "changes": preset_changes or {}}
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
     templates = _build_environment()
     page = templates.get_template("paper.html")
@@ -104,7 +104,7 @@ def _build_environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
-    constants = {"SIGNS": SIGNS, "DASH": DASH, "SCALES": SCALE_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
+    constants = {"SIGNS": SIGNS, "DASH": DASH, "SCALES": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
     constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers()}
     functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The runs of a paper's study at a scale: cells by row and column of a table, and why others are missing."""
+"""The runs of a paper's study at a preset: cells by row and column of a table, and why others are missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedpipe.settings import base, loader, parser
 
 
 class PaperStudy:
-    """A study at a scale, as far as it has run."""
+    """A study at a preset, as far as it has run."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -28,15 +28,15 @@ class PaperStudy:
         self.finished_cells = tuple(cell for cell in results.sort_cells(plan) if cell.merged_files.marker.is_file())
 
     @classmethod
-    def find(cls, stem: str, name: str, scale: str) -> PaperStudy | None:
-        """The study ``name`` (such as ``table1``) of a paper. None if it was never planned at this scale."""
-        plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", scale).plan
+    def find(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
+        """The study ``name`` (such as ``table1``) of a paper. None if it was never planned at this preset."""
+        plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", preset).plan
         return cls(Plan.read(plan_path)) if plan_path.is_file() else None
 
     @cached_property
     def column_axes(self) -> list[str]:
         """The names of the grid whose values are a column of the paper's table, in the study's order."""
-        raw, _ = parser.apply_scale(loader.read_params(self.plan.params), self.plan.scale)
+        raw, _ = parser.apply_preset(loader.read_params(self.plan.params), self.plan.preset)
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
         return [name for name in names if name not in self.plan.report.best_over]
 
@@ -53,12 +53,12 @@ class PaperStudy:
         return self.plan.shown.get(method, self.plan.protocols[0])
 
     @cached_property
-    def scale_changes(self) -> str:
-        """What the scale sets, in words. Of a mapping, only the names."""
-        if self.plan.scale == layout.FULL_SCALE:
+    def preset_changes(self) -> str:
+        """What the preset sets, in words. Of a mapping, only the names."""
+        if self.plan.preset == layout.FULL_PRESET:
             return ""
         change_texts = []
-        for key, value in loader.read_params(self.plan.params)["scales"][self.plan.scale].items():
+        for key, value in loader.read_params(self.plan.params)["presets"][self.plan.preset].items():
             names = value.get("name", ", ".join(value)) if isinstance(value, dict) else value
             change_texts.append(f"{key} {', '.join(map(str, names)) if isinstance(names, list) else names}")
         return "; ".join(change_texts)
@@ -126,14 +126,14 @@ class PaperStudy:
         """Whether a run's data are noise of the same shape as the study's data set."""
         return bool(self.read_settings(cell)["dataset"]["name"] == "generated")
 
-    def load_probes(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
-        """The tables of a study's finished probes of a run."""
+    def load_diagnostics(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
+        """The tables of a study's finished diagnostics of a run."""
         run = cell.algorithm, cell.key, cell.rounds
-        probes = [probe for probe in self.plan.probes if (probe.algorithm, probe.run_key, probe.rounds) == run]
+        diagnostics = [diagnostic for diagnostic in self.plan.diagnostics if (diagnostic.algorithm, diagnostic.run_key, diagnostic.rounds) == run]
         return [
-            files.table_to_frame(files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table)))
-            for probe in probes
-            if probe.kind == kind and probe.files.marker.is_file()
+            files.table_to_frame(files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table)))
+            for diagnostic in diagnostics
+            if diagnostic.kind == kind and diagnostic.files.marker.is_file()
         ]
 
     def explain_missing(self, method: str, column: str) -> str:
@@ -141,7 +141,7 @@ class PaperStudy:
         cells = self.get_missing_cells(method, column)
         if not cells:
             has_cells = self.get_cells(method, column)
-            return "no such model" if has_cells else f"not part of scale {self.plan.scale}"
+            return "no such model" if has_cells else f"not part of preset {self.plan.preset}"
         runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
         unavailable = [self._unavailable_runs.get(str(run.path), "") for run in runs]
         return next(filter(None, [*unavailable, *map(self._describe_failure, runs)]), "not run")

@@ -11,7 +11,7 @@ from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import MergedFiles
-from fedpipe.planning.plan import Plan, PlannedProbe, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.settings.execution import Execution
 
 
@@ -82,10 +82,10 @@ class CombinedPlan:
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 
     @cached_property
-    def probes(self) -> dict[str, PlannedProbe]:
-        """All probes by their tables."""
-        probes = (probe for plan in self.plans for probe in plan.probes if str(probe.run.path) in self.runs)
-        return {str(probe.files.table): probe for probe in probes}
+    def diagnostics(self) -> dict[str, PlannedDiagnostic]:
+        """All diagnostics by their tables."""
+        diagnostics = (diagnostic for plan in self.plans for diagnostic in plan.diagnostics if str(diagnostic.run.path) in self.runs)
+        return {str(diagnostic.files.table): diagnostic for diagnostic in diagnostics}
 
     @property
     def execution(self) -> Execution:

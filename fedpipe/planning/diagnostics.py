@@ -1,6 +1,6 @@
-"""Which states a study's probes look at, and under which key what they find lies: the section `probes` of a study.
+"""Which states a study's diagnostics look at, and under which key what they find lies: the section `diagnostics` of a study.
 
-A probe's key is a hash of its settings, of its run's key and round, and of its own code; it is in no run's key.
+A diagnostic's key is a hash of its settings, of its run's key and round, and of its own code; it is in no run's key.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import Any
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import digest_json
-from fedpipe.core.storage.layout import ProbeFiles
+from fedpipe.core.storage.layout import DiagnosticFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
-from fedpipe.planning.plan import Cell, PlannedProbe
-from fedpipe.settings.diagnostics import HeadNorms, Probe
+from fedpipe.planning.plan import Cell, PlannedDiagnostic
+from fedpipe.settings.diagnostics import HeadNorms, Diagnostic
 from fedpipe.settings.params import Params
 
 
-def plan_probes(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedProbe, ...]:
-    """All probes of a study, each once, however many cells its run serves.
+def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedDiagnostic, ...]:
+    """All diagnostics of a study, each once, however many cells its run serves.
 
     Raises
     ------
     SettingsError
         An entry names what the study does not have.
     """
-    planned_probes: dict[tuple[str, Path], PlannedProbe] = {}
+    planned_diagnostics: dict[tuple[str, Path], PlannedDiagnostic] = {}
     cells = list(cells)
-    for name, probe in study_params.probes.items():
-        _check_probe(study_params, name, probe)
-        matching_cells = [cell for cell in cells if _is_selected(probe, cell)]
+    for name, diagnostic in study_params.diagnostics.items():
+        _check_diagnostic(study_params, name, diagnostic)
+        matching_cells = [cell for cell in cells if _is_selected(diagnostic, cell)]
         if not matching_cells:
-            raise SettingsError(f"probes.{name}: no run of the study is at such a point; its `where` should name one.")
+            raise SettingsError(f"diagnostics.{name}: no run of the study is at such a point; its `where` should name one.")
         for cell in matching_cells:
-            for number in probe.rounds:
-                planned_probe = _plan_probe(name, probe, cell, cell.rounds if number == "last" else number)
-                planned_probes[name, planned_probe.files.path] = planned_probe
-    return tuple(planned_probes.values())
+            for number in diagnostic.rounds:
+                planned_diagnostic = _plan_diagnostic(name, diagnostic, cell, cell.rounds if number == "last" else number)
+                planned_diagnostics[name, planned_diagnostic.files.path] = planned_diagnostic
+    return tuple(planned_diagnostics.values())
 
 
-def format_probe_settings(study_params: Params, probe: PlannedProbe) -> str:
-    """The text of a probe's settings file, which its job reads."""
-    head = "# All that this probe depends on; the key in the file's name is a hash of it.\n"
-    return head + format_yaml(_build_probe_settings(study_params.probes[probe.name], probe.run_key, probe.round))
+def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnostic) -> str:
+    """The text of a diagnostic's settings file, which its job reads."""
+    head = "# All that this diagnostic depends on; the key in the file's name is a hash of it.\n"
+    return head + format_yaml(_build_diagnostic_settings(study_params.diagnostics[diagnostic.name], diagnostic.run_key, diagnostic.round))
 
 
-def read_probe_settings(files: ProbeFiles) -> dict[str, Any]:
-    """The settings in a probe's file.
+def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
+    """The settings in a diagnostic's file.
 
     Raises
     ------
@@ -66,23 +66,23 @@ def read_probe_settings(files: ProbeFiles) -> dict[str, Any]:
     names = [f"{kind}-{key}", f"{settings['round']:04d}", settings["run"]]
     if (
         names != [path.stem, *(parent.name for parent in list(path.parents)[:2])]
-        or kind not in code_digest.PROBE_MODULES
+        or kind not in code_digest.DIAGNOSTIC_MODULES
     ):
-        raise ArtifactError(f"{path} was edited: its key would be {key}; change the study's `probes` instead.")
-    if settings["code"] != code_digest.compute_probe_digest(kind):
+        raise ArtifactError(f"{path} was edited: its key would be {key}; change the study's `diagnostics` instead.")
+    if settings["code"] != code_digest.compute_diagnostic_digest(kind):
         raise ArtifactError(f"{path} is of other code of {kind} than lies here; type `fedpipe run`, which plans again.")
     return settings
 
 
-def _plan_probe(name: str, probe: Probe, cell: Cell, number: int) -> PlannedProbe:
+def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, number: int) -> PlannedDiagnostic:
     if number > cell.rounds:
         raise SettingsError(
-            f"probes.{name}.rounds: {number} is beyond the last round, {cell.rounds}; it should be that at most."
+            f"diagnostics.{name}.rounds: {number} is beyond the last round, {cell.rounds}; it should be that at most."
         )
-    key = digest_json(_build_probe_settings(probe, cell.key, number))
-    return PlannedProbe(
+    key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, number))
+    return PlannedDiagnostic(
         name=name,
-        kind=probe.kind,
+        kind=diagnostic.kind,
         algorithm=cell.algorithm,
         run_key=cell.key,
         rounds=cell.rounds,
@@ -91,53 +91,53 @@ def _plan_probe(name: str, probe: Probe, cell: Cell, number: int) -> PlannedProb
     )
 
 
-def _build_probe_settings(probe: Probe, run: str, number: int) -> dict[str, Any]:
-    return {"run": run, "round": number, **probe.settings, "code": code_digest.compute_probe_digest(probe.kind)}
+def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, number: int) -> dict[str, Any]:
+    return {"run": run, "round": number, **diagnostic.settings, "code": code_digest.compute_diagnostic_digest(diagnostic.kind)}
 
 
-def _is_selected(probe: Probe, cell: Cell) -> bool:
-    """Whether a probe looks at a cell's run; what does not concern the cell's method can't keep it out."""
-    for name, selection in probe.where.items():
+def _is_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
+    """Whether a diagnostic looks at a cell's run; what does not concern the cell's method can't keep it out."""
+    for name, selection in diagnostic.where.items():
         values = selection if isinstance(selection, list) else [selection]
         if name in cell.grid and cell.grid[name] not in values and [cell.grid[name]] != [selection]:
             return False
-    return cell.algorithm in (probe.algorithms or [cell.algorithm]) and cell.seed in (probe.seeds or [cell.seed])
+    return cell.algorithm in (diagnostic.algorithms or [cell.algorithm]) and cell.seed in (diagnostic.seeds or [cell.seed])
 
 
-def _check_probe(study_params: Params, name: str, probe: Probe) -> None:
+def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -> None:
     allowed_values: dict[str, Any] = {"algorithms": study_params.study.algorithms, "seeds": study_params.study.seeds}
     for key, options in allowed_values.items():
-        for value in getattr(probe, key) or ():
+        for value in getattr(diagnostic, key) or ():
             if value not in options:
                 raise SettingsError(
-                    f"probes.{name}.{key}: the study has no '{value}'; {_suggest_value(value, options)}"
+                    f"diagnostics.{name}.{key}: the study has no '{value}'; {_suggest_value(value, options)}"
                 )
-    for grid_name, selection in probe.where.items():
+    for grid_name, selection in diagnostic.where.items():
         if grid_name not in study_params.study.grid:
             raise SettingsError(
-                f"probes.{name}.where: '{grid_name}' is not in study.grid; "
+                f"diagnostics.{name}.where: '{grid_name}' is not in study.grid; "
                 f"{_suggest_value(grid_name, study_params.study.grid)}"
             )
         options = list(study_params.study.grid[grid_name])
         for value in selection if isinstance(selection, list) and selection not in options else [selection]:
             if value not in options:
                 raise SettingsError(
-                    f"probes.{name}.where: '{grid_name}' is never {value!r} in study.grid; "
+                    f"diagnostics.{name}.where: '{grid_name}' is never {value!r} in study.grid; "
                     f"{_suggest_value(value, options)}"
                 )
-    if isinstance(probe, HeadNorms) and "class" in probe.models:
+    if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
         from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, since the table's commands import no torch
 
-        for label in probe.algorithms or study_params.study.algorithms:
+        for label in diagnostic.algorithms or study_params.study.algorithms:
             if not isinstance(study_params.algorithms[label].algorithm, CwFedAvg):
                 raise SettingsError(
-                    f"probes.{name}.models: 'class' can't be used with {label}, which has no models of classes; "
-                    f"probes.{name}.algorithms should do without it."
+                    f"diagnostics.{name}.models: 'class' can't be used with {label}, which has no models of classes; "
+                    f"diagnostics.{name}.algorithms should do without it."
                 )
-    clients = getattr(probe, "clients", None) or ()
+    clients = getattr(diagnostic, "clients", None) or ()
     if too_large := [client for client in clients if client >= study_params.federation.clients]:
         raise SettingsError(
-            f"probes.{name}.clients: there is no client {too_large[0]}; it should be less than federation.clients "
+            f"diagnostics.{name}.clients: there is no client {too_large[0]}; it should be less than federation.clients "
             f"({study_params.federation.clients})."
         )
 

@@ -116,7 +116,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
 
     With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
-    its grid and its scales declare, where a plan could know nothing of them before.
+    its grid and its presets declare, where a plan could know nothing of them before.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     is_study_dataset = name is None or name == section.name
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.named_dataset, None  # also where generated samples would do (`dataset.absent`)
+    source, sha256 = section.named_dataset, None  # also where generated samples would do (`dataset.on_missing`)
     if isinstance(source, PinnedDataset) and (sha256 := source.find_missing_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
@@ -196,7 +196,7 @@ def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: D
 
 
 def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None:
-    """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and scales.
+    """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and presets.
 
     Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
     """
@@ -216,19 +216,19 @@ def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None
 def _iter_undeclared_datasets(
     settings: dict[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Where grid and scales name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
+    """Where grid and presets name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
     for key, value in settings.items():
         if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
             yield above, "dataset.sha256", value
         elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
             yield (*above, key), "sha256", str(value["name"])
-        elif isinstance(value, dict) and (above or key in ("study", "scales")):
+        elif isinstance(value, dict) and (above or key in ("study", "presets")):
             yield from _iter_undeclared_datasets(value, (*above, key))
 
 
 def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
-    """The data sets at the points of a study's grid, and of that of each of its scales."""
-    for changes in ({}, *(settings.get("scales") or {}).values()):
+    """The data sets at the points of a study's grid, and of that of each of its presets."""
+    for changes in ({}, *(settings.get("presets") or {}).values()):
         point_settings = loader.override_settings(settings, changes)
         grid_lists = (point_settings.get("study") or {}).get("grid") or {}
         for dataset_settings in itertools.product(

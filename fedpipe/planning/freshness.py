@@ -51,7 +51,7 @@ def compare_new_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[str, An
 
     by_sources = compare_sources(plan)
     try:
-        new_plan = planner.make_plan(plan.params, plan.scale)
+        new_plan = planner.make_plan(plan.params, plan.preset)
     except UserError as error:
         state: Literal["stale", "unknown"] = "unknown" if by_sources.state == "unknown" else "stale"
         return Freshness(state, by_sources.changed_files, error)
@@ -66,18 +66,18 @@ def check_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = 
     return by_sources if by_sources.state == "fresh" else compare_new_plan(plan, select_fields)
 
 
-def needs_planning(params: Path, scale: str) -> bool:
+def needs_planning(params: Path, preset: str) -> bool:
     """Whether the Snakefile has to plan a study before it reads the plan.
 
     It plans in doubt: if the plan can't be read or is of another study, if its sources have changed or are not
     recorded, if a file that was written with it is gone, or if data are generated, because the real data may be here.
     """
     try:
-        plan = Plan.read(StudyFiles.from_params(params, scale).plan)
+        plan = Plan.read(StudyFiles.from_params(params, preset).plan)
     except UserError:
         return True
     return (
-        (plan.params, plan.scale) != (params, scale)
+        (plan.params, plan.preset) != (params, preset)
         or compare_sources(plan).state != "fresh"
         or not all(Path(name).is_file() for name in plan.files)
         or any(run.dataset.startswith("generated-") for run in plan.runs)

@@ -27,8 +27,8 @@ class GridPoint:
         return {name: value for name, value in self.values.items() if has_effect_on(keys[name], label)}
 
 
-def collect_grid_keys(study_params: Params, scale_changes: dict[str, Any]) -> dict[str, list[str]]:
-    """The keys that each list or axis of a study's grid sets; ``scale_changes`` are those that the scale sets.
+def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
+    """The keys that each list or axis of a study's grid sets; ``preset_changes`` are those that the preset sets.
 
     Raises
     ------
@@ -54,8 +54,8 @@ def collect_grid_keys(study_params: Params, scale_changes: dict[str, Any]) -> di
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', of which one is in the other"
             raise SettingsError(f"study.grid: {setters} {keys_text}; a key should be set once.")
     for name in (name for name, values in study_params.study.grid.items() if not isinstance(values, dict)):
-        if scale_key := next((key for key in scale_changes if is_within(name, key)), None):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since the scale sets '{scale_key}'.")
+        if preset_key := next((key for key in preset_changes if is_within(name, key)), None):
+            raise SettingsError(f"study.grid: '{name}' varies nothing, since the preset sets '{preset_key}'.")
     return keys_by_name
 
 
@@ -85,12 +85,12 @@ def iterate_points(study_params: Params) -> Iterator[GridPoint]:
 
 
 def resolve_point_settings(
-    raw: dict[str, Any], study_params: Params, point: GridPoint, scale_changes: dict[str, Any], obtain_command: str
+    raw: dict[str, Any], study_params: Params, point: GridPoint, preset_changes: dict[str, Any], obtain_command: str
 ) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
     """The settings at a point, with the methods that have them and what these set for themselves alone, by key.
 
-    What the scale sets is not among it, since that is the same for all. The grid's keys stand above the study's, a
-    method's own above these, and those of the scale above all. ``obtain_command`` is the command that obtains the
+    What the preset sets is not among it, since that is the same for all. The grid's keys stand above the study's, a
+    method's own above these, and those of the preset above all. ``obtain_command`` is the command that obtains the
     study's data.
 
     Raises
@@ -101,7 +101,7 @@ def resolve_point_settings(
     values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
     locations = [f"at the point {values} of study.grid"] if values else []
     with _add_location(locations):
-        point_settings = loader.override_settings(raw, point.changes, scale_changes)
+        point_settings = loader.override_settings(raw, point.changes, preset_changes)
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
     for label in study_params.study.algorithms:
@@ -113,14 +113,14 @@ def resolve_point_settings(
         if not (point.changes or method_changes[name]):
             yield study_params, labels, {}
             continue
-        with _add_location([*locations, *([f"with algorithms.{labels[0]}.with"] if method_changes[name] else [])]):
-            whole = loader.override_settings(point_settings, method_changes[name], scale_changes)
+        with _add_location([*locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]):
+            whole = loader.override_settings(point_settings, method_changes[name], preset_changes)
             params = parser.parse_params(whole, None, labels, obtain_command)
         keys = list(method_changes[name])
         void = {
             key
             for place, key in enumerate(keys)
-            if any(is_within(key, one) for one in (*keys[place + 1 :], *scale_changes))
+            if any(is_within(key, one) for one in (*keys[place + 1 :], *preset_changes))
         }
         yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
 
@@ -177,7 +177,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
         method_key = next((one for one in study_params.algorithms[label].options.settings if is_within(key, one)), None)
         if method_key:
             raise SettingsError(
-                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.with sets '{method_key}'."
+                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.overrides sets '{method_key}'."
             )
 
 

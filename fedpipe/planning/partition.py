@@ -141,10 +141,10 @@ def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.
         test[sample_indices],
         settings["clients"],
         dataset.get("split", "official"),
-        dataset.get("test_share", 0.25),
+        dataset.get("test_fraction", 0.25),
         settings.get("seed", 0),
         dataset.get("stratified", False),
-        dataset.get("validation_share", 0),
+        dataset.get("validation_fraction", 0),
     )
     samples = pa.array(sample_indices[table["sample"].to_numpy()])
     return table.set_column(table.column_names.index("sample"), "sample", samples)

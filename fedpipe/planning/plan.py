@@ -25,14 +25,14 @@ from pydantic import (
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json, read_verified, write_json
-from fedpipe.core.storage.layout import MergedFiles, ProbeFiles, RunFiles, StudyFiles
+from fedpipe.core.storage.layout import MergedFiles, DiagnosticFiles, RunFiles, StudyFiles
 from fedpipe.settings.base import Label
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
 KEY_PATTERN = r"[0-9a-f]{12}"
-Key = Annotated[str, Field(pattern=f"^{KEY_PATTERN}$")]  #: of a run, partition or probe
-ProbeKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
+Key = Annotated[str, Field(pattern=f"^{KEY_PATTERN}$")]  #: of a run, partition or diagnostic
+DiagnosticKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+-[0-9a-f]{12}$")]
 #: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
 OPTIONAL_NAME_PARTS = {
@@ -89,20 +89,20 @@ class Cell(_RunRounds):
     """What tables and figures show: so many rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: its point, where that concerns the algorithm
-    own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`with`)
+    own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`overrides`)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedProbe:
+class PlannedDiagnostic:
     """What the study looks at in the states after a round of a run."""
 
-    name: Label  #: of its entry in `probes`
-    kind: ProbeKind
+    name: Label  #: of its entry in `diagnostics`
+    kind: DiagnosticKind
     algorithm: Label  #: the label and
     run_key: Key  #: the key of the run
     rounds: int  #: of the run, in this study
     round: int
-    key: Key  #: a hash of its settings, of the run's key and of the probe's code
+    key: Key  #: a hash of its settings, of the run's key and of the diagnostic's code
 
     @property
     def run(self) -> RunFiles:
@@ -110,9 +110,9 @@ class PlannedProbe:
         return RunFiles.from_key(self.algorithm, self.run_key)
 
     @property
-    def files(self) -> ProbeFiles:
+    def files(self) -> DiagnosticFiles:
         """Its own files."""
-        return ProbeFiles.from_key(self.algorithm, self.run_key, self.round, self.kind, self.key)
+        return DiagnosticFiles.from_key(self.algorithm, self.run_key, self.round, self.kind, self.key)
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
@@ -122,7 +122,7 @@ class PlannedProbe:
 
 
 def _require_own_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse a run or probe that leads elsewhere than to its own files."""
+    """Refuse a run or diagnostic that leads elsewhere than to its own files."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
         raise ValueError("it leads elsewhere")
@@ -135,7 +135,7 @@ class Plan:
     """A study's plan."""
 
     params: Path  #: the study's file
-    scale: Label  #: which of its scales
+    preset: Label  #: which of its presets
     algorithms: tuple[Label, ...]  #: labels, in the order of the study
     seeds: tuple[int, ...]
     grid: dict[str, list[Any]]  #: names and values
@@ -150,7 +150,7 @@ class Plan:
     execution: Execution
     artifacts: Artifacts
     report: Report
-    probes: tuple[Annotated[PlannedProbe, WrapValidator(_require_own_path)], ...] = ()
+    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_own_path)], ...] = ()
     titles: dict[str, str] = field(default_factory=dict)  #: by label what tables and figures call a method, if not that
 
     @property
@@ -165,7 +165,7 @@ class Plan:
     @property
     def study_files(self) -> StudyFiles:
         """Where the study's own files lie."""
-        return StudyFiles.from_params(self.params, self.scale)
+        return StudyFiles.from_params(self.params, self.preset)
 
     @property
     def run_lines(self) -> list[str]:
@@ -256,7 +256,7 @@ class Plan:
         run_keys = {(run.algorithm, run.key) for run in self.runs}
         return (
             run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
-            and run_keys >= {(probe.algorithm, probe.run_key) for probe in self.probes}
+            and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
             and {run.algorithm for run in self.runs} == set(self.algorithms)
             and {run.partition for run in self.runs} == set(self.partitions)
             and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)

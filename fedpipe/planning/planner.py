@@ -21,7 +21,7 @@ from fedpipe.core.components.component import Component
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import sha256_of, write_bytes, write_json
-from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
@@ -53,8 +53,8 @@ class NewPlan(Plan):
     unavailable_runs: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
 
 
-def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
-    """The plan of the study in ``path``, at one of its scales; nothing is written.
+def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
+    """The plan of the study in ``path``, at one of its presets; nothing is written.
 
     Raises
     ------
@@ -63,26 +63,26 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
     """
     sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
     download_command = format_download_command(path)
-    raw, scale_changes = parser.apply_scale(loader.read_params(path), scale, download_command)
-    has_scale_files = any(
-        key.partition(".")[0] in PINNABLE_SECTIONS for key in scale_changes
-    )  # files that the scale names, no command declares
+    raw, preset_changes = parser.apply_preset(loader.read_params(path), preset, download_command)
+    has_preset_files = any(
+        key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes
+    )  # files that the preset names, no command declares
     study_params = parser.parse_params(
-        raw, None if has_scale_files else download_command, obtain_command=download_command
+        raw, None if has_preset_files else download_command, obtain_command=download_command
     )
-    draft = _Draft(study_params, grid.collect_grid_keys(study_params, scale_changes))
+    draft = _Draft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     for point in grid.iterate_points(study_params):
-        point_settings = grid.resolve_point_settings(raw, study_params, point, scale_changes, download_command)
+        point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
     draft.warnings += partition.collect_warnings(draft.partitions, draft.file_texts)
-    probes = diagnostics.plan_probes(study_params, draft.cells.values())
+    diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
     draft.file_texts |= {
-        str(probe.files.settings): diagnostics.format_probe_settings(study_params, probe) for probe in probes
+        str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic) for diagnostic in diagnostics
     }
     method_options = {label: study_params.algorithms[label].options for label in study_params.study.algorithms}
     return NewPlan(
         params=layout.normalize_study_path(path),
-        scale=scale,
+        preset=preset,
         algorithms=study_params.study.algorithms,
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
@@ -97,7 +97,7 @@ def make_plan(path: Path = PARAMS, scale: str = FULL_SCALE) -> NewPlan:
         execution=study_params.execution,
         artifacts=study_params.artifacts,
         report=study_params.report,
-        probes=probes,
+        diagnostics=diagnostics,
         titles={
             label: title
             for label in study_params.study.algorithms
@@ -196,9 +196,9 @@ class _Draft:
         return key
 
 
-def list_scales(path: Path) -> list[str]:
-    """All scales of a study, the whole one first."""
-    return [FULL_SCALE, *parser.parse_params(loader.read_params(path), format_download_command(path)).scales]
+def list_presets(path: Path) -> list[str]:
+    """All presets of a study, the whole one first."""
+    return [FULL_PRESET, *parser.parse_params(loader.read_params(path), format_download_command(path)).presets]
 
 
 def write_plan(plan: NewPlan) -> None:
@@ -235,7 +235,7 @@ def _count_samples(params: Params) -> tuple[int, int]:
     size = data.subset or data.facts.size
     if params.partition.has_fixed_splits:
         return size, size
-    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_share)), size)
+    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_fraction)), size)
 
 
 def _describe_missing_data(params: Params) -> str:

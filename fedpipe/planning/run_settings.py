@@ -48,8 +48,8 @@ class RunSettings:
         if params.partition.has_fixed_splits:
             dataset = {name: value for name, value in dataset.items() if name not in SPLIT_KEYS}
         elif section.split == "official":
-            del dataset["test_share"]
-            if not section.validation_share:
+            del dataset["test_fraction"]
+            if not section.validation_fraction:
                 del dataset["stratified"]
         evaluation = params.evaluation.model_dump(mode="json")
         evaluation["protocols"].sort()

@@ -17,7 +17,7 @@ def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
     return StudyFacts(
         rounds=params.federation.rounds,
         momentum=params.federation.momentum,
-        has_validation=bool(params.dataset.validation_share or params.partition.has_validation),
+        has_validation=bool(params.dataset.validation_fraction or params.partition.has_validation),
         has_batch_norm_setting=hasattr(params.model, "batch_norm"),
         build_network=functools.partial(_build_network, algorithm, params),
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # pandas is not loaded for what needs no numbers
 FileContents = dict[Path, bytes]  #: files with what shall stand in them
 TableFormat = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
 COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
-UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "probes"}  #: of a plan, what no table or figure says
+UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "diagnostics"}  #: of a plan, what no table or figure says
 
 
 def build_report_files(data: StudyData) -> FileContents:
@@ -131,7 +131,7 @@ def compute_report_fingerprint(plan: Plan) -> str:
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
-    """A hash of all that several plans hold, for pages, which tell of probes and code, too."""
+    """A hash of all that several plans hold, for pages, which tell of diagnostics and code, too."""
     return digest_json([plan.to_dict() for plan in plans])
 
 
@@ -215,7 +215,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
 
 def get_run_command(plan: Plan) -> str:
     """What makes the study's table."""
-    return layout.format_run_command(plan.params, plan.scale)
+    return layout.format_run_command(plan.params, plan.preset)
 
 
 def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:

@@ -157,7 +157,7 @@ def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
     partitions = {layout.assignment_file(key).parent for key in plan.partitions}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
     study_paths |= {layout.dataset_file(run.dataset) for run in sorted_runs} | {
-        probe.files.table for probe in plan.probes
+        diagnostic.files.table for diagnostic in plan.diagnostics
     }
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     study_failures = [job for job in failed_jobs if any(study_paths & {path, *path.parents} for path in job.outputs)]

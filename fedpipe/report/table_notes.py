@@ -24,14 +24,14 @@ from fedpipe.settings.dataset import Data
 
 
 def describe_measurement(plan: Plan) -> str:
-    """What a number of the table is: the scale, the reported round and average, and over which seeds."""
+    """What a number of the table is: the preset, the reported round and average, and over which seeds."""
     report, seeds = plan.report, len(plan.seeds)
     seeds_text = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
     rounds_text = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
-    scale_text = "" if plan.scale == layout.FULL_SCALE else f"Scale {plan.scale}. "
+    preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (
-        f"{scale_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}; "
+        f"{preset_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}; "
         f"{seeds_text}."
     )
 

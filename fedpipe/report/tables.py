@@ -66,7 +66,7 @@ def render_html(data: StudyData) -> str:
         for report_part in build_report_parts(data)
     ]
     plan = data.plan
-    title = escape(f"Results of {plan.params}" + ("" if plan.scale == layout.FULL_SCALE else f", scale {plan.scale}"))
+    title = escape(f"Results of {plan.params}" + ("" if plan.preset == layout.FULL_PRESET else f", preset {plan.preset}"))
     return (
         '<!doctype html>\n<html lang="en">\n<meta '
         f'charset="utf-8">\n<title>{title}</title>\n<style>{PAGE_CSS}</style>\n' + "\n".join(html_parts) + "\n</html>\n"

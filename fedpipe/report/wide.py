@@ -292,8 +292,8 @@ def _render_head(wide_table: WideTable) -> Iterator[str]:
 def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     """What the caption of a paper's table has to say."""
     plan = data.plan
-    scale = [] if plan.scale == layout.FULL_SCALE else ["--scale", plan.scale]
-    command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *scale, "--format", "latex"])
+    preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
+    command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     caption_lines = [
         f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),

@@ -25,9 +25,9 @@ from fedpipe.settings.base import Section
 
 SPLIT_KEYS = (
     "split",
-    "test_share",
+    "test_fraction",
     "stratified",
-    "validation_share",
+    "validation_fraction",
 )  #: keys of `parse_dataset` that say how to split it
 GENERATED_DATASET = "generated"  #: the data set that stands in for one that is not at hand
 DOWNLOAD_COMMAND = "fedpipe download"  #: what obtains a study's data
@@ -60,11 +60,11 @@ class Data(Section):
         "pooled: training and test samples together, then split within each client. Neither, where the partition is a "
         "file that says what each sample is for.",
     )
-    test_share: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
+    test_fraction: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
     stratified: bool = Field(
         False, description="Whether what a client keeps for testing (pooled) and validation has its class proportions."
     )
-    validation_share: float = Field(
+    validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="Share of each client's training samples kept for validation."
     )
 

@@ -1,4 +1,4 @@
-"""The section `probes`: analyses of stored states."""
+"""The section `diagnostics`: analyses of stored states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpipe.core.errors import suggest_name
 from fedpipe.settings.base import Label, Section, require_unique
 
 
-class _Probe(Section):
+class _Diagnostic(Section):
     """What is looked at in stored states, and where; it changes no run, and its change runs no training."""
 
     rounds: tuple[Annotated[int, Field(ge=1, strict=True)] | Literal["last"], ...] = Field(
@@ -36,10 +36,10 @@ class _Probe(Section):
     @property
     def settings(self) -> dict[str, Any]:
         """What is looked at, without where."""
-        return self.model_dump(mode="json", exclude=set(_Probe.model_fields))
+        return self.model_dump(mode="json", exclude=set(_Diagnostic.model_fields))
 
 
-class HeadNorms(_Probe):
+class HeadNorms(_Diagnostic):
     """Norms of the rows of heads, beside the class shares of who owns them."""
 
     kind: Literal["head-norms"]
@@ -52,7 +52,7 @@ class HeadNorms(_Probe):
     finetune_epochs: int = Field(1, ge=1, description="Of the fine-tuned ones.")
 
 
-class Features(_Probe):
+class Features(_Diagnostic):
     """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
 
     kind: Literal["features"]
@@ -61,7 +61,7 @@ class Features(_Probe):
     seed: int = Field(0, ge=0, description="Of samples and of t-SNE.")
 
 
-class Surface(_Probe):
+class Surface(_Diagnostic):
     """The training loss around the global model, in two filter-normalized random directions."""
 
     kind: Literal["surface"]
@@ -71,13 +71,13 @@ class Surface(_Probe):
     seed: int = Field(0, ge=0, description="Of samples and directions, the same for all runs.")
 
 
-class Gradients(_Probe):
+class Gradients(_Diagnostic):
     """Norms of each layer's gradient: of each client on its data, and of the global model on all."""
 
     kind: Literal["gradients"]
 
 
-class Locals(_Probe):
+class Locals(_Diagnostic):
     """The class shares that the head's norms tell, by step of the participants' training in the round."""
 
     kind: Literal["locals"]
@@ -86,29 +86,29 @@ class Locals(_Probe):
     )
 
 
-Probe = HeadNorms | Features | Surface | Gradients | Locals
-PROBE_KINDS = tuple(get_args(probe.model_fields["kind"].annotation)[0] for probe in get_args(Probe))
+Diagnostic = HeadNorms | Features | Surface | Gradients | Locals
+DIAGNOSTIC_KINDS = tuple(get_args(diagnostic.model_fields["kind"].annotation)[0] for diagnostic in get_args(Diagnostic))
 
 
-def get_probe_kind(value: Any) -> str:
-    """Which kind an entry of `probes` is of."""
+def get_diagnostic_kind(value: Any) -> str:
+    """Which kind an entry of `diagnostics` is of."""
     return str(value.get("kind")) if isinstance(value, dict) else str(getattr(value, "kind", value))
 
 
-def _check_probe_kinds(entries: Any) -> Any:
+def _check_diagnostic_kinds(entries: Any) -> Any:
     for name, entry in entries.items() if isinstance(entries, dict) else ():
-        if isinstance(entry, _Probe):
+        if isinstance(entry, _Diagnostic):
             continue
         if not isinstance(entry, dict) or "kind" not in entry:
-            raise ValueError(f"probes.{name}: its kind is missing; it should be one of: {', '.join(PROBE_KINDS)}.")
-        if entry["kind"] not in PROBE_KINDS:
-            hint = suggest_name(str(entry["kind"]), PROBE_KINDS)
-            raise ValueError(f"probes.{name}.kind: there is no probe '{entry['kind']}'; {hint}")
+            raise ValueError(f"diagnostics.{name}: its kind is missing; it should be one of: {', '.join(DIAGNOSTIC_KINDS)}.")
+        if entry["kind"] not in DIAGNOSTIC_KINDS:
+            hint = suggest_name(str(entry["kind"]), DIAGNOSTIC_KINDS)
+            raise ValueError(f"diagnostics.{name}.kind: there is no diagnostic '{entry['kind']}'; {hint}")
     return entries
 
 
-#: Entries of `probes`, by names of one's own; what else an entry may hold follows from its kind.
-ProbeSections = Annotated[
+#: Entries of `diagnostics`, by names of one's own; what else an entry may hold follows from its kind.
+DiagnosticSections = Annotated[
     dict[
         Label,
         Annotated[
@@ -117,9 +117,9 @@ ProbeSections = Annotated[
             | Annotated[Surface, Tag("surface")]
             | Annotated[Gradients, Tag("gradients")]
             | Annotated[Locals, Tag("locals")],
-            Discriminator(get_probe_kind),
+            Discriminator(get_diagnostic_kind),
         ],
     ],
-    BeforeValidator(_check_probe_kinds),
+    BeforeValidator(_check_diagnostic_kinds),
     Field(default_factory=dict, description="What is looked at in stored states, by names of your own."),
 ]

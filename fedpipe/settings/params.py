@@ -18,10 +18,10 @@ from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL
 from fedpipe.core.components.pinned_files import PinnedFile
 from fedpipe.core.errors import SettingsError, suggest_name
-from fedpipe.core.storage.layout import FULL_SCALE
+from fedpipe.core.storage.layout import FULL_PRESET
 from fedpipe.settings.base import Label, Section, to_validation_protocol
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
-from fedpipe.settings.diagnostics import ProbeSections
+from fedpipe.settings.diagnostics import DiagnosticSections
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.federation import Federation
@@ -40,23 +40,23 @@ STUDY_WIDE_SECTIONS = (
     "execution",
     "artifacts",
     "report",
-    "scales",
-    "probes",
+    "presets",
+    "diagnostics",
 )  #: sections that are one for the whole study
 
 
-def _check_scales(scales: dict[str, Any]) -> dict[str, Any]:
-    for name, changes in scales.items():
-        if name == FULL_SCALE:
+def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:
+    for name, changes in presets.items():
+        if name == FULL_PRESET:
             raise ValueError(
-                f"scales.{name}: it is the study as it stands in the file; a scale should have another name."
+                f"presets.{name}: it is the study as it stands in the file; a preset should have another name."
             )
         for key in changes:
-            if key.partition(".")[0] == "scales":
-                raise ValueError(f"scales.{name}: '{key}' can't be set by a scale.")
+            if key.partition(".")[0] == "presets":
+                raise ValueError(f"presets.{name}: '{key}' can't be set by a preset.")
             if key in KEYWISE_SECTIONS:
-                raise ValueError(f"scales.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
-    return scales
+                raise ValueError(f"presets.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
+    return presets
 
 
 def _check_callbacks(execution: Execution) -> Execution:
@@ -79,12 +79,12 @@ class Params(Section):
     execution: Annotated[Execution, AfterValidator(_check_callbacks)] = Execution()
     artifacts: Artifacts = Artifacts()
     report: Report = Report()
-    scales: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_scales)] = Field(
+    presets: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_presets)] = Field(
         default_factory=dict,
         description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
-        "stand above all else where `--scale NAME` asks for it.",
+        "stand above all else where `--preset NAME` asks for it.",
     )
-    probes: ProbeSections
+    diagnostics: DiagnosticSections
 
     _ignored_parameters: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -117,10 +117,10 @@ class Params(Section):
     def _check_validation_samples(self) -> None:
         """Refuse to measure on validation samples that no client has."""
         protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
-        if protocol and not (self.dataset.validation_share or self.partition.has_validation):
+        if protocol and not (self.dataset.validation_fraction or self.partition.has_validation):
             raise SettingsError(
                 f"evaluation.protocols: {protocol} can't be measured, since no client has validation samples; "
-                "dataset.validation_share should be more than 0, as 0.2."
+                "dataset.validation_fraction should be more than 0, as 0.2."
             )
 
     def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
@@ -177,7 +177,7 @@ class Params(Section):
                 )
             if shown_protocol and shown_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"algorithms.{label}.shown: {shown_protocol} is not measured; it should be one of "
+                    f"algorithms.{label}.protocol: {shown_protocol} is not measured; it should be one of "
                     "evaluation.protocols, "
                     f"{', '.join(self.evaluation.protocols)}."
                 )
@@ -226,9 +226,9 @@ class Params(Section):
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
                 "would train on what another tests on; it should be 'official'."
             )
-        if self.partition.has_overlap and self.dataset.validation_share:
+        if self.partition.has_overlap and self.dataset.validation_fraction:
             raise SettingsError(
-                f"dataset.validation_share: {self.dataset.validation_share} can't be used with a partition in which "
+                f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in which "
                 f"clients share samples, since one would train on what another validates on; it should be 0."
             )
         self.transforms.check(facts.shape)

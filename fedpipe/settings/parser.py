@@ -13,10 +13,10 @@ from pydantic import (
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import PARTITION, list_parameters
 from fedpipe.core.errors import Location, SettingsError, format_validation_errors, suggest_name
-from fedpipe.core.storage.layout import FULL_SCALE
+from fedpipe.core.storage.layout import FULL_PRESET
 from fedpipe.settings.base import Section
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
-from fedpipe.settings.diagnostics import PROBE_KINDS, Probe, get_probe_kind
+from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, Diagnostic, get_diagnostic_kind
 from fedpipe.settings.federation import Federation
 from fedpipe.settings.loader import override_settings
 from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
@@ -64,7 +64,7 @@ def parse_params(
     download_command
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
     labels
-        The methods that these settings are for; by default those of the study that have none of their own (`with`).
+        The methods that these settings are for; by default those of the study that have none of their own (`overrides`).
     obtain_command
         The command that obtains the study's data; by default ``format_download_command``.
 
@@ -115,35 +115,35 @@ def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
 
 def _list_keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
-    if location[:1] == ("probes",) and len(location) == 2:
-        kind = get_probe_kind(settings["probes"][location[1]])
-        section, location = dict(zip(PROBE_KINDS, get_args(Probe), strict=True))[kind], ()
+    if location[:1] == ("diagnostics",) and len(location) == 2:
+        kind = get_diagnostic_kind(settings["diagnostics"][location[1]])
+        section, location = dict(zip(DIAGNOSTIC_KINDS, get_args(Diagnostic), strict=True))[kind], ()
     for part in location:
         section = section.model_fields[str(part)].annotation
     return list(section.model_fields)
 
 
-def apply_scale(
-    settings: dict[str, Any], scale: str, download_command: str = DOWNLOAD_COMMAND
+def apply_preset(
+    settings: dict[str, Any], preset: str, download_command: str = DOWNLOAD_COMMAND
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings at one of a study's scales, and those of its keys that stand above grid and methods, too.
+    """The settings at one of a study's presets, and those of its keys that stand above grid and methods, too.
 
     ``format_download_command`` is the command that declares files in the study's file.
 
     Raises
     ------
     SettingsError
-        The study has no such scale.
+        The study has no such preset.
     """
-    if scale == FULL_SCALE:
+    if preset == FULL_PRESET:
         return settings, {}
-    scales = settings.get("scales")
-    known_scales = list(scales) if isinstance(scales, Mapping) else []
-    if scale not in known_scales:
+    presets = settings.get("presets")
+    known_presets = list(presets) if isinstance(presets, Mapping) else []
+    if preset not in known_presets:
         raise SettingsError(
-            f"--scale: '{scale}' is no scale of this study; {suggest_name(scale, [*known_scales, FULL_SCALE])}"
+            f"--preset: '{preset}' is no preset of this study; {suggest_name(preset, [*known_presets, FULL_PRESET])}"
         )
-    changes = parse_params(settings, download_command).scales[scale]
+    changes = parse_params(settings, download_command).presets[preset]
     return override_settings(settings, changes), {
         key: value for key, value in changes.items() if key.partition(".")[0] not in STUDY_WIDE_SECTIONS
     }

@@ -25,10 +25,10 @@ from snakemake.io import ancient
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
-    FULL_SCALE,
+    FULL_PRESET,
     PARAMS,
     MergedFiles,
-    ProbeFiles,
+    DiagnosticFiles,
     RunFiles,
     StudyFiles,
     assignment_file,
@@ -40,7 +40,7 @@ from fedpipe.core.storage.layout import (
 )
 from fedpipe.planning import freshness
 from fedpipe.planning.combined import CombinedPlan
-from fedpipe.planning.plan import Plan, PlannedProbe, PlannedRun
+from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
 
@@ -80,7 +80,7 @@ class StudySelection:
     """The studies that one call of Snakemake makes: one, or all in a folder, whose runs are made together."""
 
     params: Path  #: the study's file, or the folder
-    scale: str = FULL_SCALE
+    preset: str = FULL_PRESET
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StudySelection:
@@ -91,14 +91,14 @@ class StudySelection:
         SettingsError
             They contain another key, which Snakemake would silently ignore.
         """
-        if unknown_keys := [key for key in config if key not in ("params", "scale")]:
+        if unknown_keys := [key for key in config if key not in ("params", "preset")]:
             keys = ", ".join(f"'{key}'" for key in unknown_keys)
             raise SettingsError(
                 f"{keys} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
                 "another study's file, named by --config params=studies/NAME.yaml."
             )
         params = normalize_study_path(Path(str(config.get("params", PARAMS))))
-        return cls(params, str(config.get("scale", FULL_SCALE)))
+        return cls(params, str(config.get("preset", FULL_PRESET)))
 
     @cached_property
     def is_folder(self) -> bool:
@@ -114,7 +114,7 @@ class StudySelection:
         SettingsError
             There is none in the folder, or a study has no valid path.
         """
-        return {path: StudyFiles.from_params(path, self.scale) for path in list_studies(self.params)}
+        return {path: StudyFiles.from_params(path, self.preset) for path in list_studies(self.params)}
 
     def needs_planning(self, is_main_process: bool) -> bool:
         """Whether a study has to be planned: in a job's process only if it has no plan.
@@ -123,7 +123,7 @@ class StudySelection:
         """
         if not is_main_process:
             return not all(files.plan.is_file() for files in self.studies.values())
-        return self.is_folder or any(freshness.needs_planning(path, self.scale) for path in self.studies)
+        return self.is_folder or any(freshness.needs_planning(path, self.preset) for path in self.studies)
 
     def write_plans(self) -> None:
         """Plan all studies in a process of its own, because planning imports torch.
@@ -134,7 +134,7 @@ class StudySelection:
             A study can't be planned; the reason is printed.
         """
         completed_process = subprocess.run(
-            [sys.executable, "-m", "fedpipe", "plan", "--params", str(self.params), "--scale", self.scale],
+            [sys.executable, "-m", "fedpipe", "plan", "--params", str(self.params), "--preset", self.preset],
             capture_output=True,
             text=True,
             check=False,
@@ -268,17 +268,17 @@ class Dag:
             return [str(run.files.round(number).marker) for number in range(1, run.rounds + 1)] + earlier
         return self.get_segment_manifests(run) + earlier
 
-    def get_probe(self, wildcards: Wildcards) -> PlannedProbe:
-        """The probe of a job."""
-        path = RESULTS / "probes" / wildcards.algorithm / wildcards.key / wildcards.round / wildcards.probe
-        return self.plan.probes[str(ProbeFiles(path).table)]
+    def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
+        """The diagnostic of a job."""
+        path = RESULTS / "diagnostics" / wildcards.algorithm / wildcards.key / wildcards.round / wildcards.diagnostic
+        return self.plan.diagnostics[str(DiagnosticFiles(path).table)]
 
-    def get_probe_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """What a probe reads: its settings, a run's files, and the marker of the joined rounds, whose states exist."""
-        probe = self.get_probe(wildcards)
+    def get_diagnostic_input(self, wildcards: Wildcards) -> dict[str, Any]:
+        """What a diagnostic reads: its settings, a run's files, and the marker of the joined rounds, whose states exist."""
+        diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
-            "settings": ancient(str(probe.files.settings)),
-            "joined": ancient(str(probe.run.merged_files(probe.rounds).marker)),
+            "settings": ancient(str(diagnostic.files.settings)),
+            "joined": ancient(str(diagnostic.run.merged_files(diagnostic.rounds).marker)),
         }
 
     # -- results -------------------------------------------------------------------------------------------------------
@@ -307,11 +307,11 @@ class Dag:
         return [str(assignment_file(key)) for key in self.plan.partitions]
 
     def get_pages_input(self) -> list[str]:
-        """What the papers' pages are made of: the tables of all studies, the joined rounds of all runs, and probes."""
+        """What the papers' pages are made of: the tables of all studies, the joined rounds of all runs, and diagnostics."""
         return [
             *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
             *(str(merged.marker) for merged in self.plan.merged_files),
-            *self.plan.probes,
+            *self.plan.diagnostics,
         ]
 
     def get_final_output(self) -> list[str]:
@@ -320,7 +320,7 @@ class Dag:
             *sorted({str(dataset_file(run.dataset)) for run in self.plan.runs.values()}),
             *self.get_partition_output(),
             *self.get_run_output(),
-            *self.plan.probes,
+            *self.plan.diagnostics,
             *(
                 path
                 for plan in self.plan.complete_plans
@@ -348,12 +348,12 @@ class Dag:
 
     def format_done_message(self) -> str:
         """What to type next if all results have been made."""
-        params, scale = self.selection.params, self.selection.scale
+        params, preset = self.selection.params, self.selection.preset
         if self.selection.is_folder:
-            command, table = format_show_command(Path("FILE"), scale), "each study's table"
+            command, table = format_show_command(Path("FILE"), preset), "each study's table"
         else:
             table_path = self.selection.studies[params].result_table("md")
-            command, table = format_show_command(params, scale), f"the table, {table_path},"
+            command, table = format_show_command(params, preset), f"the table, {table_path},"
         return f"fedpipe: done; `{command}` prints {table} and where the figures lie."
 
 

@@ -76,7 +76,7 @@ def patch_records() -> None:
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
         changes = get_changes(persistence, job, file)
-        if "scale" not in job.params.keys():  # noqa: SIM118  # outputs under keys belong to their settings
+        if "preset" not in job.params.keys():  # noqa: SIM118  # outputs under keys belong to their settings
             return changes
         unrecorded = {output for output in job.output if persistence.metadata(output) is None}
         return changes | ParamsChange(only_new={"no record"} if unrecorded else set(), files=unrecorded)

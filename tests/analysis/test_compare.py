@@ -68,7 +68,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (None, params(1.0)),
         ):
             finish(made)
-            for name in ("results/figures", "results/probes", "results/features", "results/.provenance"):
+            for name in ("results/figures", "results/diagnostics", "results/features", "results/.provenance"):
                 (folder / name).mkdir(exist_ok=True, parents=True)
                 (folder / name / "nothing").write_text("")
             if tag:

@@ -37,7 +37,7 @@ def recorded(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("dvc.yaml", ".dvcignore", ".gitignore", "results/.gitignore", "Snakefile"):
         shutil.copy(studies.ROOT / name, folder / name)
     shutil.copytree(studies.ROOT / "workflow/rules", folder / "workflow/rules")
-    for name in ("tables", "figures", "plots", "probes", "features", ".provenance", "../fedpipe"):
+    for name in ("tables", "figures", "plots", "diagnostics", "features", ".provenance", "../fedpipe"):
         (folder / "results" / name).mkdir(exist_ok=True)
     for name in ("clients", "matrices", "partition"):
         (folder / f"results/plots/{name}.csv").write_text("")
@@ -104,10 +104,10 @@ def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
     assert runner.invoke(app, ["prune", "--yes"]).stdout == "Nothing to remove.\n"
 
 
-def test_probes_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> None:
-    needed = {Path("results/probes", *path.parts[2:]) for path in Path("results/runs").glob("*/*")}
+def test_diagnostics_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> None:
+    needed = {Path("results/diagnostics", *path.parts[2:]) for path in Path("results/runs").glob("*/*")}
     params = Path("params.yaml").read_text()
-    tried = {Path("results/probes", *path.parts[2:]) for path in rerun_study(9.0)}
+    tried = {Path("results/diagnostics", *path.parts[2:]) for path in rerun_study(9.0)}
     for folder in needed | tried:
         (folder / "0001").mkdir(parents=True)
         (folder / "0001/gradients-0123456789ab.json").write_text(str(folder))

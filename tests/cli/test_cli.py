@@ -154,12 +154,12 @@ def test_every_parameter_is_documented(kind: component.ComponentKind, name: str)
     assert told.issuperset(field.name for field in component.list_parameters(found))
 
 
-def test_list_and_describe_know_probes() -> None:
-    lines = printed("list", "probes").splitlines()
+def test_list_and_describe_know_diagnostics() -> None:
+    lines = printed("list", "diagnostics").splitlines()
     assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
     assert lines[0] == "head-norms  Norms of the rows of heads beside the class shares of who owns them."
-    for kind in code_digest.PROBE_MODULES:
-        text, module = printed("describe", kind), importlib.import_module(code_digest.PROBE_MODULES[kind])
+    for kind in code_digest.DIAGNOSTIC_MODULES:
+        text, module = printed("describe", kind), importlib.import_module(code_digest.DIAGNOSTIC_MODULES[kind])
         columns = text.partition("Columns of its table")[2].splitlines()[1:]
         assert [line.split()[0] for line in columns] == module.SCHEMA.names, kind
         assert f"\n  kind: {kind}\n" in text
@@ -199,7 +199,7 @@ def test_a_study_that_was_never_run_is_told_how_to(
         (("list", "algos"), "'algos' can't be listed; did you mean 'algorithms'?"),
         (
             ("list", "zzz"),
-            "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions, probes.",
+            "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions, diagnostics.",
         ),
         (("figure", "pie"), "'pie' can't be drawn; it should be curves, matrices, or partition with its key."),
         (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
@@ -207,9 +207,9 @@ def test_a_study_that_was_never_run_is_told_how_to(
         (("show",), "params.yaml: there is no such file; run from the folder that holds it."),
         *(
             (
-                (command, "--params", "studies/a", "--scale", "smoke"),
+                (command, "--params", "studies/a", "--preset", "smoke"),
                 "studies/a is a folder, and --params should be one study's file here; "
-                "`snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local` makes all "
+                "`snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local` makes all "
                 "studies in a folder.",
             )
             for command in ("run", "show")
@@ -308,10 +308,10 @@ def test_plan_writes_the_plan_and_a_dry_run_shows_it() -> None:
 
 def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
     settings = studies.settings(("fedavg", "fedprox"))
-    settings["study"]["grid"] = {"dataset.test_share": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
     studies.write(settings, Path())
     one, *others = printed("plan", "--dry-run").splitlines()
-    assert re.fullmatch(r"fedavg +seed 0  dataset\.test_share=0\.2; dataset\.test_share=0\.3  [0-9a-f]{12}", one)
+    assert re.fullmatch(r"fedavg +seed 0  dataset\.test_fraction=0\.2; dataset\.test_fraction=0\.3  [0-9a-f]{12}", one)
     assert len(others) == 2
     assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in others)
 
@@ -331,10 +331,10 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     ):
         Path("studies/two.yaml").write_text(text)
         assert refused(monkeypatch, capsys, "plan", "--params", "studies") == f"studies/two.yaml: {sentence}"
-    Path("studies/one.yaml").write_text("scales: {smoke: {federation.rounds: 1}}\n")
+    Path("studies/one.yaml").write_text("presets: {smoke: {federation.rounds: 1}}\n")
     Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
-    assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--scale", "smoke") == (
-        "studies/two.yaml: --scale: 'smoke' is no scale of this study; it should be one of: paper."
+    assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--preset", "smoke") == (
+        "studies/two.yaml: --preset: 'smoke' is no preset of this study; it should be one of: paper."
     )
     assert not Path("results").exists(), "nothing is written of the others"
 
@@ -397,7 +397,7 @@ def test_each_job_that_computes_on_a_gpu_asks_for_one(profile: str) -> None:
         if any(parameter.envvar == "FEDPIPE_DEVICE" for parameter in command.params)
     }
     assert {name for name, resources in asked.items() if resources["gpu"] == 1} == computing
-    assert {"segment", "probe"} < computing
+    assert {"segment", "diagnostic"} < computing
 
 
 @pytest.mark.parametrize("arguments", [("list", "algorithms"), ("--help",), ("plan", "--dry-run")])

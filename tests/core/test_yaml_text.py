@@ -33,10 +33,10 @@ ENDLESS = "an alias repeats what contains it, without end"
 TOO_MUCH = f"line 1, column 1: its aliases repeat more than {ALIASED:,} values"
 DEEP = "params.yaml: its lists or mappings lie too deep in one another to be read."
 HOSTILE = {
-    "endless-scale": ("scales: &s {x: *s}", f"line 1, column 9: {ENDLESS}"),
+    "endless-scale": ("presets: &s {x: *s}", f"line 1, column 9: {ENDLESS}"),
     "endless-axis": ("study: {grid: &g {x: *g}}", f"line 1, column 15: {ENDLESS}"),
     "endless-list": ("study: {grid: {model.hidden: &l [*l]}}", f"line 1, column 30: {ENDLESS}"),
-    "endless-method": ("algorithms: {fedavg: {with: &w {model: *w}}}", f"line 1, column 29: {ENDLESS}"),
+    "endless-method": ("algorithms: {fedavg: {overrides: &w {model: *w}}}", f"line 1, column 29: {ENDLESS}"),
     "endless-merge": ("model: &m {<<: *m}", f"line 1, column 8: {ENDLESS}"),
     "endless-whole": ("&a [*a]", f"line 1, column 1: {ENDLESS}"),
     "bomb": (bomb(), TOO_MUCH),

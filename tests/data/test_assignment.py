@@ -288,7 +288,7 @@ def test_a_stratified_validation_part() -> None:
 
 def test_a_client_with_one_sample_has_no_validation_part() -> None:
     labels = np.zeros(3, dtype=np.int64)
-    table = assign_samples(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_share=0.9)
+    table = assign_samples(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_fraction=0.9)
     assert [len(held) for held in Assignment.from_table(table).validation] == [0, 0]
 
 
@@ -320,7 +320,7 @@ def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
 
 
 def test_overlapping_clients_can_not_validate_on_what_others_train_on() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.5 can't be used with .* validates on; "):
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.5 can't be used with .* validates on; "):
         table_of(DirichletOverlap(alpha=5), "official", validation=0.5)
 
 
@@ -351,7 +351,7 @@ def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, 
     table, labels, for_test = table_of(Dirichlet(alpha=0.3), split, validation=0.1)
     dealt = table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
     scheme = write_scheme(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
-    assert assign_samples(scheme, labels, for_test, 10, split, 0.25, 0, validation_share=0.1).equals(table)
+    assert assign_samples(scheme, labels, for_test, 10, split, 0.25, 0, validation_fraction=0.1).equals(table)
 
 
 def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def section(name: str = "mnist", **others: Any) -> Data:
-    return parser.parse_dataset({"name": name, "absent": "generate", **others})
+    return parser.parse_dataset({"name": name, "on_missing": "generate", **others})
 
 
 def images(folder: Path) -> Path:
@@ -88,8 +88,8 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
         studies.write(params, Path())
         return planner.make_plan(Path("params.yaml"))
 
-    real, generated = planned(), planned(absent="generate")
-    there = planned(absent="generate", mirror=str(images(tmp_path / "mirror")))
+    real, generated = planned(), planned(on_missing="generate")
+    there = planned(on_missing="generate", mirror=str(images(tmp_path / "mirror")))
     assert {run.key for run in real.runs} == {run.key for run in there.runs}
     for name in ("runs", "partitions"):
         mine = {getattr(part, "key", part) for part in getattr(generated, name)}
@@ -103,7 +103,7 @@ def test_no_run_of_generated_data_has_the_key_of_a_real_one(tmp_path: Path) -> N
 
 
 def test_a_plan_stores_them_without_a_network() -> None:
-    params = studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"})
+    params = studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"})
     studies.write(params, Path())
     planner.write_plan(made := planner.make_plan(Path("params.yaml")))
     (run,) = made.runs
@@ -119,7 +119,7 @@ def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_pa
     there = tmp_path / "mirror" / first.name  # the first of several files, and damaged: no network is asked
     there.parent.mkdir(parents=True)
     there.write_bytes(b"")
-    dataset = {"name": "mnist", "absent": "generate", "mirror": str(tmp_path / "mirror")}
+    dataset = {"name": "mnist", "on_missing": "generate", "mirror": str(tmp_path / "mirror")}
     studies.write(studies.settings(dataset=dataset), Path())
     assert planner.make_plan().runs[0].dataset.startswith("generated-")
     with pytest.raises(ArtifactError, match=re.escape(str(there))):

@@ -42,7 +42,7 @@ def test_scipy_agrees(counts: np.ndarray) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=30), seed=st.integers(0, 9))
-def test_gini_is_the_mean_difference_and_does_not_see_order_or_scale(sizes: list[int], seed: int) -> None:
+def test_gini_is_the_mean_difference_and_does_not_see_order_or_preset(sizes: list[int], seed: int) -> None:
     array = np.array(sizes)
     differences = np.abs(array[:, None] - array[None, :]).mean()
     assert heterogeneity.compute_gini(array) == pytest.approx(differences / (2 * array.mean()), abs=1e-12)

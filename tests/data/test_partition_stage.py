@@ -32,7 +32,7 @@ def settings_of(**sections: Any) -> RunSettings:
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
-    (key,) = studies.prepare(studies.settings(dataset={"validation_share": 0.1})).partitions
+    (key,) = studies.prepare(studies.settings(dataset={"validation_fraction": 0.1})).partitions
     path = layout.assignment_file(key)
     dealt = Assignment.read(path, files.read_recorded_sha256(path))
     table = files.read_parquet(path.with_name("heterogeneity.parquet"))
@@ -53,12 +53,12 @@ def test_stratification_is_in_the_key_where_it_matters() -> None:
         return {settings_of(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
 
     assert len(keys()) == 1
-    assert len(keys(split="pooled")) == len(keys(validation_share=0.1)) == 2
+    assert len(keys(split="pooled")) == len(keys(validation_fraction=0.1)) == 2
 
 
 def test_a_validation_part_is_in_the_key() -> None:
-    assert settings_of(dataset={"validation_share": 0.1}).key != settings_of().key
-    assert settings_of(dataset={"validation_share": 0}).key == settings_of().key
+    assert settings_of(dataset={"validation_fraction": 0.1}).key != settings_of().key
+    assert settings_of(dataset={"validation_fraction": 0}).key == settings_of().key
 
 
 def test_another_file_is_another_run() -> None:
@@ -86,8 +86,8 @@ def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
 
 
 def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
-    params = studies.settings(dataset={"validation_share": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_share: 0\.2 can't be used with a partition in"):
+    params = studies.settings(dataset={"validation_fraction": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 can't be used with a partition in"):
         parser.parse_params(params)
 
 

@@ -196,7 +196,7 @@ def stand_in(name: str, side: int, channels: int, classes: int) -> str:
 def test_one_command_declares_what_stands_in_for_the_data_sets_of_all_studies_in_a_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In sections, axes and scales; each data set is read once, and no comment is lost."""
+    """In sections, axes and presets; each data set is read once, and no comment is lost."""
     sums = {"cifar10": stand_in("cifar10", 32, 3, 10), "cifar100": stand_in("cifar100", 32, 3, 100)}
     monkeypatch.setenv("FEDPIPE_MIRROR", "mirror")
     Path("studies/a").mkdir(parents=True)
@@ -214,7 +214,7 @@ dataset:
       ALL:
         dataset: {{name: cifar100, split: pooled}}
       DIGITS: {{dataset: {{name: digits}}}}
-scales:
+presets:
   smoke:
     dataset.name: cifar100  # a hundred
     study.grid: {{}}
@@ -238,12 +238,12 @@ scales:
     axis = two["study"]["grid"]["data"]
     assert axis["HUNDRED"]["dataset.sha256"] == axis["ALL"]["dataset"]["sha256"] == sums["cifar100"]
     assert axis["DIGITS"] == {"dataset": {"name": "digits"}}
-    assert two["scales"]["smoke"]["dataset.sha256"] == sums["cifar100"]
+    assert two["presets"]["smoke"]["dataset.sha256"] == sums["cifar100"]
     for name, text in texts.items():
         found = re.sub(r", (dataset\.)?sha256: \w+|(?m:^ *(dataset\.)?sha256: \w+\n)", "", Path(name).read_text())
         assert found == text
     typed("plan", "--params", "studies/a")
-    typed("plan", "--params", "studies/a/two.yaml", "--scale", "smoke")
+    typed("plan", "--params", "studies/a/two.yaml", "--preset", "smoke")
     before = Path("studies/a/two.yaml").read_text()
     typed("download", "--params", "studies/a")
     assert Path("studies/a/two.yaml").read_text() == before
@@ -264,7 +264,7 @@ study:
       HUNDRED: &hundred
         dataset.name: cifar100
         federation.batch_size: 8
-scales:
+presets:
   smoke:
     study.grid.data:
       HUNDRED: *hundred
@@ -273,10 +273,10 @@ scales:
     study = loader.read_params(path)
     assert study["dataset"]["sha256"] == sums["cifar10"]
     assert study["study"]["grid"]["data"]["HUNDRED"]["dataset.sha256"] == sums["cifar100"]
-    assert study["scales"]["smoke"]["study.grid.data"]["HUNDRED"]["dataset.sha256"] == sums["cifar100"]
+    assert study["presets"]["smoke"]["study.grid.data"]["HUNDRED"]["dataset.sha256"] == sums["cifar100"]
     assert path.read_text().count(sums["cifar100"]) == 1
     typed("plan", "--params", str(path))
-    typed("plan", "--params", str(path), "--scale", "smoke")
+    typed("plan", "--params", str(path), "--preset", "smoke")
 
 
 def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_theirs(
@@ -370,10 +370,10 @@ def read_run_settings(settings: dict[str, Any], seed: int = 0) -> RunSettings:
 def test_how_the_data_set_would_be_split_has_no_say_where_the_file_says_it() -> None:
     settings = declared()
     plain = read_run_settings(settings)
-    assert not {"split", "test_share", "stratified", "validation_share"} & set(plain.dataset)
+    assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(plain.dataset)
     for more in (
         {"split": "official"},  # and there is no official test set
-        {"split": "pooled", "test_share": 0.4, "validation_share": 0.2, "stratified": True},
+        {"split": "pooled", "test_fraction": 0.4, "validation_fraction": 0.2, "stratified": True},
     ):
         assert read_run_settings(settings | {"dataset": settings["dataset"] | more}).key == plain.key
     assert read_run_settings(settings | {"partition": settings["partition"] | {"seed": 3}}).key == plain.key
@@ -420,7 +420,7 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     settings["dataset"]["split"] = "pooled"
     runs = [read_run_settings(settings, seed) for seed in (0, 1)]
     assert len({digest_json(run.partition_settings) for run in runs}) == 2
-    assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_share": 0.4}}).key != runs[0].key
+    assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_fraction": 0.4}}).key != runs[0].key
 
 
 def test_a_subset_of_what_a_file_names_is_refused() -> None:

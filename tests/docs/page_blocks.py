@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "docs/dvc.md", "docs/cluster.md", "docs/pfllib.md", "docs/callbacks.md"),
     *("docs/studies.md", "docs/papers.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
-    *("docs/install.md", "docs/protocols.md", "docs/probes.md", "docs/own-model.md", "docs/own-algorithm.md"),
+    *("docs/install.md", "docs/protocols.md", "docs/diagnostics.md", "docs/own-model.md", "docs/own-algorithm.md"),
 )
 LISTINGS = ("Where things lie",)  #: sections whose indented blocks are no commands
 

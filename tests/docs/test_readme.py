@@ -28,7 +28,7 @@ ALGORITHMS = registry.list_components(component.ALGORITHM)
 MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
-    for page in ("README.md", "docs/protocols.md", "docs/probes.md", "docs/studies.md")
+    for page in ("README.md", "docs/protocols.md", "docs/diagnostics.md", "docs/studies.md")
     for block in blocks(page)
     if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
 ]
@@ -70,7 +70,7 @@ def test_languages_are_known() -> None:
     assert {block.language for block in blocks("README.md")} == {"", "yaml", "python"}
     assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
     assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
-    assert {block.language for block in blocks("docs/probes.md")} == {"yaml"}
+    assert {block.language for block in blocks("docs/diagnostics.md")} == {"yaml"}
     assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml", "latex"}
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
@@ -146,9 +146,9 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     assert table[-1][1] == "your own"
 
 
-def test_the_table_of_probes_is_that_of_the_code() -> None:
-    table = dict(rows("docs/probes.md", "# Probes: looking into states"))
-    assert {kind.strip("`") for kind in table} == set(diagnostics.PROBE_KINDS)
+def test_the_table_of_diagnostics_is_that_of_the_code() -> None:
+    table = dict(rows("docs/diagnostics.md", "# Diagnostics: looking into states"))
+    assert {kind.strip("`") for kind in table} == set(diagnostics.DIAGNOSTIC_KINDS)
     models = get_args(get_args(diagnostics.HeadNorms.model_fields["models"].annotation)[0])
     assert set(models) <= set(names(table["`head-norms`"]))
 

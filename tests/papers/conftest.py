@@ -60,8 +60,8 @@ def make():
 
 @pytest.fixture(scope="session")
 def judged(measured_table):
-    """All cells compared, by scale."""
-    return {scale: comparison.compare_cells(measured_table, scale) for scale in ("paper", "reduced", "smoke")}
+    """All cells compared, by preset."""
+    return {preset: comparison.compare_cells(measured_table, preset) for preset in ("full", "reduced", "smoke")}
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.small_studies import ROOT
 HEAD = [
     *("paper", "table", "row", "column", "metric"),
     *("published_mean", "published_std", "published_runs", "status"),
-    *("measured_mean", "measured_std", "measured_runs", "scale", "verdict", "keys"),
+    *("measured_mean", "measured_std", "measured_runs", "preset", "verdict", "keys"),
 ]
 
 
@@ -34,17 +34,17 @@ def each(measured, **others):
     return {place: dataclasses.replace(cell, **others) for place, cell in measured.items()}
 
 
-def compared(measured, scale="paper"):
-    return comparison.compare_cells(measured, scale)
+def compared(measured, preset="full"):
+    return comparison.compare_cells(measured, preset)
 
 
-@pytest.mark.parametrize("scale", ["paper", "reduced", "smoke"])
-def test_a_row_for_every_printed_number_at_every_scale(judged, scale):
-    for compared_ in (judged[scale], comparison.compare_cells({}, scale)):
+@pytest.mark.parametrize("preset", ["full", "reduced", "smoke"])
+def test_a_row_for_every_printed_number_at_every_preset(judged, preset):
+    for compared_ in (judged[preset], comparison.compare_cells({}, preset)):
         table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
-        assert set(table["scale"]) == {scale}
+        assert set(table["preset"]) == {preset}
         assert (table["verdict"] != "").all()
         assert list(table["status"]) == [number.status for number in published.load_published().values()]
 
@@ -54,7 +54,7 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
     """docs/papers: a copy of results/papers as it was made."""
     table = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     assert list(table.columns) == HEAD
-    assert set(table["scale"]) == {folder.name}
+    assert set(table["preset"]) == {folder.name}
     places = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
     assert places == [tuple(number.cell_id) for number in published.load_published().values()]
     assert (table["measured_mean"] != "").any()
@@ -66,14 +66,14 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
             assert (folder / target).is_file()
 
 
-def test_no_value_is_judged_at_a_smaller_scale(judged):
+def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
-    words = {scale: {cell.word for cell in found.cells.values()} for scale, found in judged.items()}
+    words = {preset: {cell.word for cell in found.cells.values()} for preset, found in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["paper"]
 
 
-def test_orders_at_a_reduced_scale_and_none_at_smoke(judged):
+def test_orders_at_a_reduced_preset_and_none_at_smoke(judged):
     assert judged["smoke"].orders == {}
     reduced = judged["reduced"].orders
     assert reduced == judged["paper"].orders
@@ -238,7 +238,7 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
         both |= one(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
     with pytest.raises(ValueError, match="made of other cells"):
         compared(both)
-    with pytest.raises(ValueError, match="scale 'tiny' is unknown"):
+    with pytest.raises(ValueError, match="preset 'tiny' is unknown"):
         compared({}, "tiny")
 
 

@@ -38,7 +38,7 @@ PFPS, CW = layouts.load_papers()["PFPS-LWC"], layouts.load_papers()["cwFedAvg"]
 SMOKE = {"smoke": {"federation.rounds": 2, "dataset.subset": 200}}
 GRID = {
     "evaluation": {"protocols": ["personal-on-local", "prototype-on-local"]},
-    "algorithms": {"fedper": {}, "fedproto": {"shown": "prototype-on-local"}},
+    "algorithms": {"fedper": {}, "fedproto": {"protocol": "prototype-on-local"}},
     "study": {
         "algorithms": ["fedper", "fedproto"],
         "seeds": [0, 1],
@@ -62,7 +62,7 @@ SWEEP = {
 SENT = {
     "evaluation": {"protocols": ["personal-on-local", "trained-on-local"]},
     "federation": {"participation": 1.0, "buffers": "keep"},
-    "algorithms": {"ifca": {"clusters": 3}, "fedamp": {"shown": "trained-on-local"}},
+    "algorithms": {"ifca": {"clusters": 3}, "fedamp": {"protocol": "trained-on-local"}},
     "study": {
         "algorithms": ["fedavg", "ifca", "fedamp", "cwfedavg"],
         "grid": {"setting": {"alpha=0.5": {"partition.alpha": 0.5}}},
@@ -76,19 +76,19 @@ NORMS = {
         "grid": {"data": {"CIFAR-10": {"partition.alpha": 0.3}}, "algorithms.cwfedavg.wdr": [0, 10]},
     },
     "evaluation": {"protocols": ["personal-on-local"]},
-    "probes": {"norms": {"kind": "head-norms"}},
+    "diagnostics": {"norms": {"kind": "head-norms"}},
 }
 
 
 def declared(place: str, **sections: Any) -> NewPlan:
-    """A study in its place, planned at scale smoke."""
+    """A study in its place, planned at preset smoke."""
     path = Path(f"studies/papers/{place}.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = tuple(sections["study"]["algorithms"])
     base = studies.settings(labels, 5, model={"name": "mlp", "hidden": [8]})
     for name, section in sections.items():
         base[name] = base.get(name, {}) | section
-    path.write_text(yaml.safe_dump(base | {"scales": SMOKE}, sort_keys=False))
+    path.write_text(yaml.safe_dump(base | {"presets": SMOKE}, sort_keys=False))
     planner.write_plan(made := planner.make_plan(path, "smoke"))
     return made
 
@@ -105,8 +105,8 @@ def run(made: NewPlan) -> None:
         for _ in here.run_segment(planned.rounds):
             pass
         collect.collect_rounds(planned.files, planned.rounds, made.keep_models)
-    for planned in made.probes:
-        stage.run_probe(planned.files.settings, Execution())
+    for planned in made.diagnostics:
+        stage.run_diagnostic(planned.files.settings, Execution())
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +125,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
         yield made
 
 
-def there(paper: layouts.Paper, scale: str = "smoke") -> measurements.StudyFinder:
+def there(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
     """A paper's studies by their names."""
-    return functools.cache(lambda name: PaperStudy.find(paper.stem, name, scale))
+    return functools.cache(lambda name: PaperStudy.find(paper.stem, name, preset))
 
 
-def found(paper: layouts.Paper, scale: str = "smoke") -> dict[CellId, MeasuredCell]:
+def found(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
     """A paper's cells by their places."""
-    return measurements.measure_cells(paper, there(paper, scale))
+    return measurements.measure_cells(paper, there(paper, preset))
 
 
 def number(cell: MeasuredCell) -> Number:
@@ -164,7 +164,7 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
         assert cell.test_samples
         assert (cell.classes, cell.is_generated, cell.diverged_runs) == (10, False, 0)
     absent = told[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
-    assert (absent.number, absent.reason) == (None, "not part of scale smoke")
+    assert (absent.number, absent.reason) == (None, "not part of preset smoke")
 
 
 @pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
@@ -227,7 +227,7 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
     assert made["PFPS-LWC", "Figure 1"] == PFPS.figures["Figure 1"].reason
 
 
-def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> None:
+def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
     made = figures.draw_figures(CW, there(CW))
@@ -236,13 +236,13 @@ def test_the_error_of_the_estimate_comes_of_a_probe(ran: dict[str, NewPlan]) -> 
     told = [line.split(",") for line in figure.csv.splitlines()]
     errors = {float(line[-2]): float(line[-1]) for line in told if line[0].startswith('"R')}
     plan = ran["cwfedavg/figure5"]
-    for probed in plan.probes:
+    for probed in plan.diagnostics:
         (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
         table = files.read_parquet(probed.files.table, files.read_recorded_sha256(probed.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
             head_norms.compute_share_distance(table), rel=1e-4
         )
-    assert len(errors) == len(plan.probes) == 2
+    assert len(errors) == len(plan.diagnostics) == 2
 
 
 def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
@@ -273,13 +273,13 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     assert len(frame) == len(published.load_published())
     filled = frame[frame["measured_mean"].notna()]
     assert list(filled[filled["table"] == "Table 2"].value_counts(["paper"])) == [8, 8], "PFPS-LWC and cwFedAvg"
-    assert (filled["scale"] == "smoke").all()
+    assert (filled["preset"] == "smoke").all()
     assert (folder / "figures/pfps_lwc-figure-8.csv").is_file()
     text = (folder / "pfps_lwc.html").read_text()
-    assert "Changed at this scale: federation.rounds 2; dataset.subset 200." in text
+    assert "Changed at this preset: federation.rounds 2; dataset.subset 200." in text
     assert measurements.NO_STUDY in text
     assert not compared.orders, "smoke judges nothing"
-    with pytest.raises(SettingsError, match="'smok' is no scale of the papers; did you mean 'smoke'"):
+    with pytest.raises(SettingsError, match="'smok' is no preset of the papers; did you mean 'smoke'"):
         make.write_papers("smok")
 
 
@@ -334,7 +334,7 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
     study.write_text(yaml.safe_dump(edited, sort_keys=False))
-    with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --scale smoke`"):
+    with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --preset smoke`"):
         make.write_papers("smoke")
     assert page.read_bytes() == written
     study.write_text(f"# A comment changes nothing.\n{planned}")
@@ -353,7 +353,7 @@ def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[s
     edited["federation"]["learning_rate"] = 0.123
     study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
     planner.write_plan(planner.make_plan(study.params, "smoke"))
-    with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers SCALE=smoke` again"):
+    with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers PRESET=smoke` again"):
         make.write_papers("smoke", began)
     assert page.read_bytes() == written
     study.params.write_text(text)
@@ -363,7 +363,7 @@ def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[s
 def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
     """A study without files: the answers to what `measurements` and `figures` ask."""
     methods = [cell.algorithm for cell in cells_]
-    plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, scale="paper", report=None)
+    plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
     answers = {
         "explain_missing": lambda method, column: "failed: boom",
         "get_column": lambda cell: cell.grid["data"],
@@ -423,8 +423,8 @@ def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> N
     )
     beside = cell_of("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
     own = cell_of("cwfedavg", data="practical/CIFAR-100")
-    probes = {"load_probes": lambda kind, cell: [norms]}
-    figure5, table1 = played([beside], [beside], **probes), played([own], [own], **probes)
+    diagnostics = {"load_diagnostics": lambda kind, cell: [norms]}
+    figure5, table1 = played([beside], [beside], **diagnostics), played([own], [own], **diagnostics)
     for there_, names in (
         ({"figure5": figure5}, {"cwFedAvg, λ = 0, trained models"}),
         ({"figure5": figure5, "table1": table1}, {"cwFedAvg, trained models", "cwFedAvg, λ = 0, trained models"}),
@@ -450,6 +450,6 @@ def test_counterexamples_are_told_of_a_hundred_clients() -> None:
     norms = pd.DataFrame(told, columns=["owner", "share", "norm"])
     (text,) = (text for text in layouts.load_papers()["FedDW"].text if text.metric == "counterexamples")
     made = [cell_of("fedavg")]
-    study = played(made, made, load_probes=lambda kind, cell: [norms])
+    study = played(made, made, load_diagnostics=lambda kind, cell: [norms])
     found_ = measurements.measure_text_number(text, {text.study: study}.get)
     assert (number(found_).mean, number(found_).runs) == (25.0, 1)

@@ -192,14 +192,14 @@ def test_a_cell_with_some_of_its_runs_says_so(measured_table, tmp_path):
     assert [notes[int(number) - 1] for number in marks] == ["diverged", "incomplete"]
 
 
-def test_no_signs_at_smaller_scales(measured_table, tmp_path):
-    for scale in ("reduced", "smoke"):
-        pages.write_pages(tmp_path, scale, measured_table, {}, ABOUT)
+def test_no_signs_at_smaller_presets(measured_table, tmp_path):
+    for preset in ("reduced", "smoke"):
+        pages.write_pages(tmp_path, preset, measured_table, {}, ABOUT)
         text = (tmp_path / "feddw.html").read_text()
         body = text[text.index('<section class="table"') :]
         assert not re.findall(r'<td class="(?:agrees|differs)"', body)
         assert 'class="sign"' not in body
-        assert ("Order of methods" in body) == (scale == "reduced")
+        assert ("Order of methods" in body) == (preset == "reduced")
 
 
 def test_generated_data_are_marked(measured_table, tmp_path):

@@ -149,7 +149,7 @@ def test_a_few_samples_more_or_less_do_not_look_like_a_result():
     assert high - low < 0.1
 
 
-def test_measures_have_their_own_axes_and_scales():
+def test_measures_have_their_own_axes_and_presets():
     both = pd.concat([lines().assign(measure="accuracy (%)"), lines().assign(measure="R")])
     assert {"accuracy (%)", "R"} <= set(texts(panels.render_lines(both, "λ", "")))
     cells = frame("panel row column value measure", [("a", 0, 0, 900.0, "samples"), ("b", 0, 0, 0.5, "norm")])

@@ -62,8 +62,8 @@ def name(path: Path) -> str:
 
 
 @functools.cache
-def planned(study: str, scale: str = "paper") -> NewPlan:
-    return planner.make_plan(Path("studies/papers") / f"{study}.yaml", scale)
+def planned(study: str, preset: str = "full") -> NewPlan:
+    return planner.make_plan(Path("studies/papers") / f"{study}.yaml", preset)
 
 
 @pytest.fixture(autouse=True)
@@ -79,9 +79,9 @@ def keys(study: str) -> set[Path]:
     return {run.path for run in planned(study).runs}
 
 
-def columns(study: str, scale: str = "paper") -> set[str]:
+def columns(study: str, preset: str = "full") -> set[str]:
     """The names of a study's columns: values of its lists and axes, with a slash between."""
-    plan = planned(study, scale)
+    plan = planned(study, preset)
     names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
     return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
@@ -95,47 +95,47 @@ def test_a_study_plans_without_its_data(study: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
-def test_a_study_has_its_smaller_scales(study: str) -> None:
-    assert set(read_params(Path("studies/papers") / f"{study}.yaml")["scales"]) >= {"smoke", "reduced"}
+def test_a_study_has_its_smaller_presets(study: str) -> None:
+    assert set(read_params(Path("studies/papers") / f"{study}.yaml")["presets"]) >= {"smoke", "reduced"}
     whole = planned(study)
-    for scale in ("smoke", "reduced"):
-        made = planned(study, scale)
+    for preset in ("smoke", "reduced"):
+        made = planned(study, preset)
         assert made.seeds == (0,)
         assert len(made.runs) <= len(whole.runs)
         assert set(made.algorithms) <= set(whole.algorithms)
         assert {partition["dataset"].get("subset", 0) for partition in made.partitions.values()} != {
             0
-        } or scale != "smoke"
+        } or preset != "smoke"
 
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
-def test_data_are_generated_at_scale_smoke_alone(study: str) -> None:
+def test_data_are_generated_at_preset_smoke_alone(study: str) -> None:
     held = read_params(Path("studies/papers") / f"{study}.yaml")
-    scales = held.pop("scales")
-    assert [scale for scale, changes in scales.items() if "generate" in str(changes)] == ["smoke"]
+    presets = held.pop("presets")
+    assert [preset for preset, changes in presets.items() if "generate" in str(changes)] == ["smoke"]
     assert "generate" not in str(held)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", ["smoke", "reduced"])
+@pytest.mark.parametrize("preset", ["smoke", "reduced"])
 @pytest.mark.parametrize("paper", layouts.load_papers().values(), ids=layouts.PAPER_STEMS)
-def test_what_a_smaller_scale_runs_has_its_cell_in_the_table(paper: layouts.Paper, scale: str) -> None:
+def test_what_a_smaller_preset_runs_has_its_cell_in_the_table(paper: layouts.Paper, preset: str) -> None:
     for table in paper.tables.values():
         if table.study and not table.flat:
             study = f"{paper.stem}/{table.study}"
-            assert columns(study, scale) <= set(table.column_labels), study
-            assert set(planned(study, scale).algorithms) <= {row.method for row in table.rows.values()}
+            assert columns(study, preset) <= set(table.column_labels), study
+            assert set(planned(study, preset).algorithms) <= {row.method for row in table.rows.values()}
 
 
 @pytest.mark.slow
-def test_the_rates_of_feddual_are_a_scale() -> None:
+def test_the_rates_of_feddual_are_a_preset() -> None:
     made = planned("feddual/table1", "rates")
     assert len(made.runs) == 3 * 3 * 5 * (7 + 4 + 4)
     assert made.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
 
 
 def test_dvc_records_tables_and_pages_where_they_lie() -> None:
-    """Those of scale paper, too, whose name stands in no study's place."""
+    """Those of preset full, too, whose name stands in no study's place."""
     stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
 
     def out(stage: str, **item: str) -> Path:
@@ -146,8 +146,8 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
 
     path = Path("studies/papers/feddw/table1.yaml")
     assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "paper").plan.parent
-    assert out("table", study="feddw/table1", scale="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
-    assert out("pages", scale="paper") == make.get_pages_folder("paper")
+    assert out("table", study="feddw/table1", preset="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
+    assert out("pages", preset="full") == make.get_pages_folder("paper")
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:
@@ -233,7 +233,7 @@ PRINT = {  #: the settings that the papers' texts state for all runs of a table 
         "federation.local_epochs": {1},
         "federation.optimizer": {"sgd"},
         "federation.learning_rate": {0.005},
-        "dataset.test_share": {0.25},
+        "dataset.test_fraction": {0.25},
         "rounds": {1000},
         "seed": set(range(3)),
     },

@@ -1,4 +1,4 @@
-"""Probes as users type them: declared in params.yaml, made by snakemake, changed without training anything again."""
+"""Diagnostics as users type them: declared in params.yaml, made by snakemake, changed without training anything again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.pipeline.conftest import Project, jobs
 
 
 @pytest.mark.slow
-def test_probes_of_all_kinds_and_an_edit_that_trains_nothing(project: Project) -> None:
+def test_diagnostics_of_all_kinds_and_an_edit_that_trains_nothing(project: Project) -> None:
     params = studies.settings(("fedavg", "cwfedavg"), 3, dataset={"subset": 300}, artifacts={"keep_models": "last"})
-    params["probes"] = {
+    params["diagnostics"] = {
         "norms": {"kind": "head-norms", "rounds": [1, 3]},
         "classes": {"kind": "head-norms", "algorithms": ["cwfedavg"], "models": ["received", "finetuned", "class"]},
         "shares": {"kind": "locals", "rounds": [1], "algorithms": ["cwfedavg"]},
@@ -22,26 +22,26 @@ def test_probes_of_all_kinds_and_an_edit_that_trains_nothing(project: Project) -
     }
     studies.write(params, project.folder)
     done = jobs(project.snakemake("all"))
-    assert (done["segment"], done["probe"]) == (2, 4 + 1 + 1 + 2 + 1 + 1)
-    probes = project.folder / "results/probes"
-    found = {path.name.rpartition("-")[0] for path in probes.rglob("*.parquet")}
+    assert (done["segment"], done["diagnostic"]) == (2, 4 + 1 + 1 + 2 + 1 + 1)
+    diagnostics = project.folder / "results/diagnostics"
+    found = {path.name.rpartition("-")[0] for path in diagnostics.rglob("*.parquet")}
     assert found == {"head-norms", "locals", "gradients", "surface", "features"}
-    assert all(pq.read_table(path).num_rows for path in probes.rglob("*.parquet"))
+    assert all(pq.read_table(path).num_rows for path in diagnostics.rglob("*.parquet"))
     runs = studies.bits(project.folder / "results/runs")
     assert not jobs(project.snakemake("all")), "nothing is left to do"
 
-    project.edit(probes={"flat": params["probes"]["flat"] | {"points": 5}})
+    project.edit(diagnostics={"flat": params["diagnostics"]["flat"] | {"points": 5}})
     done = jobs(project.snakemake("all"))
-    assert {name: count for name, count in done.items() if name != "all"} == {"probe": 1}
-    assert sorted(pq.read_table(path).num_rows for path in probes.rglob("surface-*.parquet")) == [9, 25]
+    assert {name: count for name, count in done.items() if name != "all"} == {"diagnostic": 1}
+    assert sorted(pq.read_table(path).num_rows for path in diagnostics.rglob("surface-*.parquet")) == [9, 25]
     assert studies.bits(project.folder / "results/runs") == runs
 
     assert "Traceback" not in project.run("fedpipe", "verify", "--rerun", "0")
-    damaged = next(probes.rglob("gradients-*.parquet"))
+    damaged = next(diagnostics.rglob("gradients-*.parquet"))
     damaged.write_bytes(damaged.read_bytes() + b"!")
     told = project.run("fedpipe", "verify", "--rerun", "0", check=False)
     assert f"{damaged.relative_to(project.folder)} is damaged" in told
     damaged.unlink()
-    assert jobs(project.snakemake("all"))["probe"] == 1
+    assert jobs(project.snakemake("all"))["diagnostic"] == 1
     project.run("fedpipe", "verify", "--rerun", "0")
     assert studies.bits(project.folder / "results/runs") == runs

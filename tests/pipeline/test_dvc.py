@@ -88,12 +88,12 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
 
 
 @pytest.mark.slow
-def test_a_study_with_axes_and_scales_is_recorded_as_any_other(project: Project) -> None:
+def test_a_study_with_axes_and_presets_is_recorded_as_any_other(project: Project) -> None:
     """The matrix of stages reads study.algorithms, and an axis stands in study, too."""
     params = studies.settings(("fedavg", "fedprox"), 1)
-    params["algorithms"]["fedprox"] = {"mu": 0.1, "with": {"federation.rounds": 2}, "shown": "personal-on-local"}
+    params["algorithms"]["fedprox"] = {"mu": 0.1, "overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
     params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
-    params["scales"] = {"smoke": {"study.grid": {}}}
+    params["presets"] = {"smoke": {"study.grid": {}}}
     studies.write(params, project.folder)
     project.commit()
     printed = project.run("dvc", "repro")

@@ -1,4 +1,4 @@
-"""`snakemake papers`: some of the papers' studies at scale smoke, to pages that a browser shows; and DVC's record."""
+"""`snakemake papers`: some of the papers' studies at preset smoke, to pages that a browser shows; and DVC's record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 
 pytestmark = pytest.mark.slow
 
-COMMAND = ("snakemake", "papers", "--config", "scale=smoke", *LOCAL)
+COMMAND = ("snakemake", "papers", "--config", "preset=smoke", *LOCAL)
 PLACE = "results/papers/smoke"
 BROKEN = """
 from fedpipe.algorithms.fedavg import FedAvg
@@ -33,11 +33,11 @@ TABLE = "results/studies/papers/pfps_lwc/{}@smoke/tables/results.md"
 
 
 def edit(project: Project, name: str, **values: dict[str, Any]) -> None:
-    """Give some axes of a study's grid, or its scale smoke, these values."""
+    """Give some axes of a study's grid, or its preset smoke, these values."""
     path = project.folder / f"studies/papers/pfps_lwc/{name}.yaml"
     study = yaml.safe_load(path.read_text())
     for key, value in values.items():
-        (study["study"]["grid"] if key != "smoke" else study["scales"])[key] = value
+        (study["study"]["grid"] if key != "smoke" else study["presets"])[key] = value
     path.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
@@ -60,7 +60,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     for path in (project.folder / "studies/papers").rglob("*.yaml"):
         if str(path).rpartition("/papers/")[2] not in ("pfps_lwc/table5.yaml", "pfps_lwc/figure8.yaml", "dvc.yaml"):
             path.unlink()
-    smoke = {"federation.rounds": 2, "federation.local_epochs": 1, "dataset.subset": 300, "dataset.absent": "generate"}
+    smoke = {"federation.rounds": 2, "federation.local_epochs": 1, "dataset.subset": 300, "dataset.on_missing": "generate"}
     edit(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
     batches = {"Figure 8a/8": {"federation.batch_size": 8}, "Figure 8a/64": {"federation.batch_size": 64}}
     edit(project, "figure8", smoke=smoke | {"federation.participation": 0.3}, setting=batches)
@@ -96,14 +96,14 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     assert "on generated data" in page
     again = (project.folder / PLACE / "pfps_lwc.html").read_bytes()
     assert dict(jobs(command(project, *COMMAND)[1])) == {"papers": 1}
-    project.run("fedpipe", "papers", "--scale", "smoke")
+    project.run("fedpipe", "papers", "--preset", "smoke")
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
 
     study = project.folder / "studies/papers/pfps_lwc/figure8.yaml"
     planned = study.read_text()
     study.write_text(planned.replace("learning_rate: 0.01", "learning_rate: 0.02"))
-    said = project.run("fedpipe", "papers", "--scale", "smoke", check=False)
-    assert "figure8.yaml has changed since it was planned; `make papers SCALE=smoke` runs what is new" in said
+    said = project.run("fedpipe", "papers", "--preset", "smoke", check=False)
+    assert "figure8.yaml has changed since it was planned; `make papers PRESET=smoke` runs what is new" in said
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
     study.write_text(planned)
 
@@ -139,7 +139,7 @@ def _recorded(project: Project, folder: Path) -> None:
     text = path.read_text()
     path.write_text(
         text.replace("pages: []", "pages: [smoke]")
-        .replace("scales: []", "scales: [smoke]")
+        .replace("presets: []", "presets: [smoke]")
         .replace("studies: []", "studies: [pfps_lwc/table5, pfps_lwc/figure8]")
     )
     project.run("dvc", "remote", "add", "-d", "store", str(folder / "store"))

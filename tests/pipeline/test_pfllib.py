@@ -80,7 +80,7 @@ def test_the_page_block_by_block(project: Project) -> None:
         begun = files.read_pt(run.round(0).server_state)["model"]
         assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), "of all seeds"
         held = yaml.safe_load(run.settings.read_text())
-        assert not {"split", "test_share", "stratified", "validation_share"} & set(held["dataset"])
+        assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(held["dataset"])
         assert held["origin"] == {"model": {"weights": "data/start.pt"}}
     told = (project.folder / "results/tables/results.md").read_text()
     assert "split as the file says" in told

@@ -33,10 +33,10 @@ ELSEWHERE = {
     "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
     "fedpipe init ../study && cd ../study && fedpipe run": WHEEL,
     "fedpipe init . --update": WHEEL,
-    "fedpipe run --params studies/table.yaml --scale smoke": (
-        f"{STUDIES}::test_a_scale_of_a_study_has_its_own_table_and_shares_runs"
+    "fedpipe run --params studies/table.yaml --preset smoke": (
+        f"{STUDIES}::test_a_preset_of_a_study_has_its_own_table_and_shares_runs"
     ),
-    "snakemake all --config params=studies/a scale=smoke --profile workflow/profiles/local": (
+    "snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local": (
         f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
     ),
     "fedpipe run --profile slurm": SLURM,
@@ -134,12 +134,12 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"
     assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
-    for line, scale in (
+    for line, preset in (
         ("make papers", "smoke"),
-        ("make papers SCALE=reduced", "reduced"),
+        ("make papers PRESET=reduced", "reduced"),
     ):  # run by test_make_papers.py
         printed = typist.next(line, line.replace("make", "make -n"))
-        assert f"snakemake papers --config scale={scale} --profile workflow/profiles/local" in printed
+        assert f"snakemake papers --config preset={preset} --profile workflow/profiles/local" in printed
     assert typist.done()
 
 

@@ -42,7 +42,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     """Without any edit: a plan with generated samples is made again each time."""
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
-    studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "absent": "generate"}), project.folder)
+    studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
     planner.write_plan(made := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:

@@ -57,27 +57,27 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
 
 
 @pytest.mark.slow
-def test_a_scale_of_a_study_has_its_own_table_and_shares_runs(project: Project) -> None:
+def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 2, study={"seeds": [0, 1]})
-    scales = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
-    studies.write(params | {"scales": scales}, project.folder)
+    presets = {"smoke": {"study.seeds": [0], "study.algorithms": ["fedavg"]}, "short": {"federation.rounds": 1}}
+    studies.write(params | {"presets": presets}, project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
-    smoke = ("--params", "studies/other.yaml", "--scale", "smoke")
+    smoke = ("--params", "studies/other.yaml", "--preset", "smoke")
     printed = project.run("fedpipe", "run", *smoke)
-    assert "snakemake all --config params=studies/other.yaml scale=smoke --profile" in printed
+    assert "snakemake all --config params=studies/other.yaml preset=smoke --profile" in printed
     assert jobs(printed)["segment"] == 1
-    assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Scale smoke. ")
+    assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Preset smoke. ")
     assert not (project.folder / "results/studies/other").exists()
     assert "| FedProx" not in project.run("fedpipe", "show", *smoke)
     assert "1 run (1 done)" in project.run("fedpipe", "status", *smoke)
     assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
     assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
-    assert NOTHING in project.snakemake("-n", "all", *OTHER, "scale=smoke")
-    assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the scale has run is found"
-    told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--scale", "short", check=False)
-    assert "type `fedpipe run --params studies/other.yaml --scale short` first" in told
-    for command in (("fedpipe", "plan", "--scale", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "scale=smok")):
-        assert "'smok' is no scale of this study; did you mean 'smoke'?" in project.run(*command, check=False)
+    assert NOTHING in project.snakemake("-n", "all", *OTHER, "preset=smoke")
+    assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the preset has run is found"
+    told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
+    assert "type `fedpipe run --params studies/other.yaml --preset short` first" in told
+    for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
+        assert "'smok' is no preset of this study; did you mean 'smoke'?" in project.run(*command, check=False)
 
 
 @pytest.mark.slow
@@ -214,9 +214,9 @@ def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
         ("far", ("fedavg",), 1, "mnist"),
     ):
         study = studies.settings(labels, 9, dataset={"name": dataset})
-        studies.write(study | {"scales": {"smoke": {"federation.rounds": rounds}}}, project.folder)
+        studies.write(study | {"presets": {"smoke": {"federation.rounds": rounds}}}, project.folder)
         (project.folder / "params.yaml").rename(project.folder / f"studies/a/{name}.yaml")
-    command = ["snakemake", "all", "--config", "params=studies/a", "scale=smoke", *LOCAL]
+    command = ["snakemake", "all", "--config", "params=studies/a", "preset=smoke", *LOCAL]
     planned = project.run("env", "-u", "FEDPIPE_MIRROR", f"XDG_CACHE_HOME={project.folder}", *command, "-n")
     ran = jobs(planned)
     assert (ran["download"], ran["partition"]) == (1, 1)

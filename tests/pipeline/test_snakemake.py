@@ -233,9 +233,9 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
     studies.write(studies.settings(rounds=1), project.folder)
     project.snakemake("results/metrics.json")
     (alone,) = project.metrics().values()
-    project.edit(study={"grid": {"dataset.test_share": [0.2, 0.3]}})
+    project.edit(study={"grid": {"dataset.test_fraction": [0.2, 0.3]}})
     assert jobs(project.snakemake("results/metrics.json")) == {"table": 1}, "no file that it is made of has changed"
-    assert project.metrics() == {"fedavg": {"test_share=0.2": alone, "test_share=0.3": alone}}
+    assert project.metrics() == {"fedavg": {"test_fraction=0.2": alone, "test_fraction=0.3": alone}}
     rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| FedAvg")]
     assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
     assert "1 run (1 done)" in project.run("fedpipe", "status")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedpipe.core.storage.files import read_json, write_json
-from fedpipe.core.storage.layout import FULL_SCALE, PARAMS
+from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.planning import freshness, planner
 from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
@@ -46,11 +46,11 @@ def edit(old: str, new: str) -> None:
 def test_a_plan_is_fresh_until_a_source_changes() -> None:
     plan = write_plan()
     assert freshness.compare_sources(plan) == freshness.check_plan(plan) == Freshness("fresh")
-    assert not freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert not freshness.needs_planning(PARAMS, FULL_PRESET)
     edit("study:", "# a comment\nstudy:")
     assert freshness.compare_sources(plan) == Freshness("stale", ("params.yaml",))
     assert freshness.check_plan(plan) == Freshness("fresh"), "it gives the same plan"
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
     edit("learning_rate: 0.1", "learning_rate: 0.2")
     assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
 
@@ -82,7 +82,7 @@ def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(recor
     else:
         plan.study_files.sources.write_text(record)
     assert freshness.compare_sources(plan) == Freshness("unknown")
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.check_plan(plan) == Freshness("fresh")
     edit("learning_rate: 0.1", "learning_rate: 0.2")
     assert freshness.check_plan(plan) == Freshness("stale")
@@ -99,7 +99,7 @@ def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> N
     replaced = Plan.read(Path("results/plan.json"))
     assert freshness.compare_sources(replaced) == Freshness("stale")
     assert freshness.check_plan(replaced) == Freshness("stale")
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
 def test_a_study_with_custom_modules_is_always_planned() -> None:
@@ -107,7 +107,7 @@ def test_a_study_with_custom_modules_is_always_planned() -> None:
     Path("own_fresh.py").write_text(OWN)
     plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
     assert freshness.compare_sources(plan) == Freshness("stale")
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.check_plan(plan) == Freshness("fresh")
     Path("own_fresh.py").write_text(f"{OWN}# edited\n")
     assert freshness.compare_sources(plan) == Freshness("stale", ("own_fresh.py",))
@@ -116,20 +116,20 @@ def test_a_study_with_custom_modules_is_always_planned() -> None:
 def test_a_plan_is_needed_if_it_or_what_is_written_with_it_is_gone() -> None:
     plan = write_plan()
     assert freshness.needs_planning(PARAMS, "smoke")
-    assert freshness.needs_planning(Path("studies/other.yaml"), FULL_SCALE)
+    assert freshness.needs_planning(Path("studies/other.yaml"), FULL_PRESET)
     plan.runs[0].files.settings.unlink()
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
     planner.write_plan(planner.make_plan())
-    assert not freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert not freshness.needs_planning(PARAMS, FULL_PRESET)
     plan.study_files.plan.write_text("{}")
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
     plan.study_files.plan.unlink()
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
 def test_generated_data_may_be_real_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: Path("cache").absolute())
-    plan = write_plan(dataset={"name": "mnist", "absent": "generate"})
+    plan = write_plan(dataset={"name": "mnist", "on_missing": "generate"})
     assert all(run.dataset.startswith("generated-") for run in plan.runs)
     assert freshness.compare_sources(plan) == Freshness("fresh")
-    assert freshness.needs_planning(PARAMS, FULL_SCALE)
+    assert freshness.needs_planning(PARAMS, FULL_PRESET)

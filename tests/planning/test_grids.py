@@ -97,7 +97,7 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
         planner.make_plan(Path("studies/own.yaml"))
 
 
-def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None:
+def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> None:
     """As a study over several data sets that a mirror has as other files."""
     for name, samples in (("one", 60), ("two", 80), ("small", 40)):
         np.savez(
@@ -111,30 +111,30 @@ def test_the_command_that_is_told_obtains_what_grid_and_scales_declare() -> None
     }
     settings = studies.settings(study={"grid": {"data": {name: data[name] for name in ("one", "two")}}})
     settings["dataset"] = {"name": "npz", "path": "one.npz", "sha256": data["one"]["dataset.sha256"]}
-    settings["scales"] = {"smoke": {"study.grid.data": {"small": data["small"]}}}
+    settings["presets"] = {"smoke": {"study.grid.data": {"small": data["small"]}}}
     studies.write(settings, Path())
-    for scale in ("paper", "smoke"):
+    for preset in ("full", "smoke"):
         with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
-            planner.make_plan(scale=scale)
+            planner.make_plan(preset=preset)
     printed = CliRunner().invoke(app.app, ["download"])
     assert printed.stdout.count(" is stored.\n") == 3, printed
     assert len(planner.make_plan().runs) == 2
-    assert len(planner.make_plan(scale="smoke").runs) == 1
+    assert len(planner.make_plan(preset="smoke").runs) == 1
     assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
 
 
-def test_what_a_scale_lacks_is_obtained_with_the_studys_own_command() -> None:
-    """What the scale itself names is declared by hand: the command would declare what the study does."""
+def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
+    """What the preset itself names is declared by hand: the command would declare what the study does."""
     Path("studies").mkdir()
     np.savez(
         "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)
     )
     own = {"name": "npz", "path": "own.npz", "split": "pooled"}
-    for dataset, scale, told in (
+    for dataset, preset, told in (
         (own, {"federation.rounds": 1}, "run `fedpipe download --params studies/own.yaml`, which fills it in."),
         ({"name": "digits"}, {"dataset": own}, f"it should be {files.sha256_of(Path('own.npz'))}."),
     ):
-        studies.write(studies.settings() | {"dataset": dataset, "scales": {"smoke": scale}}, Path())
+        studies.write(studies.settings() | {"dataset": dataset, "presets": {"smoke": preset}}, Path())
         Path("params.yaml").replace("studies/own.yaml")
         with pytest.raises(SettingsError) as error:
             planner.make_plan(Path("studies/own.yaml"), "smoke")

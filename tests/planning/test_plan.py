@@ -114,7 +114,7 @@ def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
         ({"algorithms.fedprox": {"algorithm": "fedprox"}}, {"algorithms.fedprox": {}}),
         ({"algorithms.fedprox": {"algorithm": "fedpipe.algorithms.fedprox.FedProx"}}, {"algorithms.fedprox": {}}),
         ({"model": {"name": "mlp"}}, {"model": {"name": "mlp", "hidden": [64]}}),
-        ({"dataset.test_share": 0.3}, {"dataset.test_share": 0.25}),  # nothing depends on it: the split is official
+        ({"dataset.test_fraction": 0.3}, {"dataset.test_fraction": 0.25}),  # nothing depends on it: the split is official
         ({"evaluation.protocols": ["global-on-global"]}, {"evaluation": {"protocols": ["global-on-global"]}}),
     ],
     ids=str,
@@ -202,7 +202,7 @@ def test_another_algorithms_hyper_parameters_are_not_in_the_key() -> None:
 
 
 def test_the_finetuned_protocols_epochs_count_only_where_they_are_measured() -> None:
-    """Otherwise an edit without any effect trains everything again, as `dataset.test_share` would."""
+    """Otherwise an edit without any effect trains everything again, as `dataset.test_fraction` would."""
     assert key(study(evaluation__finetune_epochs=5)) == key(study())
     finetuned = study(evaluation__protocols=["finetuned-on-local"])
     assert key(loader.override_settings(finetuned, {"evaluation.finetune_epochs": 5})) != key(finetuned)
@@ -267,11 +267,11 @@ def test_a_grid_of_whole_entries_tells_its_runs_apart() -> None:
 def test_points_of_one_key_are_one_run_and_each_a_cell() -> None:
     """With the official split, nothing depends on the share of a pooled one."""
     settings = study(("fedavg", "fedprox"))
-    settings["study"]["grid"] = {"dataset.test_share": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
+    settings["study"]["grid"] = {"dataset.test_fraction": [0.2, 0.3], "algorithms.fedprox.mu": [0.1, 1.0]}
     made = make(settings)
     assert [run.algorithm for run in made.runs] == ["fedavg", "fedprox", "fedprox"]
     assert len({str(run.path) for run in made.runs}) == 3
-    shares = [cell.grid["dataset.test_share"] for cell in made.cells if cell.algorithm == "fedavg"]
+    shares = [cell.grid["dataset.test_fraction"] for cell in made.cells if cell.algorithm == "fedavg"]
     assert shares == [0.2, 0.3]
     assert len(made.cells) == 2 + 4
     assert {(cell.algorithm, cell.key) for cell in made.cells} == {(run.algorithm, run.key) for run in made.runs}
@@ -345,7 +345,7 @@ def test_an_axis_of_an_algorithm_that_does_not_run_is_a_mistake() -> None:
 def test_settings_of_one_method_are_its_alone() -> None:
     """Its runs are those of a study in which the keys stand for all; the others' are as without."""
     settings = study(("fedavg", "scaffold"), federation__optimizer="adam")
-    settings["algorithms"]["scaffold"] = {"with": {"federation.optimizer": "sgd", "federation.rounds": 6}}
+    settings["algorithms"]["scaffold"] = {"overrides": {"federation.optimizer": "sgd", "federation.rounds": 6}}
     first, second = make(settings).runs
     assert first.key == key(study(federation__optimizer="adam"))
     assert second.key == key(study(("scaffold",)), "scaffold")
@@ -357,7 +357,7 @@ def test_settings_of_one_method_are_its_alone() -> None:
 
 def test_settings_of_one_method_stand_above_those_of_the_grid() -> None:
     settings = study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"with": {"model.hidden": [4]}}
+    settings["algorithms"]["fedprox"] = {"overrides": {"model.hidden": [4]}}
     settings["study"]["grid"] = {"data": {"A": {}, "B": {"model": {"name": "mlp", "hidden": [8]}}}}
     made = {(cell.algorithm, cell.grid["data"]): cell.key for cell in make(settings).cells}
     assert made["fedprox", "A"] == made["fedprox", "B"] == key(study(("fedprox",), model__hidden=[4]), "fedprox")
@@ -366,7 +366,7 @@ def test_settings_of_one_method_stand_above_those_of_the_grid() -> None:
 
 def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
     settings = study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"shown": "personal-on-local"}
+    settings["algorithms"]["fedprox"] = {"protocol": "personal-on-local"}
     made = make(settings)
     assert made.shown == {"fedprox": "personal-on-local"}
     assert [run.key for run in made.runs] == [run.key for run in make(study(("fedavg", "fedprox"))).runs]
@@ -416,19 +416,19 @@ SCALED = {
 }
 
 
-def scaled(scale: str) -> NewPlan:
-    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1]) | {"scales": SCALED}
-    settings["algorithms"]["fedprox"] = {"with": {"federation.local_epochs": 5}}
+def scaled(preset: str) -> NewPlan:
+    settings = study(("fedavg", "fedprox"), study__seeds=[0, 1]) | {"presets": SCALED}
+    settings["algorithms"]["fedprox"] = {"overrides": {"federation.local_epochs": 5}}
     settings["study"]["grid"] = {"data": DATA, "partition.alpha": [0.1, 0.5]}
     studies.write(settings, Path())
-    return planner.make_plan(Path("params.yaml"), scale)
+    return planner.make_plan(Path("params.yaml"), preset)
 
 
 def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
-    """With the values that take effect; nothing where the scale sets the same key, for all methods."""
+    """With the values that take effect; nothing where the preset sets the same key, for all methods."""
     own = {"fedavg": {}, "fedprox": {"federation.local_epochs": 5}}
-    for scale, found in (("paper", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
-        made = scaled(scale)
+    for preset, found in (("full", own), ("smoke", {"fedavg": {}, "fedprox": {}})):
+        made = scaled(preset)
         assert all(cell.own == found[cell.algorithm] for cell in made.cells)
         planner.write_plan(made)
         assert Plan.read(made.study_files.plan).cells == made.cells
@@ -436,8 +436,8 @@ def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
 
 def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
     settings = study(("fedavg", "fedprox"))
-    settings["algorithms"]["fedprox"] = {"with": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
-    settings["study"]["grid"] = {"kind": {"as it is": {}, "long": {"algorithms.fedavg.with": {"federation.rounds": 9}}}}
+    settings["algorithms"]["fedprox"] = {"overrides": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
+    settings["study"]["grid"] = {"kind": {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}}
     made = make(settings)
     assert {(cell.algorithm, cell.grid.get("kind", "")): cell.own for cell in made.cells} == {
         ("fedavg", "as it is"): {},
@@ -447,7 +447,7 @@ def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
     assert {cell.rounds for cell in made.cells if cell.own == {"federation.rounds": 9}} == {9}
 
 
-def test_a_scale_stands_above_the_grid_and_methods() -> None:
+def test_a_preset_stands_above_the_grid_and_methods() -> None:
     """Its runs are those of a study in which its keys stand; and its name is in no key."""
     made = scaled("smoke")
     assert (made.seeds, len(made.cells)) == ((7,), 2 * 2 * 2)
@@ -465,24 +465,24 @@ def test_a_scale_stands_above_the_grid_and_methods() -> None:
     assert {run.key for run in scaled("single").runs} < {run.key for run in scaled("paper").runs}
 
 
-def test_a_scale_has_a_place_of_its_own() -> None:
+def test_a_preset_has_a_place_of_its_own() -> None:
     for path, place in (("params.yaml", "results/studies/@smoke"), ("studies/a/t1.yaml", "results/studies/a/t1@smoke")):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(yaml.safe_dump(study() | {"scales": {"smoke": {"federation.rounds": 1}}}))
+        Path(path).write_text(yaml.safe_dump(study() | {"presets": {"smoke": {"federation.rounds": 1}}}))
         planner.write_plan(made := planner.make_plan(Path(path), "smoke"))
         assert str(made.study_files.plan) == f"{place}/plan.json"
-        assert Plan.read(made.study_files.plan).scale == "smoke"
-        assert planner.list_scales(Path(path)) == ["paper", "smoke"]
+        assert Plan.read(made.study_files.plan).preset == "smoke"
+        assert planner.list_presets(Path(path)) == ["paper", "smoke"]
     with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
         layout.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
 
 
-def test_a_scale_that_is_not_there_is_a_mistake() -> None:
-    with pytest.raises(SettingsError, match=r"^--scale: 'smok' is no scale of this study; did you mean 'smoke'\?$"):
+def test_a_preset_that_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(SettingsError, match=r"^--preset: 'smok' is no preset of this study; did you mean 'smoke'\?$"):
         scaled("smok")
-    settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"scales": {"smoke": {"partition.alpha": 1.0}}}
+    settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"presets": {"smoke": {"partition.alpha": 1.0}}}
     studies.write(settings, Path())
-    with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' varies nothing, since the scale sets"):
+    with pytest.raises(SettingsError, match=r"^study\.grid: 'partition\.alpha' varies nothing, since the preset sets"):
         planner.make_plan(Path("params.yaml"), "smoke")
 
 

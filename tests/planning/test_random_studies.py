@@ -20,7 +20,7 @@ STUDIES, ROUNDS = 200, 10
 ODD = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
 DATA = (
     {"name": "digits", "subset": 90},
-    {"name": "digits", "subset": 90, "split": "pooled", "test_share": 0.2, "validation_share": 0.2},
+    {"name": "digits", "subset": 90, "split": "pooled", "test_fraction": 0.2, "validation_fraction": 0.2},
     {"name": "generated", "like": "imdb", "samples": 60},
     {"name": "generated", "like": "mnist", "samples": 60},
     {"name": "generated", "like": "cifar10", "samples": 60},

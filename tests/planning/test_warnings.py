@@ -63,7 +63,7 @@ def warned(settings: dict[str, Any]) -> list[str]:
 CIFAR = {"dataset": {"name": "cifar10"}}
 FEDBN = "algorithms.x: the network of model.name has no normalization layers, so that FedBN is FedAvg"
 FEDFOMO = (
-    "algorithms.x: dataset.validation_share is 0, so that clients weigh models on the data that they train on; "
+    "algorithms.x: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on; "
     "0.2 is usual."
 )
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     ),
     "cfl-that-may-split": ({"algorithm": "cfl", "after": 3}, {}, None),
     "fedfomo": ({"algorithm": "fedfomo"}, {}, FEDFOMO),
-    "fedfomo-validated": ({"algorithm": "fedfomo"}, {"dataset": {"validation_share": 0.2}}, None),
+    "fedfomo-validated": ({"algorithm": "fedfomo"}, {"dataset": {"validation_fraction": 0.2}}, None),
     "fedpvr": (
         {"algorithm": "fedpvr", "layers": 3},
         {},
@@ -207,8 +207,8 @@ def test_the_table_repeats_them_under_itself() -> None:
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [
-        ({"split": "pooled", "test_share": 0.2, "subset": 30}, "10 of 10 clients have no test sample"),
-        ({"split": "pooled", "test_share": 0.4, "subset": 30}, None),
+        ({"split": "pooled", "test_fraction": 0.2, "subset": 30}, "10 of 10 clients have no test sample"),
+        ({"split": "pooled", "test_fraction": 0.4, "subset": 30}, None),
     ],
 )
 def test_clients_without_test_samples_are_listed(

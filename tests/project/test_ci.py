@@ -112,8 +112,8 @@ def test_files_that_start_a_hook_exist() -> None:
 
 
 def test_years_of_work_are_not_started_by_a_word(tmp_path: Path) -> None:
-    """`make papers SCALE=paper`, in a folder where nothing could start."""
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", "setup", "papers", "SCALE=paper"]
+    """`make papers PRESET=full`, in a folder where nothing could start."""
+    command = ["make", "-f", str(ROOT / "Makefile"), "-o", "setup", "papers", "PRESET=full"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "would take years on one machine; run studies one by one, as 'fedpipe run --params" in done.stderr

@@ -57,7 +57,7 @@ class Tree:
             )
         self.plan = Plan(
             params=Path("params.yaml"),
-            scale="paper",
+            preset="full",
             algorithms=tuple(algorithms),
             seeds=tuple(seeds),
             grid={name: list(values) for name, values in grid.items()},

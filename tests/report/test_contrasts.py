@@ -77,7 +77,7 @@ def test_two_runs_that_agree_are_as_uncertain_as_their_test_set():
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
 def test_equal_methods_are_seldom_separated(runs):
-    """At a reduced scale: some 500 test samples, while the paper has 0.1 points between runs on all of them."""
+    """At a reduced preset: some 500 test samples, while the paper has 0.1 points between runs on all of them."""
     chance, separated = np.random.default_rng(4), 0
     for _ in range(1000):
         one, two = (Number.from_values(dict(enumerate(100 * chance.binomial(500, 0.9, runs) / 500))) for _ in range(2))

@@ -141,7 +141,7 @@ def test_partitions_have_names_that_people_can_tell(make):
     assert named(make, {}, other) == ["digits-dirichlet-0.2-minimum10-seed0", "mnist-dirichlet-1.0-minimum5-seed0"]
     odd = {"partition": {"scheme": "own.Sets", "sets": "a/b c"}}
     assert named(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
-    same = named(make, {}, {"dataset": {"test_share": 0.5}})
+    same = named(make, {}, {"dataset": {"test_fraction": 0.5}})
     assert same == ["dirichlet-0.2-seed0-000000000000", "dirichlet-0.2-seed0-000000000001"], "keys tell them apart"
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedpipe.core.storage import files, layout
 from fedpipe.engine import collect
 from fedpipe.planning import planner
-from fedpipe.planning.plan import PlannedProbe
+from fedpipe.planning.plan import PlannedDiagnostic
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import status
 from fedpipe.report.status import RunProgress
@@ -235,14 +235,14 @@ def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(made: NewPlan) ->
 def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
     """Also if they are of no run."""
     run = made.runs[0]
-    probe = PlannedProbe(
+    diagnostic = PlannedDiagnostic(
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
     )
-    made = dataclasses.replace(made, probes=(probe,))
+    made = dataclasses.replace(made, diagnostics=(diagnostic,))
     layout.dataset_file(run.dataset).unlink()
     layout.assignment_file(run.partition).unlink()
     outputs = {
-        "probe": [probe.files.table, probe.files.marker],
+        "diagnostic": [diagnostic.files.table, diagnostic.files.marker],
         "download": [layout.dataset_file(run.dataset)],
         "partition": [layout.assignment_file(run.partition)],
         "table": ["results/tables/results.md"],
@@ -262,12 +262,12 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
     assert {failure.rule: failure.lines for failure in status.load_progress(made)[1]} == {
         rule: [f"{rule} failed"] for rule in outputs
     }
-    other = dataclasses.replace(made, params=Path("studies/other.yaml"), probes=())
+    other = dataclasses.replace(made, params=Path("studies/other.yaml"), diagnostics=())
     assert {failure.rule for failure in status.load_progress(other)[1]} == {"download", "partition"}, "what both need"
-    files.write_bytes(probe.files.table, b"")
-    assert "probe" in {failure.rule for failure in status.load_progress(made)[1]}
-    files.write_bytes(probe.files.marker, b"")
-    assert "probe" not in {failure.rule for failure in status.load_progress(made)[1]}, "it was made since"
+    files.write_bytes(diagnostic.files.table, b"")
+    assert "diagnostic" in {failure.rule for failure in status.load_progress(made)[1]}
+    files.write_bytes(diagnostic.files.marker, b"")
+    assert "diagnostic" not in {failure.rule for failure in status.load_progress(made)[1]}, "it was made since"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:

@@ -202,11 +202,11 @@ def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
-    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_share": 0.1, "stratified": False}
+    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_fraction": 0.1, "stratified": False}
     told = table_notes.describe_partition(
         {"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3}
     )
-    assert told == "imdb (pooled split, length=100, test_share=0.1), 3 clients, partition iid"
+    assert told == "imdb (pooled split, length=100, test_fraction=0.1), 3 clients, partition iid"
 
 
 def test_two_files_of_ones_own_are_two_data_sets(make):

@@ -199,7 +199,7 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
             "null."
         )
     alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
-    alone["algorithms"]["fedrep"] = {"with": {"federation.local_steps": None, "federation.local_epochs": 1}}
+    alone["algorithms"]["fedrep"] = {"overrides": {"federation.local_steps": None, "federation.local_epochs": 1}}
     studies.write(alone, Path())
     assert len(planner.make_plan().runs) == 2, "a method may have epochs of its own"
 

@@ -120,7 +120,7 @@ def test_a_job_says_it(
     ("command", "sentence"),
     [
         (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
-        (["probe", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
+        (["diagnostic", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
         (["segment", "--stop", "1", "--keep-models", "some"], "artifacts.keep_models: 'some' can't be used; it should"),
         (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used; it should be"),
     ],

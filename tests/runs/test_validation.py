@@ -29,7 +29,7 @@ def settings(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> dict[str
         labels,
         ROUNDS,
         evaluation={"protocols": ["personal-on-local", "global-on-local", *protocols]},
-        dataset={"validation_share": 0.3},
+        dataset={"validation_fraction": 0.3},
         **sections,
     )
 
@@ -71,7 +71,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
 
 def test_where_no_client_has_such_samples_nothing_is_measured_on_others() -> None:
     params = settings()
-    params["dataset"].pop("validation_share")
+    params["dataset"].pop("validation_fraction")
     with pytest.raises(SettingsError, match="global-on-validation can't be measured, since no client has validation"):
         studies.prepare(params)
 

@@ -427,40 +427,40 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # what one method has for itself
     (
         "with-data-of-its-own",
-        {"algorithms__fedavg": {"with": {"partition.alpha": 0.1}}},
-        "algorithms.fedavg.with: 'partition.alpha' is the same for all methods, which are compared on the same data; "
+        {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
+        "algorithms.fedavg.overrides: 'partition.alpha' is the same for all methods, which are compared on the same data; "
         "it should be a key of federation (other than clients), model or transforms.",
     ),
     (
         "with-clients-of-its-own",
-        {"algorithms__fedavg": {"with": {"federation.clients": 5}}},
-        "algorithms.fedavg.with: 'federation.clients' is the same for all methods, which are compared on the same "
+        {"algorithms__fedavg": {"overrides": {"federation.clients": 5}}},
+        "algorithms.fedavg.overrides: 'federation.clients' is the same for all methods, which are compared on the same "
         "data; it should be a key of federation (other than clients), model or transforms.",
     ),
     (
         "with-a-whole-federation",
-        {"algorithms__fedavg": {"with": {"federation": {"learning_rate": 0.1}}}},
-        "algorithms.fedavg.with: 'federation' can't be set as a whole, since all of its keys that are not given would "
+        {"algorithms__fedavg": {"overrides": {"federation": {"learning_rate": 0.1}}}},
+        "algorithms.fedavg.overrides: 'federation' can't be set as a whole, since all of its keys that are not given would "
         "have their defaults; name its keys, as federation.learning_rate.",
     ),
     (
         "with-a-bad-value",
-        {"algorithms__fedavg": {"with": {"federation.learning_rate": -1}}},
+        {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
         "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0. "
-        "(with algorithms.fedavg.with)",
+        "(with algorithms.fedavg.overrides)",
     ),
     (
         "with-no-mapping",
-        {"algorithms__fedavg": {"with": 0.1}},
-        "algorithms.fedavg.with: 0.1 can't be used; it should be a valid mapping.",
+        {"algorithms__fedavg": {"overrides": 0.1}},
+        "algorithms.fedavg.overrides: 0.1 can't be used; it should be a valid mapping.",
     ),
     (
         "with-what-the-grid-varies",
         {
-            "algorithms__fedavg": {"with": {"federation.learning_rate": 0.1}},
+            "algorithms__fedavg": {"overrides": {"federation.learning_rate": 0.1}},
             "study__grid": {"federation.learning_rate": [0.1, 0.2]},
         },
-        "study.grid: 'federation.learning_rate' varies nothing for fedavg, since algorithms.fedavg.with sets "
+        "study.grid: 'federation.learning_rate' varies nothing for fedavg, since algorithms.fedavg.overrides sets "
         "'federation.learning_rate'.",
     ),
     (
@@ -470,14 +470,14 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "shown-unmeasured",
-        {"algorithms__fedavg": {"shown": "kept-on-local"}},
-        "algorithms.fedavg.shown: kept-on-local is not measured; it should be one of evaluation.protocols, "
+        {"algorithms__fedavg": {"protocol": "kept-on-local"}},
+        "algorithms.fedavg.protocol: kept-on-local is not measured; it should be one of evaluation.protocols, "
         "global-on-global, personal-on-local.",
     ),
     (
         "shown-in-the-grid",
-        {"study__grid": {"algorithms.fedavg.shown": ["global-on-global", "personal-on-local"]}},
-        "study.grid: 'algorithms.fedavg.shown' can't be varied, since a table shows a method by one protocol "
+        {"study__grid": {"algorithms.fedavg.protocol": ["global-on-global", "personal-on-local"]}},
+        "study.grid: 'algorithms.fedavg.protocol' can't be varied, since a table shows a method by one protocol "
         "and under one title.",
     ),
     (
@@ -529,26 +529,26 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
         "report.best_over: 'federation.learning_rat' is not in study.grid; did you mean 'federation.learning_rate'?",
     ),
-    # scales
+    # presets
     (
-        "scale-called-paper",
-        {"scales": {"paper": {"federation.rounds": 1}}},
-        "scales.paper: it is the study as it stands in the file; a scale should have another name.",
+        "preset-called-paper",
+        {"presets": {"full": {"federation.rounds": 1}}},
+        "presets.full: it is the study as it stands in the file; a preset should have another name.",
     ),
     (
-        "scale-of-a-whole-federation",
-        {"scales": {"smoke": {"federation": {"rounds": 1}}}},
-        "scales.smoke: 'federation' can't be set as a whole; name its keys, as federation.rounds.",
+        "preset-of-a-whole-federation",
+        {"presets": {"smoke": {"federation": {"rounds": 1}}}},
+        "presets.smoke: 'federation' can't be set as a whole; name its keys, as federation.rounds.",
     ),
     (
-        "scale-of-scales",
-        {"scales": {"smoke": {"scales.other": {}}}},
-        "scales.smoke: 'scales.other' can't be set by a scale.",
+        "preset-of-scales",
+        {"presets": {"smoke": {"presets.other": {}}}},
+        "presets.smoke: 'presets.other' can't be set by a preset.",
     ),
     (
-        "scale-in-the-grid",
-        {"study__grid": {"scales.smoke": [{}]}, "scales": {"smoke": {}}},
-        "study.grid: 'scales.smoke' can't be varied, since scales is one for the whole study.",
+        "preset-in-the-grid",
+        {"study__grid": {"presets.smoke": [{}]}, "presets": {"smoke": {}}},
+        "study.grid: 'presets.smoke' can't be varied, since presets is one for the whole study.",
     ),
     *[
         (
@@ -560,7 +560,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             ("execution", "stack"),
             ("artifacts", "keep_models"),
             ("report", "last_k"),
-            ("probes", "a"),
+            ("diagnostics", "a"),
         )
     ],
     (

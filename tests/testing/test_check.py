@@ -279,7 +279,7 @@ def test_a_studys_method_is_checked_with_its_parameters(
     write(
         project, "size: int = 1\n def upload(self, client):\n  return {'model': client['model'], 'n': self.size * 0.5}"
     )
-    entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "with": {"federation.momentum": 0.5}}}
+    entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "overrides": {"federation.momentum": 0.5}}}
     (project / "study.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
     for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
         status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)

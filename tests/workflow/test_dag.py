@@ -183,14 +183,14 @@ def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
     assert sorted(map(str, written)) == sorted(dag.get_table_output(made))
 
 
-def test_a_probe_waits_for_the_joined_rounds() -> None:
-    built = build(probes={"norms": {"kind": "head-norms"}})
-    ((table, probe),) = built.plan.probes.items()
+def test_a_diagnostic_waits_for_the_joined_rounds() -> None:
+    built = build(diagnostics={"norms": {"kind": "head-norms"}})
+    ((table, diagnostic),) = built.plan.diagnostics.items()
     path, names = first_run(built)
-    assert table == f"results/probes/fedavg/{probe.run_key}/0004/head-norms-{probe.key}.parquet"
-    wildcards = ask(**names, round="0004", probe=f"head-norms-{probe.key}")
-    assert built.get_probe(wildcards) == probe
-    wanted = built.get_probe_input(wildcards)
+    assert table == f"results/diagnostics/fedavg/{diagnostic.run_key}/0004/head-norms-{diagnostic.key}.parquet"
+    wildcards = ask(**names, round="0004", diagnostic=f"head-norms-{diagnostic.key}")
+    assert built.get_diagnostic(wildcards) == diagnostic
+    wanted = built.get_diagnostic_input(wildcards)
     assert wanted == run_input(built, path) | {
         "settings": table.replace(".parquet", ".yaml"),
         "joined": f"{path}/joined/0004/joined.json",
@@ -204,10 +204,10 @@ def test_a_probe_waits_for_the_joined_rounds() -> None:
 # -- several studies ---------------------------------------------------------------------------------------------------
 
 
-def plan_folder(scale: str = "paper") -> StudySelection:
-    selection = StudySelection(Path("studies/a"), scale)
+def plan_folder(preset: str = "full") -> StudySelection:
+    selection = StudySelection(Path("studies/a"), preset)
     for path in selection.studies:
-        planner.write_plan(planner.make_plan(path, scale))
+        planner.write_plan(planner.make_plan(path, preset))
     return selection
 
 
@@ -264,7 +264,7 @@ def test_studies_that_execute_otherwise_are_not_made_together() -> None:
 def test_config_selects_studies() -> None:
     Path("studies/a").mkdir(parents=True)
     assert StudySelection.from_config({}) == StudySelection(Path("params.yaml"), "paper")
-    selection = StudySelection.from_config({"params": "studies/a", "scale": "smoke"})
+    selection = StudySelection.from_config({"params": "studies/a", "preset": "smoke"})
     assert (selection, selection.is_folder) == (StudySelection(Path("studies/a"), "smoke"), True)
     absolute = StudySelection.from_config({"params": str(Path("studies/b.yaml").absolute())})
     assert absolute == StudySelection(Path("studies/b.yaml"))

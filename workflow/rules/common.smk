@@ -72,8 +72,8 @@ def start_job_server():
         shell("fedpipe --version 2> /dev/null", iterable=True, resources=resources)
 
 
-# 3. Select the studies: --config params=studies/NAME.yaml scale=smoke, or --config params=FOLDER for all in a folder.
-# Each study has its plan, tables and figures in results/studies/NAME@SCALE. Studies share runs, partitions and data.
+# 3. Select the studies: --config params=studies/NAME.yaml preset=smoke, or --config params=FOLDER for all in a folder.
+# Each study has its plan, tables and figures in results/studies/NAME@PRESET. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
 try:
     dag.require_simple_folder(Path.cwd())
@@ -101,7 +101,7 @@ onerror:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "fedpipe", "papers"),
-                    *("--scale", SELECTION.scale),
+                    *("--preset", SELECTION.preset),
                     *("--plan-fingerprint", STUDY_DAG.plans_fingerprint),
                 ]
             )
@@ -123,6 +123,6 @@ wildcard_constraints:
     round=r"(?!0000)\d{4}",
     stop=r"\d{4}",
     block=r"\d{4}",
-    probe=r"[a-z-]+-[0-9a-f]{12}",
+    diagnostic=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",
     partition=r"[A-Za-z0-9_.-]+",

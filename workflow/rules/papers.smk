@@ -2,7 +2,7 @@
 # after a failure, too (`onerror`): what did not come is a dash with its reason.
 from fedpipe import papers
 
-PAGES = f"results/papers/{SELECTION.scale}"
+PAGES = f"results/papers/{SELECTION.preset}"
 
 
 rule papers:
@@ -38,8 +38,8 @@ rule pages:
     conda:
         CONDA
     params:
-        scale=SELECTION.scale,
+        preset=SELECTION.preset,
         printed=dag.hash_files(Path(papers.__file__).parent.glob("*.*")),  # and how pages show it
         shown=STUDY_DAG.plans_fingerprint,
     shell:
-        "fedpipe papers --scale {params.scale} --plan-fingerprint {params.shown} > {log:q} 2>&1"
+        "fedpipe papers --preset {params.preset} --plan-fingerprint {params.shown} > {log:q} 2>&1"

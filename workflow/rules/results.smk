@@ -30,11 +30,11 @@ for PLAN in STUDY_DAG.plan.plans:
             CONDA
         params:
             study=str(PLAN.params),
-            scale=PLAN.scale,
+            preset=PLAN.preset,
             shown=compute_report_fingerprint(PLAN),
             shared=PLAN.shared,  # the table tells which runs are of other code
         shell:
-            "fedpipe table --params {params.study:q} --scale {params.scale} "
+            "fedpipe table --params {params.study:q} --preset {params.preset} "
             "--plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     # Each figure is drawn of one of the joined files of all runs.
@@ -65,10 +65,10 @@ for PLAN in STUDY_DAG.plan.plans:
             params:
                 figure=FIGURE,
                 study=str(PLAN.params),
-                scale=PLAN.scale,
+                preset=PLAN.preset,
                 shown=compute_report_fingerprint(PLAN),
             shell:
-                "fedpipe figure {params.figure} --params {params.study:q} --scale {params.scale} "
+                "fedpipe figure {params.figure} --params {params.study:q} --preset {params.preset} "
                 "--plan-fingerprint {params.shown} > {log:q} 2>&1"
 
     rule:
@@ -92,7 +92,7 @@ for PLAN in STUDY_DAG.plan.plans:
             CONDA
         params:
             study=str(PLAN.params),
-            scale=PLAN.scale,
+            preset=PLAN.preset,
             key=dag.with_partition_key(PLAN, str),
         shell:
-            "fedpipe figure partition {params.key} --params {params.study:q} --scale {params.scale} > {log:q} 2>&1"
+            "fedpipe figure partition {params.key} --params {params.study:q} --preset {params.preset} > {log:q} 2>&1"

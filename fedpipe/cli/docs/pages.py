@@ -160,41 +160,41 @@ def render_settings_page() -> str:
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def get_probe_summary(kind: str) -> str:
-    """One-line description of a kind of probe."""
-    return _read_probe_docstring(kind).split("\n", 1)[0]
+def get_diagnostic_summary(kind: str) -> str:
+    """One-line description of a kind of diagnostic."""
+    return _read_diagnostic_docstring(kind).split("\n", 1)[0]
 
 
-def describe_probe(kind: str) -> str:
-    """Describe a kind of probe as plain text: docstring, settings with defaults, and columns of its table."""
+def describe_diagnostic(kind: str) -> str:
+    """Describe a kind of diagnostic as plain text: docstring, settings with defaults, and columns of its table."""
     (section,) = (
-        probe_class
-        for probe_class in get_args(diagnostics.Probe)
-        if get_args(probe_class.model_fields["kind"].annotation) == (kind,)
+        diagnostic_class
+        for diagnostic_class in get_args(diagnostics.Diagnostic)
+        if get_args(diagnostic_class.model_fields["kind"].annotation) == (kind,)
     )
-    lines = [f"{kind} (probe)", "", equations.render_docstring(_read_probe_docstring(kind)), ""]
-    lines += ["In params.yaml, under probes, in an entry with a name of your own:", f"  kind: {kind}"]
+    lines = [f"{kind} (diagnostic)", "", equations.render_docstring(_read_diagnostic_docstring(kind)), ""]
+    lines += ["In params.yaml, under diagnostics, in an entry with a name of your own:", f"  kind: {kind}"]
     for name, field in section.model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
             lines.append(f"  {name}: {value}    # {equations.render_docstring(field.description or '')}")
-    schema = re.search(r"^SCHEMA = .*?^\)", _find_probe_module(kind).read_text(), re.M | re.S)
-    lines += ["", f"Columns of its table, results/probes/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
+    schema = re.search(r"^SCHEMA = .*?^\)", _find_diagnostic_module(kind).read_text(), re.M | re.S)
+    lines += ["", f"Columns of its table, results/diagnostics/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
     for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
         lines.append(f"  {name}    # {meaning}" if meaning else f"  {name}")
     return "\n".join(lines)
 
 
-def _find_probe_module(kind: str) -> Path:
-    module_spec = importlib.util.find_spec(code_digest.PROBE_MODULES[kind])
+def _find_diagnostic_module(kind: str) -> Path:
+    module_spec = importlib.util.find_spec(code_digest.DIAGNOSTIC_MODULES[kind])
     assert module_spec
     assert module_spec.origin
     return Path(module_spec.origin)
 
 
-def _read_probe_docstring(kind: str) -> str:
-    """Docstring of the probe's module, read without importing it."""
-    text = ast.get_docstring(ast.parse(_find_probe_module(kind).read_text())) or ""
+def _read_diagnostic_docstring(kind: str) -> str:
+    """Docstring of the diagnostic's module, read without importing it."""
+    text = ast.get_docstring(ast.parse(_find_diagnostic_module(kind).read_text())) or ""
     return text.replace(f" (`{kind}`)", "", 1)
 
 

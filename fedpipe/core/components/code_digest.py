@@ -42,7 +42,7 @@ SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.planning.download", "obtain_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )
-PROBE_MODULES = {  #: module that computes each kind of probe
+DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
     "head-norms": "fedpipe.engine.diagnostics.head_norms",
     "features": "fedpipe.engine.diagnostics.features",
     "surface": "fedpipe.engine.diagnostics.surface",
@@ -121,10 +121,10 @@ def _list_shared_imports() -> Iterator[tuple[str, str]]:
 
 
 @functools.cache
-def compute_probe_digest(kind: str) -> str:
-    """Digest of the code of a kind of probe, such as ``head-norms``, within `fedpipe.engine.diagnostics`."""
+def compute_diagnostic_digest(kind: str) -> str:
+    """Digest of the code of a kind of diagnostic, such as ``head-norms``, within `fedpipe.engine.diagnostics`."""
     return _digest_names(
-        [(PROBE_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
+        [(DIAGNOSTIC_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
     ).text
 
 

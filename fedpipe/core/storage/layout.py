@@ -27,7 +27,7 @@ from fedpipe.core.storage.files import (
 )
 
 PARAMS = Path("params.yaml")  #: the main study
-FULL_SCALE = "paper"  #: the scale of a study as it stands in its file
+FULL_PRESET = "full"  #: the preset of a study as it stands in its file
 STUDIES = Path("studies")  #: where other studies lie
 PAPERS = STUDIES / "papers"  #: those of the four papers
 DVC_YAML = "dvc.yaml"  #: beside studies, a file of DVC's own
@@ -234,15 +234,15 @@ class RunFiles:
 
 
 @dataclass(frozen=True)
-class ProbeFiles:
-    """The files of one probe, below ``results/probes/<algorithm>/<run's key>/<round>``."""
+class DiagnosticFiles:
+    """The files of one diagnostic, below ``results/diagnostics/<algorithm>/<run's key>/<round>``."""
 
     path: Path  #: without the ends of the names
 
     @classmethod
-    def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> ProbeFiles:
-        """The place of a probe of a round."""
-        return cls(RESULTS / "probes" / label / run / f"{number:04d}" / f"{kind}-{key}")
+    def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> DiagnosticFiles:
+        """The place of a diagnostic of a round."""
+        return cls(RESULTS / "diagnostics" / label / run / f"{number:04d}" / f"{kind}-{key}")
 
     @property
     def settings(self) -> Path:
@@ -267,10 +267,10 @@ class StudyFiles:
     path: Path
 
     @classmethod
-    def from_params(cls, params: Path, scale: str = FULL_SCALE) -> StudyFiles:
+    def from_params(cls, params: Path, preset: str = FULL_PRESET) -> StudyFiles:
         """The folder of a study's results, without ``results/``.
 
-        At a scale other than the whole study's, ``@`` and its name are put behind.
+        At a preset other than the whole study's, ``@`` and its name are put behind.
 
         Raises
         ------
@@ -278,10 +278,10 @@ class StudyFiles:
             A study there would share its place with another's, or `fedpipe prune` would not find it.
         """
         params = normalize_study_path(params)
-        suffix = "" if scale == FULL_SCALE else f"@{scale}"
-        if not re.fullmatch("[a-z][a-z0-9_]*", scale):
+        suffix = "" if preset == FULL_PRESET else f"@{preset}"
+        if not re.fullmatch("[a-z][a-z0-9_]*", preset):
             raise SettingsError(
-                f"'{scale}' is no scale; it should be a name of the study's section scales, or {FULL_SCALE}."
+                f"'{preset}' is no preset; it should be a name of the study's section presets, or {FULL_PRESET}."
             )
         if params == PARAMS:
             return cls(RESULTS / "studies" / suffix if suffix else RESULTS)
@@ -410,19 +410,19 @@ def list_studies(params: Path) -> list[Path]:
     return paths
 
 
-def format_run_command(params: Path, scale: str = FULL_SCALE) -> str:
+def format_run_command(params: Path, preset: str = FULL_PRESET) -> str:
     """The command that makes a study, as it is typed."""
-    return _format_command("run", params, scale)
+    return _format_command("run", params, preset)
 
 
-def format_show_command(params: Path, scale: str = FULL_SCALE) -> str:
+def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
     """The command that shows a study's table, as it is typed."""
-    return _format_command("show", params, scale)
+    return _format_command("show", params, preset)
 
 
-def _format_command(command: str, params: Path, scale: str) -> str:
+def _format_command(command: str, params: Path, preset: str) -> str:
     params_option = [] if params == PARAMS else ["--params", str(params)]
-    return shlex.join(["fedpipe", command, *params_option, *([] if scale == FULL_SCALE else ["--scale", scale])])
+    return shlex.join(["fedpipe", command, *params_option, *([] if preset == FULL_PRESET else ["--preset", preset])])
 
 
 def dataset_file(name: str) -> Path:

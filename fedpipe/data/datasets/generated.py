@@ -27,7 +27,7 @@ class Generated(Dataset):
 
     An image is its class's pattern of 4x4 squares plus noise. A text's words are drawn at random, a fraction of them
     from words that are typical of its class. Classes have equal sizes, and the fraction of test samples is that of the
-    published data set. With `dataset.absent: generate` they replace a data set that is missing.
+    published data set. With `dataset.on_missing: generate` they replace a data set that is missing.
 
     Parameters
     ----------

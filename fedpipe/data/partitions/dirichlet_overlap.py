@@ -20,7 +20,7 @@ class DirichletOverlap(Scheme):
     :math:`\max(1, \lfloor p_{c,k} n_c \rfloor)` samples of c without replacement, independently of the others. So
     clients share samples, some samples have no client, and every client owns every class. This is less heterogeneous
     than ``dirichlet`` with the same alpha. It needs ``dataset.split: official`` and no
-    ``dataset.validation_share``, because otherwise a client could train on test samples of another.
+    ``dataset.validation_fraction``, because otherwise a client could train on test samples of another.
 
     Source: the official code of FedDUAL, ``Data Prepration.py`` (alpha 0.01, 100 clients, seed 42).
 

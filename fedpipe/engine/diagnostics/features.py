@@ -44,15 +44,15 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     rows = head_weight.flatten(1)
     if features and features[0].shape[1] != rows.shape[1]:
         raise SettingsError(
-            "probes: the head's rows have another width than the features, so that they can't be shown."
+            "diagnostics: the head's rows have another width than the features, so that they can't be shown."
         )
     vectors = normalize_vectors(torch.cat([*features, rows]))
     if settings["perplexity"] >= len(vectors):
         raise SettingsError(
-            f"probes: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; choose less."
+            f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; choose less."
         )
     # Exact: the tree's sums are in an order that depends on threads.
-    seed = rng.entropy(settings["seed"], "probe/tsne") % 2**32
+    seed = rng.entropy(settings["seed"], "diagnostic/tsne") % 2**32
     embedding = TSNE(perplexity=settings["perplexity"], init="pca", method="exact", random_state=seed)
     positions: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
     columns = {

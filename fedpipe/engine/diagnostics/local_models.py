@@ -1,4 +1,4 @@
-"""The models that a probe looks at: of the server, and of clients as they receive, train and fine-tune them.
+"""The models that a diagnostic looks at: of the server, and of clients as they receive, train and fine-tune them.
 
 Nobody stores the models that clients train. They are made again by doing their round again from the state before it,
 and only if the round then comes out as it is recorded. The executor is the run's own: it is given an algorithm that is
@@ -27,7 +27,7 @@ from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
 from fedpipe.models.base import FunctionalNetwork
 
-MODEL, CLIENT_BUFFERS, TRACE, STEP = "probe/model", "probe/own", "probe/trace", "probe/step"
+MODEL, CLIENT_BUFFERS, TRACE, STEP = "diagnostic/model", "diagnostic/own", "diagnostic/trace", "diagnostic/step"
 TraceFunction = Callable[[Tensors], Tensor]
 
 
@@ -73,7 +73,7 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
     except _CapturedModelError as error:
         model: Tensors = error.args[0]
         return model
-    raise SettingsError(f"probes: {type(algorithm).__qualname__}.predict calls no network, so that no model is known.")
+    raise SettingsError(f"diagnostics: {type(algorithm).__qualname__}.predict calls no network, so that no model is known.")
 
 
 def with_model_uploads(
@@ -163,7 +163,7 @@ def with_model_uploads(
 
 
 def _is_diagnostic_part(part: str) -> bool:
-    return part.startswith("probe/")
+    return part.startswith("diagnostic/")
 
 
 def _descend(client: State, batch: Batch, gradient: Gradient) -> State:
@@ -248,7 +248,7 @@ def get_global_model(run: Run, number: int) -> Tensors:
     model = run.algorithm.global_model(run.load_server_state(number)) if has_server_statistics else None
     if model is None:
         name = run.settings.algorithm["name"]
-        raise SettingsError(f"probes: {name} has no global model to look at; its run should be left out (algorithms).")
+        raise SettingsError(f"diagnostics: {name} has no global model to look at; its run should be left out (algorithms).")
     return model
 
 
@@ -262,7 +262,7 @@ def get_head_weight(run: Run, model: Tensors) -> Tensor:
     """
     if "head.weight" not in model:
         kind = run.settings.algorithm["name"]
-        raise SettingsError(f"probes: the models of {kind} have no head.weight, whose rows could be looked at.")
+        raise SettingsError(f"diagnostics: the models of {kind} have no head.weight, whose rows could be looked at.")
     return model["head.weight"]
 
 
@@ -283,8 +283,8 @@ def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[
 
 
 def make_pruned_state_error(run: Run, number: int) -> ArtifactError:
-    """What to say where the states around a round were pruned before a probe of it was declared."""
+    """What to say where the states around a round were pruned before a diagnostic of it was declared."""
     return ArtifactError(
         f"{run.files.path}: the states of round {number} or of the one before it are gone, which artifacts.keep_models "
-        f"pruned before this probe was declared; type `rm -r {run.files.path}` and run again, which keeps them."
+        f"pruned before this diagnostic was declared; type `rm -r {run.files.path}` and run again, which keeps them."
     )

@@ -1,4 +1,4 @@
-"""The probe stage: what a study looks at in the states of a run, as a table beside what vouches for it."""
+"""The diagnostic stage: what a study looks at in the states of a run, as a table beside what vouches for it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import write_json, write_parquet
-from fedpipe.core.storage.layout import ProbeFiles, RunFiles
+from fedpipe.core.storage.layout import DiagnosticFiles, RunFiles
 from fedpipe.engine.run import Run
 from fedpipe.planning import diagnostics
 from fedpipe.settings.execution import Execution
 
 
-def run_probe(path: Path, execution: Execution, threads: int = 1) -> None:
-    """Compute what a probe's settings ask for; the run itself is not changed.
+def run_diagnostic(path: Path, execution: Execution, threads: int = 1) -> None:
+    """Compute what a diagnostic's settings ask for; the run itself is not changed.
 
     Raises
     ------
@@ -24,8 +24,8 @@ def run_probe(path: Path, execution: Execution, threads: int = 1) -> None:
     SettingsError
         The run's method has no such models.
     """
-    files = ProbeFiles(path.with_suffix(""))
-    settings = diagnostics.read_probe_settings(files)
+    files = DiagnosticFiles(path.with_suffix(""))
+    settings = diagnostics.read_diagnostic_settings(files)
     key, label = (ancestor.name for ancestor in list(path.parents)[1:3])
     run, number = Run(RunFiles.from_key(label, key), execution, threads), settings["round"]
     if number not in run.files.list_complete_rounds():
@@ -34,6 +34,6 @@ def run_probe(path: Path, execution: Execution, threads: int = 1) -> None:
         from fedpipe.engine.diagnostics import local_models
 
         raise local_models.make_pruned_state_error(run, number)
-    probe_module = importlib.import_module(code_digest.PROBE_MODULES[settings["kind"]])
-    sha256 = write_parquet(files.table, probe_module.compute_table(run, number, settings))
+    diagnostic_module = importlib.import_module(code_digest.DIAGNOSTIC_MODULES[settings["kind"]])
+    sha256 = write_parquet(files.table, diagnostic_module.compute_table(run, number, settings))
     write_json(files.marker, {files.table.name: sha256, "settings": settings, "made_by": run.get_environment()})

@@ -1,4 +1,4 @@
-"""Probes as a study declares them: their keys, the states that they need, and what is refused before any job."""
+"""Diagnostics as a study declares them: their keys, the states that they need, and what is refused before any job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests import small_studies as studies
 NORMS = {"kind": "head-norms", "rounds": [2]}
 
 
-def plan_study(probes: dict[str, Any], **sections: Any) -> planner.NewPlan:
-    params = studies.settings(("fedavg", "cwfedavg"), 4, probes=probes, **sections)
+def plan_study(diagnostics: dict[str, Any], **sections: Any) -> planner.NewPlan:
+    params = studies.settings(("fedavg", "cwfedavg"), 4, diagnostics=diagnostics, **sections)
     studies.write(params, Path())
     return planner.make_plan(Path("params.yaml"))
 
@@ -31,7 +31,7 @@ def typed(*arguments: str) -> None:
     CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
-def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
+def test_a_diagnostics_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = plan_study({"n": NORMS})
@@ -42,25 +42,25 @@ def test_a_probes_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
         plan_study({"n": NORMS | {"finetune_epochs": 5}}),
         plan_study({"n": NORMS}, federation={"learning_rate": 0.2}),
     ]
-    assert {probe.key for probe in plan_study({"m": NORMS}).probes} == {probe.key for probe in one.probes}, (
+    assert {diagnostic.key for diagnostic in plan_study({"m": NORMS}).diagnostics} == {diagnostic.key for diagnostic in one.diagnostics}, (
         "names are for people"
     )
-    monkeypatch.setattr(code_digest, "compute_probe_digest", lambda kind: "another")
+    monkeypatch.setattr(code_digest, "compute_diagnostic_digest", lambda kind: "another")
     others.append(plan_study({"n": NORMS}))
-    keys = [probe.key for plan in (one, *others) for probe in plan.probes]
+    keys = [diagnostic.key for plan in (one, *others) for diagnostic in plan.diagnostics]
     assert len(set(keys)) == len(keys) == 12
 
 
-def test_the_digest_of_a_probe_is_of_what_probes_have_of_their_own() -> None:
-    assert len({code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}) == len(
-        code_digest.PROBE_MODULES
+def test_the_digest_of_a_diagnostic_is_of_what_diagnostics_have_of_their_own() -> None:
+    assert len({code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}) == len(
+        code_digest.DIAGNOSTIC_MODULES
     )
     before = code_digest.compute_shared_digest()
-    assert before not in {code_digest.compute_probe_digest(kind) for kind in code_digest.PROBE_MODULES}
+    assert before not in {code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}
 
 
 def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
-    probes = {
+    diagnostics = {
         "all": {"kind": "gradients"},
         "some": {
             "kind": "gradients",
@@ -71,36 +71,36 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         },
     }
     grid = {"partition.alpha": [0.3, 0.5], "federation.batch_size": [10, 20, 30]}
-    plan = plan_study(probes, study={"algorithms": ["fedavg", "cwfedavg"], "seeds": [0, 1], "grid": grid})
-    assert len([probe for probe in plan.probes if probe.name == "all"]) == len(plan.runs) == 24
-    chosen = [probe for probe in plan.probes if probe.name == "some"]
+    plan = plan_study(diagnostics, study={"algorithms": ["fedavg", "cwfedavg"], "seeds": [0, 1], "grid": grid})
+    assert len([diagnostic for diagnostic in plan.diagnostics if diagnostic.name == "all"]) == len(plan.runs) == 24
+    chosen = [diagnostic for diagnostic in plan.diagnostics if diagnostic.name == "some"]
     cells = {(cell.algorithm, cell.key): cell for cell in plan.cells}
-    found = [(cells[probe.algorithm, probe.run_key], probe.round) for probe in chosen]
+    found = [(cells[diagnostic.algorithm, diagnostic.run_key], diagnostic.round) for diagnostic in chosen]
     points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in found]
     assert points == [(1, 0.5, size, number) for size in (10, 20) for number in (1, 4)]
     planner.write_plan(plan)
     read = Plan.read(Path("results/plan.json"))
-    assert read.probes == plan.probes
-    for probe in plan.probes:
-        held = yaml.safe_load(probe.files.settings.read_text())
-        assert (held["run"], held["round"], held["kind"]) == (probe.run_key, probe.round, "gradients")
+    assert read.diagnostics == plan.diagnostics
+    for diagnostic in plan.diagnostics:
+        held = yaml.safe_load(diagnostic.files.settings.read_text())
+        assert (held["run"], held["round"], held["kind"]) == (diagnostic.run_key, diagnostic.round, "gradients")
 
 
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        (NORMS | {"rounds": [5]}, r"probes\.n\.rounds: 5 is beyond the last round, 4"),
-        (NORMS | {"rounds": [0]}, r"probes\.n\.rounds\.0: 0 can't be used"),
-        (NORMS | {"algorithms": ["moon"]}, r"probes\.n\.algorithms: the study has no 'moon'"),
-        (NORMS | {"seeds": [7]}, r"probes\.n\.seeds: the study has no '7'"),
-        (NORMS | {"where": {"partition.alpha": 0.5}}, r"probes\.n\.where: 'partition\.alpha' is not in study\.grid"),
-        (NORMS | {"models": ["class"]}, r"probes\.n\.models: 'class' can't be used with fedavg"),
+        (NORMS | {"rounds": [5]}, r"diagnostics\.n\.rounds: 5 is beyond the last round, 4"),
+        (NORMS | {"rounds": [0]}, r"diagnostics\.n\.rounds\.0: 0 can't be used"),
+        (NORMS | {"algorithms": ["moon"]}, r"diagnostics\.n\.algorithms: the study has no 'moon'"),
+        (NORMS | {"seeds": [7]}, r"diagnostics\.n\.seeds: the study has no '7'"),
+        (NORMS | {"where": {"partition.alpha": 0.5}}, r"diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid"),
+        (NORMS | {"models": ["class"]}, r"diagnostics\.n\.models: 'class' can't be used with fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
-        (NORMS | {"modles": []}, r"probes\.n\.modles: unknown key; did you mean 'models'\?"),
-        ({"kind": "head_norms"}, r"probes\.n\.kind: there is no probe 'head_norms'; did you mean 'head-norms'\?"),
-        ({"rounds": [1]}, r"probes\.n: its kind is missing"),
-        ({"kind": "locals", "clients": [10]}, r"probes\.n\.clients: there is no client 10"),
-        ({"kind": "surface", "points": 2}, r"probes\.n\.points: 2 can't be used"),
+        (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key; did you mean 'models'\?"),
+        ({"kind": "head_norms"}, r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'; did you mean 'head-norms'\?"),
+        ({"rounds": [1]}, r"diagnostics\.n: its kind is missing"),
+        ({"kind": "locals", "clients": [10]}, r"diagnostics\.n\.clients: there is no client 10"),
+        ({"kind": "surface", "points": 2}, r"diagnostics\.n\.points: 2 can't be used"),
     ],
     ids=str,
 )
@@ -112,45 +112,45 @@ def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, An
 
 def test_a_point_that_the_grid_never_has_is_refused() -> None:
     entry = NORMS | {"where": {"partition.alpha": 0.4}}
-    with pytest.raises(SettingsError, match=r"probes\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
+    with pytest.raises(SettingsError, match=r"diagnostics\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
         plan_study({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
-    with pytest.raises(SettingsError, match=r"study\.grid: 'probes\.n\.rounds' can't be varied"):
-        plan_study({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"probes.n.rounds": [[1], [2]]}})
+    with pytest.raises(SettingsError, match=r"study\.grid: 'diagnostics\.n\.rounds' can't be varied"):
+        plan_study({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"diagnostics.n.rounds": [[1], [2]]}})
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold"])
-def test_the_states_that_a_probe_needs_stay(label: str) -> None:
+def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     """Whatever `keep_models` says; those of a method whose clients keep something, too."""
     params = studies.settings((label,), 6, artifacts={"keep_models": "last"}, dataset={"subset": 200})
-    params["probes"] = {"n": {"kind": "head-norms", "rounds": [3]}}
+    params["diagnostics"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan)
     list(run.run_segment(6))
     collect.collect_rounds(run.files, 6, plan.keep_models)
     there = [number for number in range(7) if run.files.round(number).server_state.exists()]
     assert there == [0, 2, 3, 5, 6]
-    (probe,) = plan.probes
-    typed("probe", str(probe.files.settings))
-    table = files.read_parquet(probe.files.table, files.read_recorded_sha256(probe.files.table))
+    (diagnostic,) = plan.diagnostics
+    typed("diagnostic", str(diagnostic.files.settings))
+    table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
     assert table["owner"].unique().to_pylist() == run.participants(3)
     before = studies.bits(run.files.path)
-    typed("probe", str(probe.files.settings))
-    assert studies.bits(run.files.path) == before, "a probe changes nothing of its run"
-    assert files.read_parquet(probe.files.table).equals(table)
+    typed("diagnostic", str(diagnostic.files.settings))
+    assert studies.bits(run.files.path) == before, "a diagnostic changes nothing of its run"
+    assert files.read_parquet(diagnostic.files.table).equals(table)
 
     # declared too late: the states of round 4 are gone
-    params["probes"]["n"]["rounds"] = [4]
-    (probe,) = studies.prepare(params).probes
+    params["diagnostics"]["n"]["rounds"] = [4]
+    (diagnostic,) = studies.prepare(params).diagnostics
     with pytest.raises(ArtifactError, match=r"the states of round 4 or of the one before it are gone, .* `rm -r "):
-        typed("probe", str(probe.files.settings))
-    assert not probe.files.table.exists()
+        typed("diagnostic", str(diagnostic.files.settings))
+    assert not diagnostic.files.table.exists()
 
 
-def test_edited_settings_of_a_probe_are_refused() -> None:
+def test_edited_settings_of_a_diagnostic_are_refused() -> None:
     plan = plan_study({"n": NORMS | {"algorithms": ["fedavg"]}})
     planner.write_plan(plan)
-    (probe,) = plan.probes
-    place = probe.files.settings
+    (diagnostic,) = plan.diagnostics
+    place = diagnostic.files.settings
     right = place.read_text()
     for edited, told in (
         (right.replace("trained", "received"), "was edited: its key would be "),
@@ -161,8 +161,8 @@ def test_edited_settings_of_a_probe_are_refused() -> None:
         assert edited != right
         place.write_text(edited)
         with pytest.raises(ArtifactError) as error:
-            typed("probe", str(place))
+            typed("diagnostic", str(place))
         assert str(error.value).startswith(f"{place} {told}")
     place.write_text(right)
     with pytest.raises(ArtifactError, match="is missing"):
-        typed("probe", str(place.with_name("head-norms-0123456789ab.yaml")))
+        typed("diagnostic", str(place.with_name("head-norms-0123456789ab.yaml")))

@@ -1,4 +1,4 @@
-"""What probes find in the states of a run, against plain PyTorch and against what the run itself has recorded."""
+"""What diagnostics find in the states of a run, against plain PyTorch and against what the run itself has recorded."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_on_another_device_the_rounding_of_the_runs_precision_decides(
     ],
 )
 def test_models_are_those_that_the_protocols_have_measured(label: str, sections: dict[str, Any], stack: int) -> None:
-    """Accuracies of what a probe looks at, by plain PyTorch, are the recorded ones: so is each model the right one."""
+    """Accuracies of what a diagnostic looks at, by plain PyTorch, are the recorded ones: so is each model the right one."""
     run = _run(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
@@ -126,7 +126,7 @@ def _run(label: str, sections: dict[str, Any], stack: int) -> Run:
     return run
 
 
-def test_what_travels_is_what_a_probe_finds_trained() -> None:
+def test_what_travels_is_what_a_diagnostic_finds_trained() -> None:
     run = finished()
     block = run.train(AT, run.participants(AT))
     for local, upload in zip(local_models.replay_local_models(run, AT), block.uploads, strict=True):
@@ -207,9 +207,9 @@ def test_the_global_models_norms() -> None:
 
 def test_who_has_no_such_model_is_told() -> None:
     run = finished("local")
-    with pytest.raises(SettingsError, match="probes: local has no global model to look at"):
+    with pytest.raises(SettingsError, match="diagnostics: local has no global model to look at"):
         head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
-    with pytest.raises(SettingsError, match="probes: local has no class models"):
+    with pytest.raises(SettingsError, match="diagnostics: local has no class models"):
         head_norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
 
 

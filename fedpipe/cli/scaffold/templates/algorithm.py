@@ -16,7 +16,7 @@ from fedpipe.core.tensors import Tensors
 # You can run this file unchanged: it is FedAvg with a pull of each client towards the model that it trained last.
 # Change the hooks that your method changes and delete the others, which are then FedAvg's. fedpipe/algorithms/base.py
 # has the other hooks: send, personalize, training, local_passes (Train, Measure and Update passes), predict,
-# global_model. Write the hooks for one client, as pure functions of tensors without `if` on values. Add and scale
+# global_model. Write the hooks for one client, as pure functions of tensors without `if` on values. Add and preset
 # complete models, a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may contain
 # BatchNorm's running statistics. Those of the server's next model are the mean of the uploads' with any `aggregate`.
 
