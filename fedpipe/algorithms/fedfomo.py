@@ -170,7 +170,9 @@ class FedFomo(Algorithm):
         """Without validation data, models that fit the training data rank first."""
         if study.has_validation:
             return ()
-        problem = f"{key}: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on"
+        problem = (
+            f"{key}: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on"
+        )
         return (f"{problem}; 0.2 is usual.",)
 
 

@@ -1,4 +1,4 @@
-"""What nothing needs any more: runs with their diagnostics, partitions, data and features that no study and no commit names.
+"""Finds and removes runs with their diagnostics, partitions, data and features that no study and no commit needs.
 
 A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
 or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;

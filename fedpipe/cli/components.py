@@ -12,7 +12,7 @@ from fedpipe.core.errors import SettingsError, suggest_name
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
-from fedpipe.cli.group import GENERATED_PANEL, PEOPLE_PANEL, DIAGNOSTIC_KIND, app
+from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, PEOPLE_PANEL, app
 
 
 @app.command("list", rich_help_panel=PEOPLE_PANEL)

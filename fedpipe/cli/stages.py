@@ -22,9 +22,9 @@ from fedpipe.cli.group import (
     Graphs,
     KeepModels,
     PlanFingerprint,
+    Preset,
     RoundNumber,
     RunPath,
-    Preset,
     Stack,
     StudyFile,
     Threads,
@@ -204,7 +204,9 @@ def collect(
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def diagnostic(
-    path: Annotated[Path, typer.Argument(help="A diagnostic's settings, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")],
+    path: Annotated[
+        Path, typer.Argument(help="A diagnostic's settings, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")
+    ],
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",

@@ -18,6 +18,18 @@ Location = tuple[int | str, ...]
 LARGEST = 2**63 - 1  #: integer in tables
 TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: normal numbers of float32, in which models are computed
 SHOWN, LISTED = 120, 20  #: letters of a wrong value, and mistakes, that are printed
+#: Names of version 0.1 in params.yaml and on the command line, with their new names.
+RENAMED_KEYS = {
+    "scales": "presets",
+    "probes": "diagnostics",
+    "test_share": "test_fraction",
+    "validation_share": "validation_fraction",
+    "absent": "on_missing",
+    "with": "overrides",
+    "shown": "protocol",
+    "scale": "preset",
+    "paper": "full",
+}
 TYPE_PHRASES = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
@@ -150,7 +162,9 @@ def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tupl
 
 
 def suggest_name(name: str, options: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    """The end of a sentence about an unknown name: its new name, the nearest known one, or all of them."""
+    if RENAMED_KEYS.get(name) in options:
+        return f"it is now '{RENAMED_KEYS[name]}'."
     matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if matches:
         return f"did you mean '{matches[0]}'?"

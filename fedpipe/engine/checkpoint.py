@@ -208,7 +208,7 @@ class RetentionRequest(NamedTuple):
 
     rounds: int
     keep_models: str | int
-    probed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
+    diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
 
 
 def is_retained(number: int, keep_models: str | int) -> bool:
@@ -220,13 +220,13 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
 
     Those that a round and the one before it begin with stay, so that the last round can be done again, and so does each
-    that a diagnostic looks into. Where studies of other lengths or another `artifacts.keep_models` share the run, what any
-    of them keeps stays.
+    that a diagnostic reads. If studies with another length or `artifacts.keep_models` share the run, a state stays if
+    any of them keeps it.
     """
     requests = [RetentionRequest(number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
     if any(request.keep_models == "all" for request in requests) or not requests:
         return
-    ends = {end for request in requests for end in (request.rounds, *request.probed_rounds)}
+    ends = {end for request in requests for end in (request.rounds, *request.diagnosed_rounds)}
     ends = {end for end in ends if is_stored(files.round(end).state_marker)} | {number}
     protected_rounds = ends | {end - 1 for end in ends}
     # Else a power failure could leave none to go on from: a round has several files, and all of them count.
@@ -250,8 +250,8 @@ def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
         if plan is None:
             yield RetentionRequest(0, "all")
         else:
-            probed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
+            diagnosed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
             yield from (
-                RetentionRequest(rounds, plan.keep_models, probed_rounds)
+                RetentionRequest(rounds, plan.keep_models, diagnosed_rounds)
                 for rounds in plan.round_counts.get(files.path, ())
             )

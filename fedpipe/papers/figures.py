@@ -120,7 +120,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
             continue
         cells = [cell for cell in results.sort_cells(study.plan) if _is_selected(selection, cell)]
         if not cells:
-            missing.setdefault(f"not part of scale {study.plan.scale}", []).append(selection.study or "")
+            missing.setdefault(f"not part of preset {study.plan.preset}", []).append(selection.study or "")
         for cell in cells:
             title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column(cell)
             labels = [_format_names(study, cell, title, names) for names in (figure.panels, figure.lines)]

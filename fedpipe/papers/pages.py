@@ -30,7 +30,7 @@ from fedpipe.report.contrasts import Contrast, Number
 DASH = "–"
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
-    "paper": "Every setting is the paper's.",
+    "full": "Every setting is the paper's.",
     "reduced": "Shorter runs on less data, as the study files declare: only the order of methods is judged.",
     "smoke": "A few rounds on a few samples show that everything runs. Nothing is judged.",
 }

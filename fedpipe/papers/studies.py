@@ -50,7 +50,7 @@ class PaperStudy:
 
     def get_protocol(self, method: str) -> str:
         """The protocol of a method's accuracies."""
-        return self.plan.shown.get(method, self.plan.protocols[0])
+        return self.plan.method_protocols.get(method, self.plan.protocols[0])
 
     @cached_property
     def preset_changes(self) -> str:
@@ -129,9 +129,15 @@ class PaperStudy:
     def load_diagnostics(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
         """The tables of a study's finished diagnostics of a run."""
         run = cell.algorithm, cell.key, cell.rounds
-        diagnostics = [diagnostic for diagnostic in self.plan.diagnostics if (diagnostic.algorithm, diagnostic.run_key, diagnostic.rounds) == run]
+        diagnostics = [
+            diagnostic
+            for diagnostic in self.plan.diagnostics
+            if (diagnostic.algorithm, diagnostic.run_key, diagnostic.rounds) == run
+        ]
         return [
-            files.table_to_frame(files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table)))
+            files.table_to_frame(
+                files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
+            )
             for diagnostic in diagnostics
             if diagnostic.kind == kind and diagnostic.files.marker.is_file()
         ]

@@ -84,7 +84,12 @@ class CombinedPlan:
     @cached_property
     def diagnostics(self) -> dict[str, PlannedDiagnostic]:
         """All diagnostics by their tables."""
-        diagnostics = (diagnostic for plan in self.plans for diagnostic in plan.diagnostics if str(diagnostic.run.path) in self.runs)
+        diagnostics = (
+            diagnostic
+            for plan in self.plans
+            for diagnostic in plan.diagnostics
+            if str(diagnostic.run.path) in self.runs
+        )
         return {str(diagnostic.files.table): diagnostic for diagnostic in diagnostics}
 
     @property

@@ -1,4 +1,4 @@
-"""Which states a study's diagnostics look at, and under which key what they find lies: the section `diagnostics` of a study.
+"""Plans the diagnostics of a study: which states they read, and the keys of their results.
 
 A diagnostic's key is a hash of its settings, of its run's key and round, and of its own code; it is in no run's key.
 """
@@ -15,7 +15,7 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage.layout import DiagnosticFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
-from fedpipe.settings.diagnostics import HeadNorms, Diagnostic
+from fedpipe.settings.diagnostics import Diagnostic, HeadNorms
 from fedpipe.settings.params import Params
 
 
@@ -33,10 +33,14 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
         _check_diagnostic(study_params, name, diagnostic)
         matching_cells = [cell for cell in cells if _is_selected(diagnostic, cell)]
         if not matching_cells:
-            raise SettingsError(f"diagnostics.{name}: no run of the study is at such a point; its `where` should name one.")
+            raise SettingsError(
+                f"diagnostics.{name}: no run of the study is at such a point; its `where` should name one."
+            )
         for cell in matching_cells:
             for number in diagnostic.rounds:
-                planned_diagnostic = _plan_diagnostic(name, diagnostic, cell, cell.rounds if number == "last" else number)
+                planned_diagnostic = _plan_diagnostic(
+                    name, diagnostic, cell, cell.rounds if number == "last" else number
+                )
                 planned_diagnostics[name, planned_diagnostic.files.path] = planned_diagnostic
     return tuple(planned_diagnostics.values())
 
@@ -44,7 +48,9 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
 def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnostic) -> str:
     """The text of a diagnostic's settings file, which its job reads."""
     head = "# All that this diagnostic depends on; the key in the file's name is a hash of it.\n"
-    return head + format_yaml(_build_diagnostic_settings(study_params.diagnostics[diagnostic.name], diagnostic.run_key, diagnostic.round))
+    return head + format_yaml(
+        _build_diagnostic_settings(study_params.diagnostics[diagnostic.name], diagnostic.run_key, diagnostic.round)
+    )
 
 
 def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
@@ -92,7 +98,12 @@ def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, number: int)
 
 
 def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, number: int) -> dict[str, Any]:
-    return {"run": run, "round": number, **diagnostic.settings, "code": code_digest.compute_diagnostic_digest(diagnostic.kind)}
+    return {
+        "run": run,
+        "round": number,
+        **diagnostic.settings,
+        "code": code_digest.compute_diagnostic_digest(diagnostic.kind),
+    }
 
 
 def _is_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
@@ -101,7 +112,9 @@ def _is_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
         values = selection if isinstance(selection, list) else [selection]
         if name in cell.grid and cell.grid[name] not in values and [cell.grid[name]] != [selection]:
             return False
-    return cell.algorithm in (diagnostic.algorithms or [cell.algorithm]) and cell.seed in (diagnostic.seeds or [cell.seed])
+    return cell.algorithm in (diagnostic.algorithms or [cell.algorithm]) and cell.seed in (
+        diagnostic.seeds or [cell.seed]
+    )
 
 
 def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -> None:

@@ -105,7 +105,7 @@ def resolve_point_settings(
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
     for label in study_params.study.algorithms:
-        changes = methods.parse_options(point_settings, label).settings
+        changes = methods.parse_options(point_settings, label).overrides
         name = json.dumps(changes, sort_keys=True, default=str)
         groups.setdefault(name, []).append(label)
         method_changes[name] = changes
@@ -163,7 +163,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     )
     if fixed_section:
         raise SettingsError(f"{location}: '{key}' can't be varied, since {fixed_section} is one for the whole study.")
-    if is_within(key, "algorithms") and key.endswith((".shown", ".title")):
+    if is_within(key, "algorithms") and key.endswith((".protocol", ".title")):
         raise SettingsError(
             f"{location}: '{key}' can't be varied, since a table shows a method by one protocol and under one title."
         )
@@ -177,7 +177,8 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
         method_key = next((one for one in study_params.algorithms[label].options.settings if is_within(key, one)), None)
         if method_key:
             raise SettingsError(
-                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.overrides sets '{method_key}'."
+                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.overrides sets "
+                f"'{method_key}'."
             )
 
 

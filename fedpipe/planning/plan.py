@@ -25,7 +25,7 @@ from pydantic import (
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json, read_verified, write_json
-from fedpipe.core.storage.layout import MergedFiles, DiagnosticFiles, RunFiles, StudyFiles
+from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles
 from fedpipe.settings.base import Label
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
@@ -140,7 +140,7 @@ class Plan:
     seeds: tuple[int, ...]
     grid: dict[str, list[Any]]  #: names and values
     protocols: Annotated[tuple[str, ...], Field(min_length=1)]
-    shown: dict[str, str]  #: by label the protocol of a method that tables show by another than the first
+    method_protocols: dict[str, str]  #: by label the protocol of a method that tables show by another than the first
     partitions: dict[Key, dict[str, Any]]  #: by key, all that each depends on
     runs: tuple[Annotated[PlannedRun, WrapValidator(_require_own_path)], ...]
     cells: tuple[Cell, ...]
@@ -261,8 +261,9 @@ class Plan:
             and {run.partition for run in self.runs} == set(self.partitions)
             and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)
             and all(cell.grid.keys() <= self.grid.keys() for cell in self.cells)
-            and self.shown.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])} <= {*self.algorithms}
-            and set(self.shown.values()) <= set(self.protocols)
+            and self.method_protocols.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])}
+            <= {*self.algorithms}
+            and set(self.method_protocols.values()) <= set(self.protocols)
             and set(self.report.best_over) <= self.grid.keys()
         )
 

@@ -75,9 +75,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
     draft.warnings += partition.collect_warnings(draft.partitions, draft.file_texts)
-    diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
+    planned_diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
     draft.file_texts |= {
-        str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic) for diagnostic in diagnostics
+        str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic)
+        for diagnostic in planned_diagnostics
     }
     method_options = {label: study_params.algorithms[label].options for label in study_params.study.algorithms}
     return NewPlan(
@@ -87,7 +88,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
         protocols=study_params.evaluation.protocols,
-        shown={label: options.shown for label, options in method_options.items() if options.shown},
+        method_protocols={label: options.protocol for label, options in method_options.items() if options.protocol},
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),
         cells=tuple(draft.cells.values()),
@@ -97,7 +98,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
         execution=study_params.execution,
         artifacts=study_params.artifacts,
         report=study_params.report,
-        diagnostics=diagnostics,
+        diagnostics=planned_diagnostics,
         titles={
             label: title
             for label in study_params.study.algorithms

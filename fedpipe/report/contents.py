@@ -25,7 +25,13 @@ if TYPE_CHECKING:  # pandas is not loaded for what needs no numbers
 FileContents = dict[Path, bytes]  #: files with what shall stand in them
 TableFormat = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
 COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
-UNREPORTED_FIELDS = {"shared", "files", "execution", "artifacts", "diagnostics"}  #: of a plan, what no table or figure says
+UNREPORTED_FIELDS = {
+    "shared",
+    "files",
+    "execution",
+    "artifacts",
+    "diagnostics",
+}  #: of a plan, what no table or figure says
 
 
 def build_report_files(data: StudyData) -> FileContents:

@@ -66,7 +66,9 @@ def render_html(data: StudyData) -> str:
         for report_part in build_report_parts(data)
     ]
     plan = data.plan
-    title = escape(f"Results of {plan.params}" + ("" if plan.preset == layout.FULL_PRESET else f", preset {plan.preset}"))
+    title = escape(
+        f"Results of {plan.params}" + ("" if plan.preset == layout.FULL_PRESET else f", preset {plan.preset}")
+    )
     return (
         '<!doctype html>\n<html lang="en">\n<meta '
         f'charset="utf-8">\n<title>{title}</title>\n<style>{PAGE_CSS}</style>\n' + "\n".join(html_parts) + "\n</html>\n"
@@ -117,7 +119,9 @@ def build_caption(plan: Plan) -> str:
     """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. " if plan.shown else ""
+        f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. "
+        if plan.method_protocols
+        else ""
     )
     if report.best_over:
         extra_sentences += (
@@ -159,12 +163,12 @@ def format_accuracy(cell: Mapping[Hashable, Any]) -> str:
 
 def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     """The column `shown`, where some method is shown by a protocol of its own, which stands beside the row's number."""
-    if not plan.shown:
+    if not plan.method_protocols:
         return {}
     algorithm = cells["algorithm"].iloc[0]
-    protocol = plan.shown.get(algorithm, plan.protocols[0])
+    protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
-    metric = f" ({format_metric(protocol)})" if algorithm in plan.shown else ""
+    metric = f" ({format_metric(protocol)})" if algorithm in plan.method_protocols else ""
     return {"shown": f"{format_accuracy(cell)}{metric}"}
 
 
@@ -192,12 +196,12 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
     rows = []
     for key in data.table_rows:
         algorithm, *point = map(str, key)
-        protocol = plan.shown.get(algorithm, first_protocol)
+        protocol = plan.method_protocols.get(algorithm, first_protocol)
         rows.append(
             {
                 "algorithm": plan.title(algorithm),
                 **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
-                **({"metric": format_metric(protocol)} if plan.shown else {}),
+                **({"metric": format_metric(protocol)} if plan.method_protocols else {}),
                 **{
                     column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
@@ -205,7 +209,7 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "Each method by its own metric" if plan.shown else format_metric(first_protocol)
+    metric_text = "Each method by its own metric" if plan.method_protocols else format_metric(first_protocol)
     seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
     sentences = [f"{metric_text}{seeds}."]
     if {*statistics.FAIRNESS_COLUMNS} & {*report.statistics}:

@@ -155,7 +155,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         key = shown_keys.get((labels, point))
         if key is None:
             return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
-        shown_protocol = plan.shown.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
+        shown_protocol = plan.method_protocols.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
         cell = cells[*key, shown_protocol]
         if not cell["seeds"]:
             return Entry(tables.DASH)

@@ -60,7 +60,9 @@ class Data(Section):
         "pooled: training and test samples together, then split within each client. Neither, where the partition is a "
         "file that says what each sample is for.",
     )
-    test_fraction: float = Field(0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled).")
+    test_fraction: float = Field(
+        0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled)."
+    )
     stratified: bool = Field(
         False, description="Whether what a client keeps for testing (pooled) and validation has its class proportions."
     )

@@ -32,14 +32,13 @@ def _to_component(kind: ComponentKind, value: Any) -> Component:
 class MethodOptions(Section):
     """What an entry of `algorithms` says beside the algorithm's parameters."""
 
-    settings: dict[str, Any] = Field(
+    overrides: dict[str, Any] = Field(
         default_factory=dict,
-        alias="with",
-        description="Keys of federation, model and transforms with the values that they have for this method alone, "
-        "as `{federation.learning_rate: 0.05}`.",
+        description="Keys of federation, model and transforms with values for this method only, such as "
+        "`{federation.learning_rate: 0.05}`.",
     )
-    shown: Protocol | None = Field(
-        None, description="The protocol by which the table shows this method; the study's first, where none is given."
+    protocol: Protocol | None = Field(
+        None, description="Protocol with which tables report this method. By default the study's first."
     )
     title: str | None = Field(
         None,
@@ -59,10 +58,10 @@ class MethodOptions(Section):
             )
         return title
 
-    @field_validator("settings")
+    @field_validator("overrides")
     @classmethod
-    def _check_settings_keys(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        for key in settings:
+    def _check_override_keys(cls, overrides: dict[str, Any]) -> dict[str, Any]:
+        for key in overrides:
             if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
                     f"'{key}' is the same for all methods, which are compared on the same data; it should be a key of "
@@ -73,10 +72,10 @@ class MethodOptions(Section):
                     "'federation' can't be set as a whole, since all of its keys that are not given would have their "
                     "defaults; name its keys, as federation.learning_rate."
                 )
-        return settings
+        return overrides
 
 
-METHOD_KEYS = tuple(str(field.alias or name) for name, field in MethodOptions.model_fields.items())
+METHOD_KEYS = tuple(MethodOptions.model_fields)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Params(Section):
         options = {label: self.algorithms[label].options for label in self.study.algorithms}
         labels = context.get("labels")
         if labels is None:
-            labels = [label for label in self.study.algorithms if not options[label].settings]
+            labels = [label for label in self.study.algorithms if not options[label].overrides]
         if self.report.baseline not in (None, *self.study.algorithms):
             raise SettingsError(
                 f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
@@ -167,17 +167,17 @@ class Params(Section):
                     f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
                 )
         for label in self.study.algorithms:
-            shown_protocol = options[label].shown
-            selection_protocol = to_validation_protocol(shown_protocol or self.evaluation.protocols[0])
+            method_protocol = options[label].protocol
+            selection_protocol = to_validation_protocol(method_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
                     f"report.best_on: validation chooses {label}'s best by {selection_protocol}, which is not "
                     "measured; it should "
                     f"be one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
                 )
-            if shown_protocol and shown_protocol not in self.evaluation.protocols:
+            if method_protocol and method_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"algorithms.{label}.protocol: {shown_protocol} is not measured; it should be one of "
+                    f"algorithms.{label}.protocol: {method_protocol} is not measured; it should be one of "
                     "evaluation.protocols, "
                     f"{', '.join(self.evaluation.protocols)}."
                 )
@@ -228,8 +228,8 @@ class Params(Section):
             )
         if self.partition.has_overlap and self.dataset.validation_fraction:
             raise SettingsError(
-                f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in which "
-                f"clients share samples, since one would train on what another validates on; it should be 0."
+                f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
+                f"which clients share samples, since one would train on what another validates on; it should be 0."
             )
         self.transforms.check(facts.shape)
         if self.model.has_frozen_base and self.transforms.is_random:

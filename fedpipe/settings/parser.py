@@ -64,7 +64,7 @@ def parse_params(
     download_command
         The command that declares files in the study's file; None where it can't, as at a point of a grid.
     labels
-        The methods that these settings are for; by default those of the study that have none of their own (`overrides`).
+        Labels of the methods with these settings. By default the study's methods without `overrides`.
     obtain_command
         The command that obtains the study's data; by default ``format_download_command``.
 

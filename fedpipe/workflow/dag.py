@@ -27,8 +27,8 @@ from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
     FULL_PRESET,
     PARAMS,
-    MergedFiles,
     DiagnosticFiles,
+    MergedFiles,
     RunFiles,
     StudyFiles,
     assignment_file,
@@ -274,7 +274,7 @@ class Dag:
         return self.plan.diagnostics[str(DiagnosticFiles(path).table)]
 
     def get_diagnostic_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """What a diagnostic reads: its settings, a run's files, and the marker of the joined rounds, whose states exist."""
+        """Input of a diagnostic: its settings, a run's files, and the marker of the merged rounds."""
         diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
             "settings": ancient(str(diagnostic.files.settings)),
@@ -307,7 +307,7 @@ class Dag:
         return [str(assignment_file(key)) for key in self.plan.partitions]
 
     def get_pages_input(self) -> list[str]:
-        """What the papers' pages are made of: the tables of all studies, the joined rounds of all runs, and diagnostics."""
+        """Input of the papers' pages: the tables of all studies, the merged rounds of all runs, and diagnostics."""
         return [
             *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
             *(str(merged.marker) for merged in self.plan.merged_files),

@@ -320,7 +320,9 @@ def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
 
 
 def test_overlapping_clients_can_not_validate_on_what_others_train_on() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.5 can't be used with .* validates on; "):
+    with pytest.raises(
+        SettingsError, match=r"^dataset\.validation_fraction: 0\.5 can't be used with .* validates on; "
+    ):
         table_of(DirichletOverlap(alpha=5), "official", validation=0.5)
 
 

@@ -141,7 +141,9 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
     described = registry.component_to_run_settings(component.DATASET, Digits())
-    assert store.locate_dataset(described | {"split": "pooled", "test_fraction": 0.5}) == store.locate_dataset(described)
+    assert store.locate_dataset(described | {"split": "pooled", "test_fraction": 0.5}) == store.locate_dataset(
+        described
+    )
     assert store.locate_dataset(described | {"sha256": "1" * 64}) != store.locate_dataset(described)
 
 

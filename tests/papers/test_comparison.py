@@ -70,13 +70,13 @@ def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
     words = {preset: {cell.word for cell in found.cells.values()} for preset, found in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
-    assert verdicts & words["paper"]
+    assert verdicts & words["full"]
 
 
 def test_orders_at_a_reduced_preset_and_none_at_smoke(judged):
     assert judged["smoke"].orders == {}
     reduced = judged["reduced"].orders
-    assert reduced == judged["paper"].orders
+    assert reduced == judged["full"].orders
     assert ("FedDW", "Table I", "practical/IMDB") in reduced
     suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0"]
     assert suspect.methods == 7, "FedNH and FedUV are no targets there"
@@ -167,7 +167,7 @@ def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
 
 
 def test_numbers_in_running_text_are_made_of_cells(judged):
-    there = judged["paper"].cells
+    there = judged["full"].cells
     found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
     mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
 
@@ -206,7 +206,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
 
 
 def test_counts_leave_out_what_another_table_has(judged):
-    paper, found = layouts.load_papers()["FedDW"], judged["paper"]
+    paper, found = layouts.load_papers()["FedDW"], judged["full"]
     single = [pages.summarize_tables(paper, [name], found)["counts"] for name in ("Table I", "Table II")]
     both = pages.summarize_tables(paper, ["Table I", "Table II"], found)["counts"]
     assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
@@ -243,6 +243,6 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
 
 
 def test_the_same_bytes_each_time(judged, measured_table):
-    assert comparison.encode_comparison_csv(judged["paper"]) == comparison.encode_comparison_csv(
+    assert comparison.encode_comparison_csv(judged["full"]) == comparison.encode_comparison_csv(
         compared(measured_table)
     )

@@ -312,14 +312,14 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
-    told = found(CW, "paper")
+    told = found(CW, "full")
     numbers, checked = published.load_published(), 0
     for place, cell in told.items():
         if place.metric in ("hyperparameter", "server_memory_million_parameters"):
             assert number(cell).mean == pytest.approx(numbers[place].mean, rel=5e-3), place
             checked += 1
     assert checked == 11 + 4 + 9
-    compared = comparison.compare_cells(told, "paper")
+    compared = comparison.compare_cells(told, "full")
     words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "print counts the averaged head as well"

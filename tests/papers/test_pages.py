@@ -67,7 +67,7 @@ def folder(measured_table, tmp_path_factory):
         ("FedDW", "Figure 7"): drawn(),
         ("FedDUAL", "Figure 6"): "VGG16 is not here.",
     }
-    pages.write_pages(here, "paper", told, some, ABOUT)
+    pages.write_pages(here, "full", told, some, ABOUT)
     return here
 
 
@@ -119,8 +119,8 @@ def test_self_contained_and_without_scripts(folder):
 
 def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder, judged):
     text = (folder / "feddw.html").read_text()
-    place = next(place for place in judged["paper"].cells if place[1:4] == ("Table I", "FedDW", "practical/CIFAR-10"))
-    cell = judged["paper"].cells[place]
+    place = next(place for place in judged["full"].cells if place[1:4] == ("Table I", "FedDW", "practical/CIFAR-10"))
+    cell = judged["full"].cells[place]
     shown = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
     (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(shown)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
@@ -184,7 +184,7 @@ def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(f
 def test_a_cell_with_some_of_its_runs_says_so(measured_table, tmp_path):
     place = next(place for place in measured_table if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
     changes = {"is_incomplete": True, "diverged_runs": 1}
-    pages.write_pages(tmp_path, "paper", measured_table | {place: replace(measured_table[place], **changes)}, {}, ABOUT)
+    pages.write_pages(tmp_path, "full", measured_table | {place: replace(measured_table[place], **changes)}, {}, ABOUT)
     table = (tmp_path / "feddw.html").read_text().partition('id="table-i"')[2].partition("</section>")[0]
     notes = re.findall(r"<li>(\w+)", table)
     cell = table[: table.index("66.24 ± 0.6")].rpartition("<td ")[2]
@@ -216,14 +216,14 @@ def test_generated_data_are_marked(measured_table, tmp_path):
 def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
     found = []
     for name in ("one", "two"):
-        pages.write_pages(tmp_path / name, "paper", measured_table, {("FedDW", "Figure 6"): drawn()}, ABOUT)
+        pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): drawn()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
         found.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
     assert found[0] == found[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
     assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
     assert found[0]["figures/feddw-figure-6.csv"].decode() == drawn().csv
-    pages.write_pages(tmp_path / "one", "paper", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
+    pages.write_pages(tmp_path / "one", "full", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
     assert not list((tmp_path / "one/figures").iterdir()), "what is no longer drawn does not stay"
 
 
@@ -239,7 +239,7 @@ def hostile(make, tmp_path_factory):
     measured |= dict.fromkeys(missing, MeasuredCell(None, reason=HOSTILE))
     svg = f"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(3)</script>{HOSTILE}</svg>"
     told = {("FedDW", "Figure 6"): SvgFigure(svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write_pages(here, "paper", measured, told, BuildInfo(HOSTILE, HOSTILE))
+    pages.write_pages(here, "full", measured, told, BuildInfo(HOSTILE, HOSTILE))
     return here
 
 

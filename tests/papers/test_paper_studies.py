@@ -145,9 +145,11 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
         return Path(place)
 
     path = Path("studies/papers/feddw/table1.yaml")
-    assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "paper").plan.parent
-    assert out("table", study="feddw/table1", preset="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
-    assert out("pages", preset="full") == make.get_pages_folder("paper")
+    assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "full").plan.parent
+    assert (
+        out("table", study="feddw/table1", preset="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
+    )
+    assert out("pages", preset="full") == make.get_pages_folder("full")
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:

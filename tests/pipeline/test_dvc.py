@@ -91,7 +91,11 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
 def test_a_study_with_axes_and_presets_is_recorded_as_any_other(project: Project) -> None:
     """The matrix of stages reads study.algorithms, and an axis stands in study, too."""
     params = studies.settings(("fedavg", "fedprox"), 1)
-    params["algorithms"]["fedprox"] = {"mu": 0.1, "overrides": {"federation.rounds": 2}, "protocol": "personal-on-local"}
+    params["algorithms"]["fedprox"] = {
+        "mu": 0.1,
+        "overrides": {"federation.rounds": 2},
+        "protocol": "personal-on-local",
+    }
     params["study"]["grid"] = {"environment": {"mild/1": {"partition.alpha": 10.0}, "harsh": {"partition.alpha": 0.1}}}
     params["presets"] = {"smoke": {"study.grid": {}}}
     studies.write(params, project.folder)

@@ -60,7 +60,12 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     for path in (project.folder / "studies/papers").rglob("*.yaml"):
         if str(path).rpartition("/papers/")[2] not in ("pfps_lwc/table5.yaml", "pfps_lwc/figure8.yaml", "dvc.yaml"):
             path.unlink()
-    smoke = {"federation.rounds": 2, "federation.local_epochs": 1, "dataset.subset": 300, "dataset.on_missing": "generate"}
+    smoke = {
+        "federation.rounds": 2,
+        "federation.local_epochs": 1,
+        "dataset.subset": 300,
+        "dataset.on_missing": "generate",
+    }
     edit(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
     batches = {"Figure 8a/8": {"federation.batch_size": 8}, "Figure 8a/64": {"federation.batch_size": 64}}
     edit(project, "figure8", smoke=smoke | {"federation.participation": 0.3}, setting=batches)

@@ -114,7 +114,10 @@ def test_the_order_of_yaml_keys_is_not_in_the_key() -> None:
         ({"algorithms.fedprox": {"algorithm": "fedprox"}}, {"algorithms.fedprox": {}}),
         ({"algorithms.fedprox": {"algorithm": "fedpipe.algorithms.fedprox.FedProx"}}, {"algorithms.fedprox": {}}),
         ({"model": {"name": "mlp"}}, {"model": {"name": "mlp", "hidden": [64]}}),
-        ({"dataset.test_fraction": 0.3}, {"dataset.test_fraction": 0.25}),  # nothing depends on it: the split is official
+        (
+            {"dataset.test_fraction": 0.3},
+            {"dataset.test_fraction": 0.25},
+        ),  # nothing depends on it: the split is official
         ({"evaluation.protocols": ["global-on-global"]}, {"evaluation": {"protocols": ["global-on-global"]}}),
     ],
     ids=str,
@@ -437,7 +440,9 @@ def test_what_a_method_sets_for_itself_alone_stands_in_its_cells() -> None:
 def test_what_a_method_sets_at_some_points_stands_in_their_cells() -> None:
     settings = study(("fedavg", "fedprox"))
     settings["algorithms"]["fedprox"] = {"overrides": {"model": {"name": "mlp", "hidden": [8]}, "model.hidden": [4]}}
-    settings["study"]["grid"] = {"kind": {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}}
+    settings["study"]["grid"] = {
+        "kind": {"as it is": {}, "long": {"algorithms.fedavg.overrides": {"federation.rounds": 9}}}
+    }
     made = make(settings)
     assert {(cell.algorithm, cell.grid.get("kind", "")): cell.own for cell in made.cells} == {
         ("fedavg", "as it is"): {},
@@ -462,7 +467,7 @@ def test_a_preset_stands_above_the_grid_and_methods() -> None:
     assert scaled("reduced").grid["data"] == ["digits", "MNIST"]
     assert {cell.rounds for cell in scaled("reduced").cells} == {3}
     assert scaled("single").algorithms == ("fedavg",)
-    assert {run.key for run in scaled("single").runs} < {run.key for run in scaled("paper").runs}
+    assert {run.key for run in scaled("single").runs} < {run.key for run in scaled("full").runs}
 
 
 def test_a_preset_has_a_place_of_its_own() -> None:
@@ -472,7 +477,7 @@ def test_a_preset_has_a_place_of_its_own() -> None:
         planner.write_plan(made := planner.make_plan(Path(path), "smoke"))
         assert str(made.study_files.plan) == f"{place}/plan.json"
         assert Plan.read(made.study_files.plan).preset == "smoke"
-        assert planner.list_presets(Path(path)) == ["paper", "smoke"]
+        assert planner.list_presets(Path(path)) == ["full", "smoke"]
     with pytest.raises(SettingsError, match="'@' can't be part of a study's path"):
         layout.StudyFiles.from_params(Path("studies/a/t1@smoke.yaml"))
 

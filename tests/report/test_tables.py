@@ -202,7 +202,14 @@ def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
-    dataset = {"name": "imdb", "sha256": "0a", "length": 100, "split": "pooled", "test_fraction": 0.1, "stratified": False}
+    dataset = {
+        "name": "imdb",
+        "sha256": "0a",
+        "length": 100,
+        "split": "pooled",
+        "test_fraction": 0.1,
+        "stratified": False,
+    }
     told = table_notes.describe_partition(
         {"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3}
     )

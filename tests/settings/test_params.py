@@ -356,8 +356,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "axis-of-a-section-with-many-keys",
         {"study__grid": {"length": {"short": {"federation": {"rounds": 3}}}}},
-        "study.grid.length: 'federation' can't be varied as a whole, since all of its keys that are not given would "
-        "have their defaults; name its keys, as federation.rounds.",
+        "study.grid.length: 'federation' can't be varied as a whole, since all of its keys that are not given "
+        "would have their defaults; name its keys, as federation.rounds.",
     ),
     (
         "axes-that-set-one-key",
@@ -428,8 +428,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "with-data-of-its-own",
         {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
-        "algorithms.fedavg.overrides: 'partition.alpha' is the same for all methods, which are compared on the same data; "
-        "it should be a key of federation (other than clients), model or transforms.",
+        "algorithms.fedavg.overrides: 'partition.alpha' is the same for all methods, which are compared on the same "
+        "data; it should be a key of federation (other than clients), model or transforms.",
     ),
     (
         "with-clients-of-its-own",
@@ -440,8 +440,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "with-a-whole-federation",
         {"algorithms__fedavg": {"overrides": {"federation": {"learning_rate": 0.1}}}},
-        "algorithms.fedavg.overrides: 'federation' can't be set as a whole, since all of its keys that are not given would "
-        "have their defaults; name its keys, as federation.learning_rate.",
+        "algorithms.fedavg.overrides: 'federation' can't be set as a whole, since all of its keys that are not given "
+        "would have their defaults; name its keys, as federation.learning_rate.",
     ),
     (
         "with-a-bad-value",

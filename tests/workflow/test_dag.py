@@ -263,7 +263,7 @@ def test_studies_that_execute_otherwise_are_not_made_together() -> None:
 
 def test_config_selects_studies() -> None:
     Path("studies/a").mkdir(parents=True)
-    assert StudySelection.from_config({}) == StudySelection(Path("params.yaml"), "paper")
+    assert StudySelection.from_config({}) == StudySelection(Path("params.yaml"), "full")
     selection = StudySelection.from_config({"params": "studies/a", "preset": "smoke"})
     assert (selection, selection.is_folder) == (StudySelection(Path("studies/a"), "smoke"), True)
     absolute = StudySelection.from_config({"params": str(Path("studies/b.yaml").absolute())})

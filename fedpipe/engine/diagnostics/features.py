@@ -49,7 +49,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     vectors = normalize_vectors(torch.cat([*features, rows]))
     if settings["perplexity"] >= len(vectors):
         raise SettingsError(
-            f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; choose less."
+            f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; use less."
         )
     # Exact: the tree's sums are in an order that depends on threads.
     seed = rng.entropy(settings["seed"], "diagnostic/tsne") % 2**32

@@ -73,7 +73,9 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
     except _CapturedModelError as error:
         model: Tensors = error.args[0]
         return model
-    raise SettingsError(f"diagnostics: {type(algorithm).__qualname__}.predict calls no network, so that no model is known.")
+    raise SettingsError(
+        f"diagnostics: {type(algorithm).__qualname__}.predict calls no network, so that no model is known."
+    )
 
 
 def with_model_uploads(
@@ -248,7 +250,9 @@ def get_global_model(run: Run, number: int) -> Tensors:
     model = run.algorithm.global_model(run.load_server_state(number)) if has_server_statistics else None
     if model is None:
         name = run.settings.algorithm["name"]
-        raise SettingsError(f"diagnostics: {name} has no global model to look at; its run should be left out (algorithms).")
+        raise SettingsError(
+            f"diagnostics: {name} has no global model to look at; its run should be left out (algorithms)."
+        )
     return model
 
 

@@ -29,7 +29,9 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     participants = run.participants(number)
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
-        raise SettingsError(f"diagnostics: client {missing[0]} does not train in round {number}, which has {participants}.")
+        raise SettingsError(
+            f"diagnostics: client {missing[0]} does not train in round {number}, which has {participants}."
+        )
     counts = run.clients.class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
     rows: list[dict[str, Any]] = []

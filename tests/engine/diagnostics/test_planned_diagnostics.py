@@ -42,9 +42,9 @@ def test_a_diagnostics_key_holds_its_run_round_settings_and_code_and_no_run_hold
         plan_study({"n": NORMS | {"finetune_epochs": 5}}),
         plan_study({"n": NORMS}, federation={"learning_rate": 0.2}),
     ]
-    assert {diagnostic.key for diagnostic in plan_study({"m": NORMS}).diagnostics} == {diagnostic.key for diagnostic in one.diagnostics}, (
-        "names are for people"
-    )
+    assert {diagnostic.key for diagnostic in plan_study({"m": NORMS}).diagnostics} == {
+        diagnostic.key for diagnostic in one.diagnostics
+    }, "names are for people"
     monkeypatch.setattr(code_digest, "compute_diagnostic_digest", lambda kind: "another")
     others.append(plan_study({"n": NORMS}))
     keys = [diagnostic.key for plan in (one, *others) for diagnostic in plan.diagnostics]
@@ -93,11 +93,17 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         (NORMS | {"rounds": [0]}, r"diagnostics\.n\.rounds\.0: 0 can't be used"),
         (NORMS | {"algorithms": ["moon"]}, r"diagnostics\.n\.algorithms: the study has no 'moon'"),
         (NORMS | {"seeds": [7]}, r"diagnostics\.n\.seeds: the study has no '7'"),
-        (NORMS | {"where": {"partition.alpha": 0.5}}, r"diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid"),
+        (
+            NORMS | {"where": {"partition.alpha": 0.5}},
+            r"diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid",
+        ),
         (NORMS | {"models": ["class"]}, r"diagnostics\.n\.models: 'class' can't be used with fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
         (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key; did you mean 'models'\?"),
-        ({"kind": "head_norms"}, r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'; did you mean 'head-norms'\?"),
+        (
+            {"kind": "head_norms"},
+            r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'; did you mean 'head-norms'\?",
+        ),
         ({"rounds": [1]}, r"diagnostics\.n: its kind is missing"),
         ({"kind": "locals", "clients": [10]}, r"diagnostics\.n\.clients: there is no client 10"),
         ({"kind": "surface", "points": 2}, r"diagnostics\.n\.points: 2 can't be used"),

@@ -93,7 +93,7 @@ def test_on_another_device_the_rounding_of_the_runs_precision_decides(
     ],
 )
 def test_models_are_those_that_the_protocols_have_measured(label: str, sections: dict[str, Any], stack: int) -> None:
-    """Accuracies of what a diagnostic looks at, by plain PyTorch, are the recorded ones: so is each model the right one."""
+    """The accuracies of the models that diagnostics read, computed by plain PyTorch, are the recorded ones."""
     run = _run(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]

@@ -1,4 +1,4 @@
-"""Diagnostics as users type them: declared in params.yaml, made by snakemake, changed without training anything again."""
+"""Diagnostics as users type them: declared in params.yaml, made by snakemake, changed without training again."""
 
 from __future__ import annotations
 
