@@ -81,7 +81,8 @@ INTERRUPTED = FAILED | {"interrupted": True}
 
 
 def states(made: NewPlan) -> dict[str, str]:
-    return {run.name.split()[0]: run.state for run in status.load_progress(made)[0]}
+    labels = {made.title(label): label for label in made.algorithms}
+    return {labels[run.name.split()[0]]: run.state for run in status.load_progress(made)[0]}
 
 
 def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:

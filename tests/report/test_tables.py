@@ -361,7 +361,7 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     text = tables.render_markdown(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
-        ["algorithm", "algorithms.prox.algorithm", "global-on-global"],
+        ["algorithm", "algorithms.prox.algorithm", format_metric("global-on-global")],
         ["prox", "fedavg", "0.00"],
         ["prox", "fedprox", "20.00"],
         ["fedavg", "–", "10.00"],

@@ -95,7 +95,7 @@ def test_no_text_of_csv_is_a_formula(make):
         tree.write(run, right(run))
     tree.change(titles={"fedavg": "@SUM(A1)", "fedprox": "-x"}, protocols=(LAST,))
     head, rows = table(tree)
-    assert head == ["algorithm", f"'=1+2 / {LAST}", f"'-1 / {LAST}"]
+    assert head == ["algorithm", f"'=1+2 / {GLOBAL}", f"'-1 / {GLOBAL}"]
     assert [row[0] for row in rows] == ["'@SUM(A1)", "'-x"]
 
 
@@ -143,7 +143,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
     tree.plan = Plan.read(tree.plan.study_files.plan)
     assert list(tree.plan.grid) == ["data", "partition.alpha"]
     head, (row,) = table(tree)
-    assert head[1:] == [f"alpha={alpha} / {name} / {LAST}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
+    assert head[1:] == [f"alpha={alpha} / {name} / {GLOBAL}" for alpha in (0.5, 0.1) for name in ("MNIST", "IMDB")]
     assert row[1:] == ["50.00", "51.00", "52.00", "53.00"]
     assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=0.1}" in latex(tree)
 
@@ -196,7 +196,7 @@ def test_columns_of_validation_samples_and_bytes_are_left_out(make):
     for index in (0, 1):
         tree.write(index, [{LAST: [(5, 10)], "global-on-validation": [(6, 10)]}])
     assert "validation" not in latex(tree)
-    assert table(tree)[0] == ["algorithm", LAST]
+    assert table(tree)[0] == ["algorithm", GLOBAL]
 
 
 def test_what_latex_would_take_for_its_own_is_escaped(make):
@@ -351,7 +351,7 @@ def test_what_is_complete_is_marked(begun):
     first, *rows = contents.render_partial_results(begun.plan, "csv").splitlines()
     assert first.startswith("# PARTIAL")
     assert rows == [
-        f"algorithm,alpha=0.1 / {LAST},alpha=0.5 / {LAST}",
+        f"algorithm,alpha=0.1 / {GLOBAL},alpha=0.5 / {GLOBAL}",
         "fedavg,50.50 ± 0.71,54.00 (1 of 2 seeds)",
         "fedprox,52.50 ± 0.71,…",
     ]
