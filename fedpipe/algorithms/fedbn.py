@@ -65,7 +65,7 @@ class FedBN(SharedBody):
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted means."""
-        return {part: uploads.mean(part) for part in server}
+        return super().aggregate(server, uploads) | ({"norm": uploads.mean("norm")} if self.average else {})
 
     def global_model(self, server: State) -> Tensors | None:
         """The shared layers with the mean normalization layers, if there are any."""
