@@ -174,7 +174,9 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
             f"defaults; name its keys, as {key}.rounds."
         )
     for label in study_params.study.algorithms:
-        method_key = next((one for one in study_params.algorithms[label].options.settings if is_within(key, one)), None)
+        method_key = next(
+            (one for one in study_params.algorithms[label].options.overrides if is_within(key, one)), None
+        )
         if method_key:
             raise SettingsError(
                 f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.overrides sets "

@@ -13,6 +13,25 @@ from typing import Any
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 
+#: Names of hooks in version 0.1.0. A class that still has one would silently do what FedAvg does.
+FORMER_HOOKS = {
+    "combine": "aggregate",
+    "work": "local_passes",
+    "prepare": "personalize",
+    "first": "init_client",
+    "deploy": "global_model",
+    "beside": "extra_models",
+    "observe": "metrics",
+    "exchanged": "matrices",
+    "nearest": "prototype_logits",
+    "averaged": "server_optimizer_part",
+    "several": "needs_several_models",
+    "ignores": "unsupported_settings",
+    "prototypes": "has_prototype_logits",
+    "needs_epochs": "local_steps_refusal",
+    "in_round": "bind_round",
+    "without_dw": "dw_refusal",
+}
 SIMILARITY = 0.75  #: of a name and the hook that it may be a misspelling of: "kepe" and "keep"
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
@@ -56,8 +75,10 @@ def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[s
     """A name that is no hook's and that the class itself never uses: nobody calls it, so that it has no effect."""
     if name in used_names:
         return
-    if matches := difflib.get_close_matches(name, HOOKS, n=1, cutoff=SIMILARITY):
-        yield f"{label}.{name} is never called, since no hook has that name; if '{matches[0]}' is meant, rename it."
+    matches = difflib.get_close_matches(name, (*HOOKS, *FORMER_HOOKS), n=1, cutoff=SIMILARITY)
+    if matches:
+        hook = FORMER_HOOKS.get(matches[0], matches[0])
+        yield f"{label}.{name} is never called, since no hook has that name; if '{hook}' is meant, rename it."
 
 
 def _find_used_names(value: Any) -> set[str]:

@@ -226,14 +226,18 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
         "fedbabu.py",
         "partial_sharing.py",
     }
-    assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {"feddw.py"}
+    assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {
+        *("feddw.py", "soft_labels.py", "class_means.py"),
+    }
     assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
 
 
 def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
     made = (registry.build_component(component.ALGORITHM, "fedavg", dw) for dw in ({}, {"dw": {}}))
     plain, regularized = (code_digest.compute_code_digest(*algorithm.code_objects()).files for algorithm in made)
-    assert {path.name for path in regularized} - {path.name for path in plain} == {"__init__.py", "dw.py", "feddw.py"}
+    assert {path.name for path in regularized} - {path.name for path in plain} == {
+        *("__init__.py", "dw.py", "feddw.py", "soft_labels.py", "class_means.py"),
+    }
 
 
 # -- Pythons -----------------------------------------------------------------------------------------------------------

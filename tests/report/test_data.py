@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from fedpipe.cli import app
 from fedpipe.core.storage import files, layout
-from fedpipe.planning.plan import ReportSettings
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
+from fedpipe.settings.report import Report
 from tests.report.conftest import PARTITION, Tree, rounds
 
 RECORDS = {"joined.json", "assignment.json", "plan.json", "sources.json"}  #: of hashes and settings, not of numbers
@@ -37,7 +37,7 @@ def study(make: Callable[..., Tree]) -> Tree:
     tree.change(
         cells=cells,
         runs=tuple(run for run in tree.runs if any(run.has_cell(cell) for cell in cells)),
-        report=ReportSettings(
+        report=Report(
             round="last",
             last_k=2,
             average="sample",

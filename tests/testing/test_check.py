@@ -56,6 +56,15 @@ BREACHES = {
     "def kepe(self, client):\n  return {}": (
         "own.Own.kepe is never called, since no hook has that name; if 'keep' is meant, rename it."
     ),
+    "def combin(self, server, uploads):\n  return server": (
+        "own.Own.combin is never called, since no hook has that name; if 'aggregate' is meant, rename it."
+    ),
+    "def prepare(self):\n  return ()": (
+        "own.Own.prepare is never called, since no hook has that name; if 'personalize' is meant, rename it."
+    ),
+    "prototype = True": (
+        "own.Own.prototype is never called, since no hook has that name; if 'has_prototype_logits' is meant"
+    ),
     "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads); it should take (server, uploads)",
     "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name; it should have another name.",
     # what hooks give
