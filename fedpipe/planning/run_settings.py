@@ -19,7 +19,10 @@ from fedpipe.settings.federation import Federation
 from fedpipe.settings.params import Params
 from fedpipe.settings.transforms import Transforms
 
-DATA_SOURCE_KEYS = {"mirror", "absent"}  #: keys of `dataset` that say where its samples come from, not which they are
+DATA_SOURCE_KEYS = {
+    "mirror",
+    "on_missing",
+}  #: keys of `dataset` about the origin of samples, which no run's key has
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,15 @@ class Data(Section):
         description="A folder or base address (http, https, file) from which files are taken first; "
         "where none is given, the environment variable FEDPIPE_MIRROR names it.",
     )
-    absent: Literal["fetch", "generate"] = Field(
+    on_missing: Literal["fetch", "generate"] = Field(
         "fetch",
-        description="What becomes of a published data set that is not at hand: it is fetched over the network; or, for "
-        "a try, noise in its shape is generated in its place, under keys of its own.",
+        description="If a published data set is missing, `fetch` downloads it. For a smoke test, `generate` replaces "
+        "it by synthetic samples of its shape, with other keys.",
     )
     subset: int | None = Field(
         None,
         ge=1,
-        description="Only so many samples, for a quick try: drawn once, with the same shares of classes and tests.",
+        description="Number of samples for a smoke test, drawn once with the same fractions of classes and tests.",
     )
     split: Literal["official", "pooled"] = Field(
         "official",
@@ -88,8 +88,8 @@ class Data(Section):
 
     @cached_property
     def effective_dataset(self) -> Dataset:
-        """The data set that is taken: the one that is named, or what is generated in its place (`absent`)."""
-        if self.absent == "fetch" or self.is_available_offline:
+        """The data set that is taken: the one that is named, or what is generated in its place (`on_missing`)."""
+        if self.on_missing == "fetch" or self.is_available_offline:
             return self.named_dataset
         return cast(Dataset, registry.parse_component(DATASET, {"name": GENERATED_DATASET, "like": self.name}))
 

@@ -334,7 +334,7 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     Path("studies/one.yaml").write_text("presets: {smoke: {federation.rounds: 1}}\n")
     Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
     assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--preset", "smoke") == (
-        "studies/two.yaml: --preset: 'smoke' is no preset of this study; it should be one of: paper."
+        "studies/two.yaml: --preset: 'smoke' is no preset of this study; it should be one of: full."
     )
     assert not Path("results").exists(), "nothing is written of the others"
 

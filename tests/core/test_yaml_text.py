@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedpipe.cli import app, study
+from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.yaml_text import ALIASED, format_yaml, read_generated_yaml, read_yaml
@@ -33,10 +33,10 @@ ENDLESS = "an alias repeats what contains it, without end"
 TOO_MUCH = f"line 1, column 1: its aliases repeat more than {ALIASED:,} values"
 DEEP = "params.yaml: its lists or mappings lie too deep in one another to be read."
 HOSTILE = {
-    "endless-scale": ("presets: &s {x: *s}", f"line 1, column 9: {ENDLESS}"),
+    "endless-scale": ("presets: &s {x: *s}", f"line 1, column 10: {ENDLESS}"),
     "endless-axis": ("study: {grid: &g {x: *g}}", f"line 1, column 15: {ENDLESS}"),
     "endless-list": ("study: {grid: {model.hidden: &l [*l]}}", f"line 1, column 30: {ENDLESS}"),
-    "endless-method": ("algorithms: {fedavg: {overrides: &w {model: *w}}}", f"line 1, column 29: {ENDLESS}"),
+    "endless-method": ("algorithms: {fedavg: {overrides: &w {model: *w}}}", f"line 1, column 34: {ENDLESS}"),
     "endless-merge": ("model: &m {<<: *m}", f"line 1, column 8: {ENDLESS}"),
     "endless-whole": ("&a [*a]", f"line 1, column 1: {ENDLESS}"),
     "bomb": (bomb(), TOO_MUCH),
@@ -80,7 +80,7 @@ def test_what_lies_too_deep_is_one_sentence(text: str) -> None:
 
 
 def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
-    """Settings of jobs, of a profile and of `--set`, too."""
+    """Settings of jobs and of `--set`, too."""
     made = studies.prepare(studies.settings())
     (run,), (key,) = made.runs, made.partitions
     hostile = "dataset: &d {name: *d}\n"
@@ -92,9 +92,6 @@ def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
         place.write_text(hostile)
         with pytest.raises(ArtifactError, match=f"{place} is damaged"):
             read()
-    Path("profile").mkdir()
-    Path("profile/config.yaml").write_text(hostile)
-    assert study._read_profile("profile") == {}
     printed = CliRunner().invoke(app.app, ["check", "fedprox", "--set", "mu=&m [*m]"])
     assert printed.output == "--set: 'mu=&m [*m]' can't be read; its value should be as in params.yaml.\n"
 

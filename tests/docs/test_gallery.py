@@ -50,6 +50,6 @@ def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatc
     assert [run.algorithm for run in made.runs] == [*made.algorithms], "one run each"
     assert len(made.partitions) == 1
     study = parser.parse_params(loader.read_params(Path("studies/gallery.yaml")))
-    assert {registry.get_component_name(component.ALGORITHM, type(study.algorithms[name])) for name in PAPERS} == set(
-        PAPERS
-    )
+    assert {
+        registry.get_component_name(component.ALGORITHM, type(study.algorithms[name].algorithm)) for name in PAPERS
+    } == set(PAPERS)
