@@ -27,7 +27,6 @@ from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.study_facts import get_study_facts
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
@@ -134,6 +133,8 @@ class _Draft:
 
         ``found`` has the settings of each algorithm there, and the keys that it sets for itself alone.
         """
+        from fedpipe.planning.study_facts import get_study_facts  # here, because `fedpipe status` imports no torch
+
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
         params_by_label = {label: params for label, (params, _) in found.items()}
         for params in {

@@ -41,7 +41,7 @@ def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Pa
     papers = (tmp_path / "site/docs/papers.html").read_text()
     pages = re.findall(r'href="(papers/[^"]+\.html)"', papers)
     reduced = [f"papers/reduced/{name}.html" for name in ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")]
-    assert sorted(pages) == sorted([*reduced, "papers/paper/index.html"])
+    assert sorted(pages) == sorted([*reduced, "papers/full/index.html"])
     assert all((tmp_path / "site/docs" / page).is_file() for page in pages)
     assert "$`" not in (tmp_path / "site/docs/algorithms.html").read_text(), "GitHub's mathematics is left"
 

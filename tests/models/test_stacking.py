@@ -15,7 +15,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients import loop as looping
-from fedpipe.engine.clients.executor import Executor
+from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import Loop
 from fedpipe.engine.stack.stack import Stack
@@ -76,9 +76,11 @@ def trained(
     net = FunctionalNetwork(lambda: family.build(shape, 3), getattr(torch, dtype), device)
     algorithm = FedAvg().bind(net, federation)
     server = algorithm.init(lambda _: net.make_initial_model(1))
-    outcomes = kind(algorithm, clients).run(
-        "train", 1, [0, 1], lambda _: {}, lambda ids: algorithm.send(move_state(server, device), ids), ["local"]
+    first = {FIRST: torch.ones(())}
+    task = ClientTask(
+        "train", 1, [0, 1], lambda _: first, lambda ids: algorithm.send(move_state(server, device), ids), ["local"]
     )
+    outcomes = kind(algorithm, clients).run(task)
     found = [(move_state(outcome.upload, fake_device.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
     return server["model"], found
 

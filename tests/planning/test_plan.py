@@ -371,7 +371,7 @@ def test_by_which_protocol_a_method_is_shown_is_in_no_key() -> None:
     settings = study(("fedavg", "fedprox"))
     settings["algorithms"]["fedprox"] = {"protocol": "personal-on-local"}
     made = make(settings)
-    assert made.shown == {"fedprox": "personal-on-local"}
+    assert made.method_protocols == {"fedprox": "personal-on-local"}
     assert [run.key for run in made.runs] == [run.key for run in make(study(("fedavg", "fedprox"))).runs]
 
 
@@ -390,7 +390,9 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
 def test_every_algorithm_has_a_display_name(name: str) -> None:
-    title = methods.get_title({}, name, registry.parse_component(component.ALGORITHM, {}, name))
+    title = methods.get_title(
+        name, methods.Method(registry.parse_component(component.ALGORITHM, {}, name), methods.MethodOptions())
+    )
     assert title != name
     assert re.sub(r"[^a-z]", "", title.lower()) == name.replace("_", "").removesuffix("plus")
 

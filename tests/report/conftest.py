@@ -62,7 +62,7 @@ class Tree:
             seeds=tuple(seeds),
             grid={name: list(values) for name, values in grid.items()},
             protocols=("global-on-global", "personal-on-local"),
-            shown={},
+            method_protocols={},
             partitions={
                 PARTITION: {
                     "dataset": {"name": "digits", "split": "official"},

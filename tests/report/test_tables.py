@@ -243,7 +243,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
-    tree.change(shown={"local": "personal-on-local"})
+    tree.change(method_protocols={"local": "personal-on-local"})
     text = tables.render_markdown(StudyData(tree.plan))
     assert "Column `shown`: Global test accuracy (global model), or the metric in parentheses." in text
     head, _, fedavg, local = [

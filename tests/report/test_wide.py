@@ -225,7 +225,7 @@ def test_titles_hide_no_method_that_is_shown_by_its_own_protocol(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, right(60, 70))
     tree.write(1, right(None, 80))
-    tree.change(shown={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
+    tree.change(method_protocols={"local": "personal-on-local"}, titles={"local": "Local (τ)"})
     assert table(tree)[1][1] == ["Local (τ)", f"80.00 ({LOCAL})", "80.00"]
 
 
@@ -233,7 +233,7 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, right(60, 70))
     tree.write(1, right(None, 80))
-    tree.change(shown={"local": "personal-on-local"})
+    tree.change(method_protocols={"local": "personal-on-local"})
     text = latex(tree)
     assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
     assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
@@ -389,7 +389,8 @@ def test_the_command_prints_it(one):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 def test_latex_compiles(paper):
     paper.change(
-        shown={"local": "personal-on-local"}, titles={"fedavg": wide.GREEK_LETTERS.replace(" ", "") + "≤≥∞→ % & $_x"}
+        method_protocols={"local": "personal-on-local"},
+        titles={"fedavg": wide.GREEK_LETTERS.replace(" ", "") + "≤≥∞→ % & $_x"},
     )
     page = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + latex(paper) + "\\end{document}\n"
     Path("page.tex").write_text(page)
