@@ -80,7 +80,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; it should be one of: with, shown, title, dw.",
+        "algorithms.fedavg.mu: unknown key; it should be one of: overrides, protocol, title, dw.",
     ),
     # types
     (
@@ -464,9 +464,25 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "'federation.learning_rate'.",
     ),
     (
-        "with-mistyped",
-        {"algorithms__fedavg": {"wiht": {"federation.learning_rate": 0.1}}},
-        "algorithms.fedavg.wiht: unknown key; did you mean 'with'?",
+        "overrides-mistyped",
+        {"algorithms__fedavg": {"overides": {"federation.learning_rate": 0.1}}},
+        "algorithms.fedavg.overides: unknown key; did you mean 'overrides'?",
+    ),
+    # keys of version 0.1
+    ("scales", {"scales": {}}, "scales: unknown key; it is now 'presets'."),
+    ("probes", {"probes": {}}, "probes: unknown key; it is now 'diagnostics'."),
+    ("test-share", {"dataset__test_share": 0.2}, "dataset.test_share: unknown key; it is now 'test_fraction'."),
+    (
+        "validation-share",
+        {"dataset__validation_share": 0.2},
+        "dataset.validation_share: unknown key; it is now 'validation_fraction'.",
+    ),
+    ("absent", {"dataset__absent": "generate"}, "dataset.absent: unknown key; it is now 'on_missing'."),
+    ("with", {"algorithms__fedavg": {"with": {}}}, "algorithms.fedavg.with: unknown key; it is now 'overrides'."),
+    (
+        "shown",
+        {"algorithms__fedavg": {"shown": "global-on-global"}},
+        "algorithms.fedavg.shown: unknown key; it is now 'protocol'.",
     ),
     (
         "shown-unmeasured",

@@ -17,6 +17,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner
 from fedpipe.report import contents
+from fedpipe.report.data import StudyData
 from fedpipe.workflow import dag
 from fedpipe.workflow.dag import Dag, StudySelection
 from tests import small_studies as studies
@@ -179,7 +180,7 @@ def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
     for run in studies.open_runs(made):
         assert max(run.run_segment(1)) == 1
         collect_rounds(run.files, 1, "all")
-    written = contents.build_report_files(made)
+    written = contents.build_report_files(StudyData(made))
     assert sorted(map(str, written)) == sorted(dag.get_table_output(made))
 
 
