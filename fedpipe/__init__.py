@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from fedpipe.analysis.load import Results
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def load(path: str | Path = "params.yaml") -> Results:
