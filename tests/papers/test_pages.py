@@ -161,7 +161,7 @@ def test_what_was_run_stands_at_the_top(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
         top = text.partition("</nav>")[2].partition("<h2")[0]
-        for told in ("<strong>paper</strong>", "0123abc"):
+        for told in ("<strong>full</strong>", "0123abc"):
             assert told in top
         assert "0123abc</code> on 2026-11-22" in text.partition("<footer>")[2]
 
