@@ -1,1 +1,4 @@
-"""The sections of params.yaml, one a module: their keys, defaults and checks."""
+"""The sections of params.yaml, one module per section: keys, defaults and checks.
+
+`params` has the checks across sections, `parser` the messages about mistakes, and `schema` the JSON Schema.
+"""

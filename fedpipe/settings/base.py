@@ -1,4 +1,4 @@
-"""What all sections share: unknown keys are errors, and a Boolean is no number."""
+"""Base classes and types of all sections. Unknown keys are errors, and a Boolean is not a number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
 class Section(BaseModel):
-    """A part of params.yaml; unknown keys are errors."""
+    """A part of params.yaml. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -56,9 +56,9 @@ class Section(BaseModel):
 
 
 def late_field(default: Any, **arguments: Any) -> Any:
-    """A field that is left out of keys at its default, so that a later version of fedpipe finds the runs of this one.
+    """Declare a field that keys omit at its default, so that a later version of fedpipe finds the runs of this one.
 
-    Its default has to switch it off, and can never change.
+    The default must switch the field off, and can never change.
     """
     return Field(default, exclude_if=lambda value: value == default, **arguments)
 
@@ -74,14 +74,14 @@ def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _hashable(value: Any) -> Any:
-    """What equals another value's if the values are equal, and can be in a set."""
+    """Convert a value to a hashable one that is equal for equal values."""
     if isinstance(value, Mapping):
         return "mapping", frozenset((key, _hashable(part)) for key, part in value.items())
     return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def to_number(value: Any) -> Any:
-    """The number that a text stands for: YAML 1.1 reads 1e-3 as text, and a quoted number is one to what takes it."""
+    """Convert text to a number. YAML 1.1 reads 1e-3 as text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -89,7 +89,7 @@ def to_number(value: Any) -> Any:
 
 
 class Choice(Section):
-    """A choice, and keys of which it takes only some; the others are None and not written."""
+    """A choice with keys that depend on it. Keys of other choices are None and not written."""
 
     def _reject_other_keys(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
@@ -104,5 +104,5 @@ class Choice(Section):
 
 
 def to_validation_protocol(protocol: str) -> Protocol:
-    """The protocol of the same model on the clients' validation samples."""
+    """Get the protocol of the same model on the clients' validation samples."""
     return cast(Protocol, f"{protocol.partition('-on-')[0]}-on-validation")

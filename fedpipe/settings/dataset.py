@@ -1,4 +1,4 @@
-"""The section `dataset`: the samples, where they come from and how they are split."""
+"""The section `dataset`: the samples, their origin and their split."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ SPLIT_KEYS = (
     "test_fraction",
     "stratified",
     "validation_fraction",
-)  #: keys of `parse_dataset` that say how to split it
-GENERATED_DATASET = "generated"  #: the data set that stands in for one that is not at hand
-DOWNLOAD_COMMAND = "fedpipe download"  #: what obtains a study's data
+)  #: keys about the split
+GENERATED_DATASET = "generated"  #: synthetic data set that replaces a missing one
+DOWNLOAD_COMMAND = "fedpipe download"  #: command that obtains a study's data
 
 
 class Data(Section):
-    """The samples; keys that do not stand here are parameters of the data set."""
+    """The samples. All other keys are parameters of the data set."""
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field("digits", description="A data set; `fedpipe list datasets` shows them.")
+    name: str = Field("digits", description="Name of the data set. `fedpipe list datasets` prints all.")
     mirror: str | None = Field(
         None,
-        description="A folder or base address (http, https, file) from which files are taken first; "
-        "where none is given, the environment variable FEDPIPE_MIRROR names it.",
+        description="Folder or base address (http, https, file) to search for files first. By default the environment "
+        "variable FEDPIPE_MIRROR.",
     )
     on_missing: Literal["fetch", "generate"] = Field(
         "fetch",
@@ -56,18 +56,18 @@ class Data(Section):
     )
     split: Literal["official", "pooled"] = Field(
         "official",
-        description="official: the data set's own test set, dealt to clients in their own class proportions; "
-        "pooled: training and test samples together, then split within each client. Neither, where the partition is a "
-        "file that says what each sample is for.",
+        description="official: the data set's test set, distributed to clients in their class proportions. "
+        "pooled: training and test samples are partitioned together and then split within each client. A partition "
+        "file with a column split needs neither.",
     )
     test_fraction: float = Field(
-        0.25, gt=0, lt=1, description="Share of each client's samples kept for testing (pooled)."
+        0.25, gt=0, lt=1, description="Fraction of each client's samples for testing (pooled)."
     )
     stratified: bool = Field(
-        False, description="Whether what a client keeps for testing (pooled) and validation has its class proportions."
+        False, description="If true, a client's test (pooled) and validation samples have its class proportions."
     )
     validation_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Share of each client's training samples kept for validation."
+        0.0, ge=0, lt=1, description="Fraction of each client's training samples for validation."
     )
 
     @model_validator(mode="after")
@@ -77,25 +77,25 @@ class Data(Section):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The data set's parameters, as given."""
+        """Parameters of the data set."""
         return dict(self.model_extra or {})
 
     @cached_property
     def named_dataset(self) -> Dataset:
-        """The data set that is named, with its parameters."""
+        """The data set in params.yaml, with its parameters."""
         settings = {"name": self.name, **self.parameters}
         return cast(Dataset, registry.parse_component(DATASET, settings, other_keys=[*type(self).model_fields]))
 
     @cached_property
     def effective_dataset(self) -> Dataset:
-        """The data set that is taken: the one that is named, or what is generated in its place (`on_missing`)."""
+        """The data set in params.yaml, or the synthetic one that replaces it (`on_missing`)."""
         if self.on_missing == "fetch" or self.is_available_offline:
             return self.named_dataset
         return cast(Dataset, registry.parse_component(DATASET, {"name": GENERATED_DATASET, "like": self.name}))
 
     @property
     def is_available_offline(self) -> bool:
-        """Whether the data set that is named can be obtained without a network."""
+        """Whether the data set can be obtained without a network."""
         named_dataset, fetcher = self.named_dataset, self.fetcher
         if not isinstance(named_dataset, PublishedDataset) or named_dataset.sha256:
             return True
@@ -107,34 +107,34 @@ class Data(Section):
 
     @cached_property
     def run_settings(self) -> dict[str, Any]:
-        """What keys hold of it."""
+        """Settings that enter keys."""
         return registry.component_to_run_settings(DATASET, self.effective_dataset)
 
     @cached_property
     def fetcher(self) -> Fetcher:
-        """Where its files come from."""
+        """Source of its files."""
         return Fetcher(mirror=self.mirror or os.environ.get(MIRROR_VARIABLE))
 
     @property
     def origin(self) -> dict[str, Any]:
-        """All that it takes to obtain it."""
+        """Everything that is needed to obtain it."""
         if self.effective_dataset is not self.named_dataset:
             return {"name": GENERATED_DATASET, "like": self.name}
         return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
 
     @property
     def file(self) -> Path:
-        """Where its tensors lie."""
+        """File with its tensors."""
         return store.locate_dataset(self.run_settings)
 
     @property
     def partitioned_size(self) -> int:
-        """How many samples the partition scheme deals.
+        """Number of samples that the scheme partitions.
 
         Raises
         ------
         SettingsError
-            The official split is asked for of a data set that has no test set.
+            The split is official, but the data set has no test set.
         """
         size, tests = self.facts.size, self.facts.tests
         if self.split == "official" and not tests:
@@ -145,25 +145,25 @@ class Data(Section):
 
     @property
     def facts(self) -> DatasetInfo:
-        """Shape, classes and size, all known before any job.
+        """Shape, classes and size, known before any job.
 
         Raises
         ------
         ArtifactError
-            They stand in a file that is not stored.
+            They are in a file that is not stored yet.
         """
         declared_facts = self.effective_dataset.info
         return store.read_dataset_info(self.file) if declared_facts is None else declared_facts
 
     @property
     def has_tokens(self) -> bool | None:
-        """Whether inputs are token ids, and not numbers; None if a data set of one's own leaves that open."""
+        """Whether inputs are token ids. None if a user's data set may have either."""
         if self.facts.vocabulary is not None:
             return True
         return False if type(self.effective_dataset).__module__.startswith("fedpipe.") else None
 
     def explain_missing_data(self, download_command: str) -> str | None:
-        """One sentence if its facts are not known yet, with the command that mends that; None if they are."""
+        """Message with the command to type if its facts are not known yet. None if they are."""
         source, fetcher = self.effective_dataset, self.fetcher
         if source.info is None:
             try:
@@ -182,5 +182,5 @@ class Data(Section):
 
 
 def format_download_command(path: Path) -> str:
-    """The command that obtains a study's data, and declares the files that it names."""
+    """Format the command that obtains a study's data and declares its files."""
     return DOWNLOAD_COMMAND if path == layout.PARAMS else f"{DOWNLOAD_COMMAND} --params {shlex.quote(str(path))}"

@@ -17,16 +17,16 @@ from fedpipe.settings.base import Label, Section, require_unique
 
 
 class _Diagnostic(Section):
-    """What is looked at in stored states, and where; it changes no run, and its change runs no training."""
+    """Base of all diagnostics of stored states. They change no run, and changing them trains nothing."""
 
     rounds: tuple[Annotated[int, Field(ge=1, strict=True)] | Literal["last"], ...] = Field(
-        ("last",), min_length=1, description="After which rounds; the states of each and of the one before it stay."
+        ("last",), min_length=1, description="Rounds to analyze. The states of each and of the previous round are kept."
     )
-    algorithms: tuple[Label, ...] | None = Field(None, min_length=1, description="Of which methods; all by default.")
-    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="Of which seeds; all by default.")
+    algorithms: tuple[Label, ...] | None = Field(None, min_length=1, description="Methods to analyze. By default all.")
+    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="Seeds to analyze. By default all.")
     where: dict[str, Any] = Field(
         default_factory=dict,
-        description="Of which points of the grid: a value, or a list of values, of any name of study.grid.",
+        description="Points of the grid to analyze: a value or a list of values by name of study.grid.",
     )
 
     _require_unique_values = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
@@ -35,54 +35,56 @@ class _Diagnostic(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is looked at, without where."""
+        """Settings without the selection of runs."""
         return self.model_dump(mode="json", exclude=set(_Diagnostic.model_fields))
 
 
 class HeadNorms(_Diagnostic):
-    """Norms of the rows of heads, beside the class shares of who owns them."""
+    """Norms of the rows of heads, next to the class fractions of their clients."""
 
     kind: Literal["head-norms"]
     models: tuple[Literal["received", "trained", "finetuned", "class", "global"], ...] = Field(
         ("trained",),
         min_length=1,
-        description="trained: the round's participants', right after training; received, finetuned: all clients', as "
-        "the next round begins; class: the server's models of classes (cwfedavg); global: the server's model.",
+        description="trained: the participants' models after training. received and finetuned: all clients' models at "
+        "the start of the next round. class: the server's class models (cwfedavg). global: the server's model.",
     )
-    finetune_epochs: int = Field(1, ge=1, description="Of the fine-tuned ones.")
+    finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned models.")
 
 
 class Features(_Diagnostic):
     """Features of global test samples and the rows of the head, in two dimensions by t-SNE."""
 
     kind: Literal["features"]
-    samples: int = Field(500, ge=3, description="At most so many of the global test set, drawn once.")
-    perplexity: float = Field(30, gt=0, description="Of t-SNE.")
-    seed: int = Field(0, ge=0, description="Of samples and of t-SNE.")
+    samples: int = Field(500, ge=3, description="Maximum number of global test samples, drawn once.")
+    perplexity: float = Field(30, gt=0, description="t-SNE perplexity.")
+    seed: int = Field(0, ge=0, description="Seed of the samples and of t-SNE.")
 
 
 class Surface(_Diagnostic):
     """The training loss around the global model, in two filter-normalized random directions."""
 
     kind: Literal["surface"]
-    points: int = Field(21, ge=3, description="Of the grid, along each direction; an odd number has the model itself.")
-    radius: float = Field(1.0, gt=0, description="Of the grid, where 1 is as long as the model's own filters.")
-    samples: int | None = Field(1000, ge=1, description="At most so many training samples, drawn once; null: all.")
-    seed: int = Field(0, ge=0, description="Of samples and directions, the same for all runs.")
+    points: int = Field(
+        21, ge=3, description="Grid points along each direction. An odd number includes the model itself."
+    )
+    radius: float = Field(1.0, gt=0, description="Radius of the grid. 1 is the norm of the model's filters.")
+    samples: int | None = Field(1000, ge=1, description="Maximum number of training samples, drawn once. null: all.")
+    seed: int = Field(0, ge=0, description="Seed of the samples and directions, the same for all runs.")
 
 
 class Gradients(_Diagnostic):
-    """Norms of each layer's gradient: of each client on its data, and of the global model on all."""
+    """Norms of each layer's gradient, for each client on its data and for the global model on all data."""
 
     kind: Literal["gradients"]
 
 
 class Locals(_Diagnostic):
-    """The class shares that the head's norms tell, by step of the participants' training in the round."""
+    """Class fractions estimated from the head's norms, by step of the participants' training in the round."""
 
     kind: Literal["locals"]
     clients: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, min_length=1, description="Of these participants; all by default."
+        None, min_length=1, description="Participants to analyze. By default all."
     )
 
 
@@ -91,7 +93,7 @@ DIAGNOSTIC_KINDS = tuple(get_args(diagnostic.model_fields["kind"].annotation)[0]
 
 
 def get_diagnostic_kind(value: Any) -> str:
-    """Which kind an entry of `diagnostics` is of."""
+    """Get the kind of an entry of `diagnostics`."""
     return str(value.get("kind")) if isinstance(value, dict) else str(getattr(value, "kind", value))
 
 
@@ -109,7 +111,7 @@ def _check_diagnostic_kinds(entries: Any) -> Any:
     return entries
 
 
-#: Entries of `diagnostics`, by names of one's own; what else an entry may hold follows from its kind.
+#: Entries of `diagnostics` by name. Their other keys depend on the kind.
 DiagnosticSections = Annotated[
     dict[
         Label,
@@ -123,5 +125,5 @@ DiagnosticSections = Annotated[
         ],
     ],
     BeforeValidator(_check_diagnostic_kinds),
-    Field(default_factory=dict, description="What is looked at in stored states, by names of your own."),
+    Field(default_factory=dict, description="Analyses of stored states, by names that you choose."),
 ]

@@ -11,18 +11,18 @@ from fedpipe.settings.base import Protocol, Section, require_unique
 
 
 class Evaluation(Section):
-    """Which model is measured on which test set, and when (docs/protocols.md tells of protocols)."""
+    """Models, test sets and rounds of the evaluation (see docs/protocols.md)."""
 
     protocols: tuple[Protocol, ...] = Field(
         ("global-on-global", "personal-on-local"),
         min_length=1,
-        description="MODEL-on-TEST. global: the server's model; personal: all clients, after they took the new server "
-        "state and before they train; trained: this round's participants, right after training; kept: all clients, "
-        "as each was trained last, or initially; finetuned: all clients, a copy after finetune_epochs of training; "
-        "prototype: the personal model, read by the nearest class prototype. On train: on the samples that the client "
+        description="MODEL-on-TEST. global: the server's model. personal: all clients, after they received the new "
+        "server state and before they train. trained: this round's participants, after training. kept: all clients, "
+        "each as last trained, or initial. finetuned: all clients, a copy after finetune_epochs of training. "
+        "prototype: the personal model with the nearest class prototype. On train: on the samples that the client "
         "trains on, as they are, for its training loss.",
     )
-    every: int = Field(1, ge=1, description="Measure after every k-th round.")
+    every: int = Field(1, ge=1, description="Evaluate after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
     _require_unique_values = field_validator("protocols")(require_unique)

@@ -1,4 +1,4 @@
-"""The sections `execution` and `artifacts`: how jobs run, and what they keep."""
+"""The sections `execution` and `artifacts`: jobs, and the states that they keep."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from fedpipe.settings.base import Section, require_unique
 
 
 class Execution(Section):
-    """How jobs are cut and where they run. Nothing here changes a result's bits, but for executor and device."""
+    """Size and device of jobs. Only executor and device can change a result's bits."""
 
-    rounds_per_job: int | None = Field(None, ge=1, description="Rounds that one job runs; all of them when not given.")
+    rounds_per_job: int | None = Field(None, ge=1, description="Rounds per job. null: all.")
     clients_per_job: int | None = Field(
-        None, ge=1, description="Participants that one job trains: the DAG of single rounds (needs rounds_per_job: 1)."
+        None, ge=1, description="Participants per job, for the DAG of single rounds (needs rounds_per_job: 1)."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one.")
     stack: int | Literal["auto"] = Field(
         "auto",
-        description="Clients that train in one call: 1 is client by client (the loop), n a stack of n, "
-        "auto the loop on a CPU and a stack of up to 32 on a GPU.",
+        description="Clients that train in one call. 1: one client at a time (the loop). n: a stack of n. "
+        "auto: the loop on a CPU and a stack of up to 32 on a GPU.",
     )
     graphs: bool = Field(
         False,
-        description="Whether a stack's steps are recorded as CUDA graphs and replayed, which changes no bits; off "
-        "until it has been tried on a GPU.",
+        description="If true, a stack's steps are recorded as CUDA graphs and replayed, with the same bits. It has not "
+        "been tried on a GPU.",
     )
     callbacks: tuple[str, ...] = Field(
         (),
-        description="What looks on while runs go: dvclive, or classes of your own, as own.Board (docs/callbacks.md).",
+        description="Callbacks that monitor runs: dvclive, or custom classes such as own.Board (docs/callbacks.md).",
     )
 
     _require_unique_callbacks = field_validator("callbacks")(require_unique)
@@ -56,9 +56,9 @@ class Execution(Section):
 
 
 class Artifacts(Section):
-    """What is kept of every run."""
+    """States that every run keeps."""
 
     keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
         "all",
-        description="Server and client states kept: of all rounds, of the last two, or of every k-th and the last two.",
+        description="Rounds whose states are kept: all, the last two, or every k-th and the last two.",
     )

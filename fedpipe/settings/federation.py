@@ -12,7 +12,7 @@ from pydantic import (
 
 from fedpipe.settings.base import Choice, Section
 
-#: By optimizer of the server, what it takes beside a rate, with its default.
+#: Parameters of each server optimizer besides its rate, with defaults.
 SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {},
     "momentum": {"momentum": 0.9},
@@ -23,17 +23,19 @@ SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
 
 
 class Server(Choice):
-    """How the server moves its model along the clients' mean update, which stands for a gradient."""
+    """The server's optimizer, whose gradient is the clients' mean update."""
 
     optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = Field(
         "sgd",
-        description="sgd: FedAvg at rate 1; momentum: FedAvgM; adam, yogi, adagrad: FedAdam, FedYogi, FedAdagrad.",
+        description="sgd: FedAvg at rate 1. momentum: FedAvgM. adam, yogi, adagrad: FedAdam, FedYogi, FedAdagrad.",
     )
-    learning_rate: float = Field(1.0, ge=0, description="The server's rate, eta.")
-    momentum: float | None = Field(None, ge=0, lt=1, description="Share of the last step that goes on (momentum): 0.9.")
-    beta1: float | None = Field(None, ge=0, lt=1, description="Of the mean update's moment: 0.9; for adagrad 0.")
-    beta2: float | None = Field(None, ge=0, lt=1, description="Of its square's moment (adam, yogi): 0.99.")
-    tau: float | None = Field(None, gt=0, description="Added to the root of that (adam, yogi, adagrad): 0.001.")
+    learning_rate: float = Field(1.0, ge=0, description="The server's learning rate, eta.")
+    momentum: float | None = Field(None, ge=0, lt=1, description="Momentum (momentum). Default 0.9.")
+    beta1: float | None = Field(None, ge=0, lt=1, description="Decay of the first moment. Default 0.9, for adagrad 0.")
+    beta2: float | None = Field(None, ge=0, lt=1, description="Decay of the second moment (adam, yogi). Default 0.99.")
+    tau: float | None = Field(
+        None, gt=0, description="Added to the root of the second moment (adam, yogi, adagrad). Default 0.001."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -51,11 +53,11 @@ class Server(Choice):
 
     @property
     def is_plain_averaging(self) -> bool:
-        """Whether the next model is the mean of the uploads, as without any such optimizer."""
+        """Whether the next model is the mean of the uploads, as without an optimizer."""
         return self.optimizer == "sgd" and self.learning_rate == 1
 
 
-#: By name, what a schedule takes beside warm-up rounds, with its default; None: it has to be given.
+#: Parameters of each schedule besides warm-up rounds, with defaults. None: required.
 SCHEDULE_DEFAULTS: dict[str, dict[str, float | None]] = {
     "constant": {},
     "step": {"step_size": None, "gamma": 0.1},
@@ -65,21 +67,26 @@ SCHEDULE_DEFAULTS: dict[str, dict[str, float | None]] = {
 
 
 class Schedule(Choice):
-    """The clients' learning rate by round, as torch.optim.lr_scheduler has it by epoch; see :meth:`rate`."""
+    """The clients' learning rate by round, like torch.optim.lr_scheduler by epoch (:meth:`compute_learning_rate`)."""
 
     name: Literal["constant", "step", "exponential", "cosine"] = Field(
         "constant",
-        description="step: StepLR; exponential: ExponentialLR; cosine: CosineAnnealingLR, which rises again behind its "
-        "period; constant: none of them.",
+        description="step: StepLR. exponential: ExponentialLR. cosine: CosineAnnealingLR, which rises again after its "
+        "period. constant: no schedule.",
     )
-    step_size: int | None = Field(None, ge=1, strict=True, description="Rounds from one fall to the next (step).")
-    gamma: float | None = Field(None, gt=0, description="Factor of each fall (step: 0.1) or round (exponential).")
+    step_size: int | None = Field(None, ge=1, strict=True, description="Rounds between two decays (step).")
+    gamma: float | None = Field(
+        None, gt=0, description="Factor of each decay (step, default 0.1) or round (exponential)."
+    )
     period: int | None = Field(
-        None, ge=1, strict=True, description="Rounds until the minimum is reached (cosine), T_max: federation.rounds."
+        None, ge=1, strict=True, description="Rounds until the minimum (cosine), T_max. Default federation.rounds."
     )
-    minimum: float | None = Field(None, ge=0, description="The least rate (cosine), eta_min: 0.")
+    minimum: float | None = Field(None, ge=0, description="Minimum rate (cosine), eta_min. Default 0.")
     warmup: int = Field(
-        0, ge=0, strict=True, description="Rounds of linear warm-up before, the w-th at w/warmup of the rate."
+        0,
+        ge=0,
+        strict=True,
+        description="Rounds of linear warm-up before the schedule. The w-th has w/warmup of the rate.",
     )
 
     @model_validator(mode="before")
@@ -106,7 +113,7 @@ class Schedule(Choice):
         return self.name == "constant" and not self.warmup
 
     def compute_learning_rate(self, base: float, round: int) -> float:
-        """The learning rate of a round, from 1, where ``base`` is that of the federation."""
+        """Learning rate of a round (from 1), given the federation's rate ``base``."""
         if round <= self.warmup:
             return base * round / self.warmup
         elapsed_rounds = round - 1 - self.warmup
@@ -125,54 +132,59 @@ class Schedule(Choice):
 
 
 class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
-    """Who trains, how often, and with which optimizer."""
+    """Clients, rounds, local training and aggregation."""
 
     clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
-    participation: float = Field(1.0, gt=0, le=1, description="Share of clients in a round: max(1, round(p N)).")
+    participation: float = Field(
+        1.0, gt=0, le=1, description="Fraction p of clients in a round: max(1, round(p N)) clients."
+    )
     rounds: int = Field(
-        20, ge=1, le=9999, strict=True, description="Communication rounds T; more rounds continue a shorter run."
+        20, ge=1, le=9999, strict=True, description="Communication rounds T. More rounds continue a shorter run."
     )
     local_epochs: int | None = Field(
-        1, ge=1, description="Passes over a client's training data in a round; null with local_steps."
+        1, ge=1, description="Epochs over a client's training data in a round. null with local_steps."
     )
     local_steps: int | None = Field(
         None,
         ge=1,
         strict=True,
-        description="In place of local_epochs: steps of every client in a round, on batches in the order of epochs.",
+        description="Steps of every client in a round, instead of local_epochs.",
     )
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
-        32, description="Samples in a training step, the last partial batch is kept; or full: all that a client has."
+        32, description="Samples per training step, including a last partial batch. full: all samples of the client."
     )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="Started afresh at every client in every round.")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="The clients' optimizer, restarted in every round.")
     learning_rate: float = Field(
-        0.05, ge=0, description="The clients' rate, in all steps of a round; `schedule` changes it from round to round."
+        0.05, ge=0, description="The clients' learning rate. `schedule` changes it from round to round."
     )
     schedule: Schedule = Field(
-        Schedule(), description="The learning rate by round, as `{name: cosine, period: 100, warmup: 5}`."
+        Schedule(), description="Learning-rate schedule by round, such as `{name: cosine, period: 100, warmup: 5}`."
     )
     clip_norm: float | None = Field(
         None,
         gt=0,
-        description="Gradients of larger norm, over all that a pass trains, are scaled down to it, as by "
-        "torch.nn.utils.clip_grad_norm_; before weight decay and momentum.",
+        description="Maximum norm of the gradient of all trained parameters (torch.nn.utils.clip_grad_norm_), before "
+        "weight decay and momentum.",
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
-    weight_decay: float = Field(0.0, ge=0, description="Added to the gradient as weight_decay * parameter.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay: weight_decay * parameter is added to the gradient."
+    )
     weighting: Literal["count", "uniform"] = Field(
-        "count", description="Weight of a client in averages: its training samples, or the same for all."
+        "count",
+        description="Weight of a client in averages. count: its number of training samples. uniform: equal weights.",
     )
     buffers: Literal["average", "keep", "drop"] = Field(
         "average",
-        description="Running statistics of BatchNorm: averaged with the model, kept at each client (the global model "
-        "then has none and is not measured), or none (every batch is normalized by its own, in evaluation too).",
+        description="BatchNorm's running statistics. average: averaged with the model. keep: each client has its own, "
+        "so that the global model is not evaluated. drop: batches are normalized by their own statistics.",
     )
-    server: Server = Field(Server(), description="The server's optimizer, where the method averages models.")
+    server: Server = Field(Server(), description="The server's optimizer, if the method averages models.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Precision of models and data.")
     precision: Literal["full", "bfloat16"] = Field(
         "full",
-        description="Of the network's products and convolutions in training: that of dtype, or bfloat16 (autocast). "
-        "Weights, their updates, losses and evaluation are of dtype in any case.",
+        description="Precision of products and convolutions in training. full: that of dtype. bfloat16: autocast. "
+        "Weights, updates, losses and evaluation always have dtype.",
     )
 
     @model_validator(mode="before")
@@ -210,14 +222,14 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         return self
 
     def with_round_learning_rate(self, number: int) -> Federation:
-        """The same settings with the learning rate of a round."""
+        """Copy with the learning rate of a round."""
         if self.schedule.is_constant:
             return self
         learning_rate = self.schedule.compute_learning_rate(self.learning_rate, number)
         return self.model_copy(update={"learning_rate": learning_rate, "schedule": Schedule()})
 
     def count_epochs(self, samples: int) -> float:
-        """How many passes over its data a client of so many samples makes in a round; no whole number by steps."""
+        """Epochs of a client in a round, given its number of samples. It may be a fraction with local_steps."""
         if self.local_epochs is not None:
             return self.local_epochs
         size = samples if self.batch_size == "full" else self.batch_size
@@ -225,7 +237,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
 
     @property
     def compute_dtype(self) -> str:
-        """The least precise numbers that it computes with."""
+        """Lowest precision of its computations."""
         return self.dtype if self.precision == "full" else self.precision
 
     @model_validator(mode="after")

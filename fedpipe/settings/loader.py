@@ -1,4 +1,4 @@
-"""Reading a study's YAML file, and replacing values at dotted keys."""
+"""Reads a study's YAML file, and overrides values at dotted keys."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedpipe.core.yaml_text import read_yaml
 
 
 def read_params(path: Path) -> dict[str, Any]:
-    """The YAML file as it stands, unchecked.
+    """Read the YAML file without validation.
 
     Raises
     ------
     SettingsError
-        The file is missing or is no YAML.
+        The file is missing or is not YAML.
     """
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
@@ -32,7 +32,7 @@ def read_params(path: Path) -> dict[str, Any]:
 
 
 def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:
-    """A copy of ``settings`` in which the value at each dotted key is replaced; the last changes are made last."""
+    """Copy ``settings`` and set the value at each dotted key. Later changes take precedence."""
     result = copy.deepcopy(settings)
     for key, value in (change for part in changes for change in copy.deepcopy(part).items()):
         *sections, last = key.split(".")

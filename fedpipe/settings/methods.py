@@ -30,7 +30,7 @@ def _to_component(kind: ComponentKind, value: Any) -> Component:
 
 
 class MethodOptions(Section):
-    """What an entry of `algorithms` says beside the algorithm's parameters."""
+    """Options of an entry of `algorithms` that are not parameters of the algorithm."""
 
     overrides: dict[str, Any] = Field(
         default_factory=dict,
@@ -42,8 +42,8 @@ class MethodOptions(Section):
     )
     title: str | None = Field(
         None,
-        description="What tables and figures call this method, as `cwFedAvg (λ = 10)`. By default its algorithm's "
-        "name, such as FedALA, if the entry is called like the algorithm, and otherwise its label.",
+        description="Name of this method in tables and figures, such as `cwFedAvg (λ = 10)`. By default its "
+        "algorithm's name, such as FedALA, if the entry has the algorithm's name, and otherwise its label.",
     )
 
     @field_validator("title")
@@ -87,7 +87,7 @@ class Method:
 
 
 def parse_options(settings: Any, label: str) -> MethodOptions:
-    """The options of a method in settings that are not checked yet, as at a point of the grid.
+    """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
 
     Raises
     ------
@@ -100,9 +100,9 @@ def parse_options(settings: Any, label: str) -> MethodOptions:
 
 
 def get_title(label: str, method: Method) -> str:
-    """What tables and figures call a method: its `title`, else its algorithm's display name, else its label.
+    """Get the name of a method in tables and figures: its `title`, its algorithm's display name, or its label.
 
-    Only an entry that is called like its algorithm has the display name, since several entries may be of one algorithm.
+    Only an entry with the name of its algorithm has the display name, because several entries may use one algorithm.
     """
     if method.options.title:
         return method.options.title
@@ -112,7 +112,7 @@ def get_title(label: str, method: Method) -> str:
 
 
 def get_display_name(algorithm: Component) -> str:
-    """The name that papers give one of fedpipe's algorithms, such as FedALA: its module's docstring."""
+    """Get an algorithm's name in papers, such as FedALA, from its module's docstring."""
     return str(sys.modules[type(algorithm).__module__].__doc__).partition("\n")[0].rstrip(".")
 
 
@@ -129,7 +129,7 @@ def _parse_entry_options(entry: Any, label: str) -> MethodOptions:
 
 
 def parse_method(entry: Any, label: str) -> Method:
-    """The method that an entry of `algorithms` describes.
+    """Parse an entry of `algorithms`.
 
     Raises
     ------
@@ -154,14 +154,14 @@ def _parse_algorithm_entry(entry: Any, label: str) -> Component:
 
 
 def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[str, Any]) -> Component:
-    """The algorithm of a study's method with its parameters, of which some are changed; all else is left unchecked.
+    """Parse the algorithm of a method, with changed parameters. Other settings are not validated.
 
     Parameters
     ----------
     settings
-        As they stand in the YAML file.
+        Settings of the YAML file.
     label
-        The method.
+        Label of the method.
     changes
         Parameters with other values.
 
@@ -180,7 +180,7 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
 
 
 def _parse_methods(entries: dict[str, Any]) -> dict[str, Method]:
-    """The method of each entry; the mistakes of all entries are told at once."""
+    """Parse all entries, and report the mistakes of all at once."""
     methods, mistakes = {}, []
     for label, entry in entries.items():
         try:
@@ -205,10 +205,10 @@ def _component_section(kind: ComponentKind) -> tuple[Any, ...]:
     )
 
 
-#: Sections whose selector names a component and whose other keys are that component's parameters.
+#: Sections with the name of a component and its parameters.
 PartitionSection = Annotated[Any, *_component_section(PARTITION)]
 ModelSection = Annotated[Any, *_component_section(MODEL)]
-#: Entries that do so, by label.
+#: Entries with an algorithm and its parameters, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],
     AfterValidator(_parse_methods),

@@ -32,7 +32,7 @@ from fedpipe.settings.transforms import Transforms
 
 KEYWISE_SECTIONS = (
     "federation",
-)  #: never set as a whole: all of its keys that are not given would have their defaults
+)  #: sections that you can't set as a whole, because missing keys would get their defaults
 
 
 STUDY_WIDE_SECTIONS = (
@@ -42,7 +42,7 @@ STUDY_WIDE_SECTIONS = (
     "report",
     "presets",
     "diagnostics",
-)  #: sections that are one for the whole study
+)  #: sections that are the same for the whole study
 
 
 def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _check_callbacks(execution: Execution) -> Execution:
 
 
 class Params(Section):
-    """A whole params.yaml."""
+    """A complete params.yaml."""
 
     dataset: Data = Data()
     transforms: Transforms = Transforms()
@@ -81,8 +81,8 @@ class Params(Section):
     report: Report = Report()
     presets: Annotated[dict[Label, dict[str, Any]], AfterValidator(_check_presets)] = Field(
         default_factory=dict,
-        description="Other sizes of the study by name, as `smoke: {federation.rounds: 2, study.seeds: [0]}`: keys that "
-        "stand above all else where `--preset NAME` asks for it.",
+        description="Variants of the study by name, such as `smoke: {federation.rounds: 2, study.seeds: [0]}`. "
+        "`--preset NAME` sets these keys, which override all others.",
     )
     diagnostics: DiagnosticSections
 
@@ -90,12 +90,12 @@ class Params(Section):
 
     @property
     def ignored_parameters(self) -> dict[str, str]:
-        """What was given and left out, by key, each with a warning; see :func:`find_ignored_parameters`."""
+        """Ignored parameters by key, each with a warning (:func:`find_ignored_parameters`)."""
         return self._ignored_parameters
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence each for what is left out, and for what may not be meant."""
+        """Warnings about ignored parameters and unusual settings."""
         schedule, rounds = self.federation.schedule, self.federation.rounds
         restart_round = schedule.warmup + (schedule.period or rounds)
         rise_warning = (
@@ -110,12 +110,12 @@ class Params(Section):
 
     @property
     def pinned_files(self) -> dict[str, PinnedFile]:
-        """The user's own files that the study names, by the section that does."""
+        """User files of the study, by section."""
         components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
         return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
 
     def _check_validation_samples(self) -> None:
-        """Refuse to measure on validation samples that no client has."""
+        """Require validation samples if a protocol needs them."""
         protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
         if protocol and not (self.dataset.validation_fraction or self.partition.has_validation):
             raise SettingsError(
@@ -124,7 +124,7 @@ class Params(Section):
             )
 
     def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
-        """Everything that is not declared, stored, or what it was declared as, is said at once."""
+        """Report all files that are not declared, not stored, or different from their SHA-256."""
         mistakes = {
             section: pin.explain_mismatch(section, download_command) for section, pin in self.pinned_files.items()
         }
@@ -137,7 +137,7 @@ class Params(Section):
     def _check_consistency(self, info: ValidationInfo) -> Params:
         context = info.context or {}
         for label in self.study.algorithms:
-            if label not in self.algorithms:  # one of fedpipe's needs no entry
+            if label not in self.algorithms:  # a built-in algorithm needs no entry
                 known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
                 if label not in known_names:
                     raise SettingsError(
@@ -240,7 +240,7 @@ class Params(Section):
             )
         self.model.check(facts.shape, facts.classes)
         has_tokens = self.dataset.has_tokens
-        if not type(self.model).__module__.startswith("fedpipe."):  # packaged ones are steady, which the tests show
+        if not type(self.model).__module__.startswith("fedpipe."):  # tests check the built-in models
             from fedpipe.models.purity import require_pure_network
 
             require_pure_network(self.model, facts.shape, facts.classes, has_tokens)
@@ -275,7 +275,7 @@ class Params(Section):
 
 
 def single_initial_model_error(algorithm: str) -> SettingsError:
-    """What to say of an algorithm that begins with several models where a file gives but one."""
+    """Error about an algorithm with several initial models if a file contains only one."""
     return SettingsError(
         f"model.weights: a file holds one initial model, and {algorithm} begins with several; it should be null, or "
         f"study.algorithms do without {algorithm}."

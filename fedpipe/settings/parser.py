@@ -1,4 +1,4 @@
-"""From the content of a YAML file to checked settings, with one message per mistake."""
+"""Validates the content of a YAML file, with one message per mistake."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
 
 
 def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
-    """The partition's parameters that only other schemes have, by key, each with a warning.
+    """Find parameters of the partition that only other schemes have, by key, each with a warning.
 
-    Where a grid, or `dvc exp run -S`, changes the scheme alone, those of the former one are left behind.
+    If a grid or `dvc exp run -S` changes only the scheme, the parameters of the old scheme remain.
     """
     section = settings.get("partition")
     if not isinstance(section, dict):
@@ -33,7 +33,7 @@ def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
     scheme = section.get("scheme", PARTITION.default)
     try:
         scheme_parameters = _list_scheme_parameters(str(scheme))
-    except SettingsError:  # told where it is built
+    except SettingsError:  # reported by the validation
         return {}
     other_parameters = {
         name for other in registry.list_components(PARTITION) for name in _list_scheme_parameters(other)
@@ -55,18 +55,18 @@ def parse_params(
     labels: Collection[str] | None = None,
     obtain_command: str | None = None,
 ) -> Params:
-    """Settings as they stand in the YAML file, checked and with their defaults filled in.
+    """Validate the settings of a YAML file, and fill in defaults.
 
     Parameters
     ----------
     settings
-        All of them, in sections.
+        Settings by section.
     download_command
-        The command that declares files in the study's file; None where it can't, as at a point of a grid.
+        Command that declares files in the study's file. None if there is none, as at a point of a grid.
     labels
         Labels of the methods with these settings. By default the study's methods without `overrides`.
     obtain_command
-        The command that obtains the study's data; by default ``format_download_command``.
+        Command that obtains the study's data. By default ``download_command``.
 
     Raises
     ------
@@ -97,12 +97,12 @@ def parse_params(
 
 
 def parse_dataset(settings: Any) -> Data:
-    """The section `parse_dataset` alone, checked; see :func:`parse_params`."""
+    """Validate the section `dataset` (see :func:`parse_params`)."""
     return cast(Data, _section_alone(Data, "dataset", settings))
 
 
 def parse_federation(settings: Any) -> Federation:
-    """The section `federation` alone, checked; see :func:`parse_params`."""
+    """Validate the section `federation` (see :func:`parse_params`)."""
     return cast(Federation, _section_alone(Federation, "federation", settings))
 
 
@@ -126,9 +126,9 @@ def _list_keys(location: Location, settings: Any) -> list[str]:
 def apply_preset(
     settings: dict[str, Any], preset: str, download_command: str = DOWNLOAD_COMMAND
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings at one of a study's presets, and those of its keys that stand above grid and methods, too.
+    """Apply a preset. Return the settings, and the keys of the preset that override grid and methods.
 
-    ``format_download_command`` is the command that declares files in the study's file.
+    ``download_command`` is the command that declares files in the study's file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The section `report`: what tables show."""
+"""The section `report`: content of tables."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ Statistic = Literal[
 
 
 class Report(Section):
-    """What the tables show; changing it runs no training."""
+    """Content of the tables. Changing it trains nothing."""
 
-    round: ReportedRound = Field("last", description="Which round's accuracy stands in the table.")
+    round: ReportedRound = Field("last", description="Round whose accuracy the table reports.")
     last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
     average: Average = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
     )
     best_over: tuple[str, ...] = Field(
         (),
-        description="Lists or axes of the grid, as `[federation.learning_rate]`, of which the table shows each "
-        "method's best value in each column.",
+        description="Names of the grid, such as `[federation.learning_rate]`, for which the table reports each "
+        "method's best value per column.",
     )
     best_on: Literal["test", "validation"] = Field(
         "test",
-        description="By which samples `best_over` chooses: the test samples themselves, or the clients' validation "
-        "samples, for which `evaluation.protocols` holds MODEL-on-validation. The table's caption says which.",
+        description="Samples with which `best_over` selects: test, or the clients' validation samples, which need "
+        "MODEL-on-validation in `evaluation.protocols`. The table's caption names them.",
     )
 
     statistics: tuple[Statistic, ...] = Field(
         (),
-        description="Shown below the table, by the first protocol; statistics.csv has all of them, by every protocol. "
-        "client_std, worst_tenth, lowest: of the clients' accuracies; macro_f1, balanced_accuracy: over classes; "
-        "rounds_to_target, bytes_to_target: until `target` was reached; difference: to `baseline`, paired by seed.",
+        description="Statistics below the table, by the first protocol. statistics.csv has all of them. "
+        "client_std, worst_tenth, lowest: of the clients' accuracies. macro_f1, balanced_accuracy: over classes. "
+        "rounds_to_target, bytes_to_target: until `target`. difference: to `baseline`, paired by seed.",
     )
-    target: float | None = Field(None, gt=0, le=1, description="An accuracy over all test samples, as 0.7 for 70 %.")
-    baseline: Label | None = Field(None, description="The method of study.algorithms that others are compared with.")
+    target: float | None = Field(
+        None, gt=0, le=1, description="Target accuracy over all test samples, such as 0.7 for 70 %."
+    )
+    baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
 
     _require_unique_values = field_validator("best_over", "statistics")(require_unique)
 

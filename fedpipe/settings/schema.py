@@ -19,11 +19,11 @@ from fedpipe.core.components.component import (
 from fedpipe.settings.methods import MethodOptions
 from fedpipe.settings.params import Params
 
-DOTTED_PATH_SCHEMA = {"type": "string", "pattern": r"\."}  #: a dotted path, in the JSON Schema
+DOTTED_PATH_SCHEMA = {"type": "string", "pattern": r"\."}  #: schema of a dotted path
 
 
 def build_json_schema() -> dict[str, Any]:
-    """JSON Schema of params.yaml, for editors; components are listed with their parameters."""
+    """Build the JSON Schema of params.yaml for editors. It lists components with their parameters."""
     schema = Params.model_json_schema(mode="validation")
     definitions = schema.setdefault("$defs", {})
 
@@ -47,7 +47,7 @@ def build_json_schema() -> dict[str, Any]:
             "properties": {selector: DOTTED_PATH_SCHEMA},
             "required": [selector],
         }
-        return {"anyOf": [*choices, custom_class | {"description": "A class of one's own, as my_module.MyClass."}]}
+        return {"anyOf": [*choices, custom_class | {"description": "A custom class, such as my_module.MyClass."}]}
 
     properties = schema["properties"]
     properties["partition"] = build_options(PARTITION)

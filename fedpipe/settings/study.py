@@ -15,7 +15,7 @@ from pydantic import (
 from fedpipe.settings.base import Label, Section, require_unique, to_number
 from fedpipe.settings.report import Statistic
 
-#: Columns of a study's tables, which no axis may be called.
+#: Columns of a study's tables. An axis can't have these names.
 TABLE_COLUMNS = (
     *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
@@ -27,7 +27,7 @@ TABLE_COLUMNS = (
     *("macro F1", "balanced accuracy"),
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
-Axis = dict[AxisValue, dict[str, Any]]  #: by the name of each value, the keys that it sets
+Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets
 GridValues = Annotated[
     Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],
     Discriminator(lambda given: "axis" if isinstance(given, dict) else "list"),
@@ -35,16 +35,16 @@ GridValues = Annotated[
 
 
 class Study(Section):
-    """What runs: the product of algorithms, seeds and grid."""
+    """The runs: the product of algorithms, seeds and grid."""
 
     algorithms: tuple[Label, ...] = Field(
-        ("fedavg",), min_length=1, description="Methods to run: names of fedpipe's, entries of `algorithms`."
+        ("fedavg",), min_length=1, description="Methods to run: names of algorithms or labels of `algorithms`."
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each drives partition, initial model and training.")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Seeds of partition, initial model and training.")
     grid: dict[str, GridValues] = Field(
         default_factory=dict,
-        description="Any key to a list of values, as `partition.alpha: [0.1, 0.5]`; or an axis, whose name is your "
-        "own: named values, each a mapping of the keys that change together, as "
+        description="A key with a list of values, such as `partition.alpha: [0.1, 0.5]`. Or an axis with a name that "
+        "you choose: named values, each a mapping of keys that change together, such as "
         "`environment: {mild: {partition.alpha: 0.5}, harsh: {partition.alpha: 0.1, federation.participation: 0.5}}`.",
     )
 

@@ -15,7 +15,7 @@ from fedpipe.settings.base import Section, to_number
 
 
 def _to_list(value: Any) -> Any:
-    """A number as a list of one, so that keys are the same for both."""
+    """Convert a number to a list of one, so that both have the same key."""
     number = to_number(value)
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
@@ -27,26 +27,26 @@ def _per_channel_field(**limits: float) -> tuple[Any, ...]:
 
 
 class Transforms(Section):
-    """What is done to images as they are gathered: all are normalized, those that are trained on change at random."""
+    """Normalization of all images, and random augmentation of training images."""
 
     mean: Annotated[tuple[float, ...], *_per_channel_field()] = Field(
-        (), description="Subtracted from pixels in [0, 1]: one number, or one a channel."
+        (), description="Mean that is subtracted from pixels in [0, 1]: one number, or one per channel."
     )
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_per_channel_field(exclusiveMinimum=0)] = Field(
-        (), description="Divided out then."
+        (), description="Standard deviation by which pixels are divided: one number, or one per channel."
     )
-    crop: int = Field(0, ge=0, description="Pixels of zeros put around before a window of the old size is cut out.")
-    flip: bool = Field(False, description="Mirror left to right, every second image.")
-    rotation: float = Field(0, ge=0, le=180, description="Turn by up to so many degrees either way.")
-    on_test: bool = Field(False, description="Change test images too, as FedDW's code does (noisy accuracies).")
+    crop: int = Field(0, ge=0, description="Padding in pixels for a random crop to the original size.")
+    flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")
+    rotation: float = Field(0, ge=0, le=180, description="Maximum random rotation in degrees, in both directions.")
+    on_test: bool = Field(False, description="Augment test images too, like FedDW's code (noisy accuracies).")
 
     @property
     def is_random(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether images are augmented at random."""
         return bool(self.crop or self.flip or self.rotation)
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise a SettingsError if inputs of this shape can't be treated so."""
+        """Raise a SettingsError if inputs of this shape can't be transformed."""
         for name in ("mean", "std", "crop", "flip", "rotation"):
             value = getattr(self, name)
             if value and len(shape) != 3:
