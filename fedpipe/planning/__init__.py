@@ -1,4 +1,5 @@
-"""From params.yaml to the plan.
+"""From params.yaml to the plan of a study.
 
-The points of the grid, the settings and keys of runs, and what has changed since the last plan.
+`planner` makes the plan, `plan` is its format, `grid` expands the grid, `run_settings` has keys, and `freshness` checks
+whether a plan is current.
 """

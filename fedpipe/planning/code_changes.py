@@ -1,4 +1,4 @@
-"""What an edit of code means for results that are there: which runs are made anew and why, which are of other code."""
+"""Describes the effect of code edits: runs that will be recomputed and why, and runs of other shared code."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ COMPONENT_SECTIONS = {
 
 
 def describe_code_changes(plan: NewPlan) -> list[str]:
-    """What a plan that was just made says of its runs' code, in sentences; nothing where all is as it lies here."""
+    """Describe the code changes that concern a new plan's runs. Empty if there are none."""
     return [*describe_invalidated_runs(plan), *describe_runs_from_other_code(plan)]
 
 
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
-    """How many runs will be made anew because of an edit: there are rounds of runs that differ in code alone."""
+    """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
     planned_paths = {run.path for run in plan.runs}
     old_settings: dict[
         str, dict[str, dict[str, Any]]
-    ] = {}  #: by label, what is the same after an edit: the old settings
+    ] = {}  #: old settings by label and the settings that an edit leaves
     reasons: Counter[tuple[str, ...]] = Counter()
     for run in plan.runs:
         files, label = run.files, run.algorithm
@@ -59,7 +59,7 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
 
 
 def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
-    """How many runs come from shared code other than what lay here when the plan was made."""
+    """Describe how many runs were made by other shared code than the plan's."""
     count = sum(is_from_other_code(run.files, plan.shared) for run in plan.runs)
     if count:
         yield (
@@ -70,7 +70,7 @@ def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
 
 
 def describe_unreadable_plans() -> Iterator[str]:
-    """Which studies' plans can't be read, since runs keep all that such a study may want."""
+    """Describe plans that can't be read, because runs keep all states that such a study may need."""
     for path, plan in read_plans():
         if plan is None:
             yield (
@@ -80,7 +80,7 @@ def describe_unreadable_plans() -> Iterator[str]:
 
 
 def is_from_other_code(files: RunFiles, shared: str) -> bool:
-    """Whether the last complete round of a run was made by other shared code than this."""
+    """Whether other shared code made the last complete round of a run."""
     rounds = files.list_complete_rounds()
     if not rounds:
         return False
@@ -89,7 +89,7 @@ def is_from_other_code(files: RunFiles, shared: str) -> bool:
 
 
 def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The settings of runs that have rounds; those of another version of fedpipe are left out."""
+    """Read the settings of runs with rounds, except those of other versions of fedpipe."""
     for files in map(RunFiles, folders):
         if files.list_complete_rounds():
             with suppress(ArtifactError, LookupError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""The plans of several studies as one, for a single call of Snakemake."""
+"""Combines the plans of several studies for one call of Snakemake."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedpipe.settings.execution import Execution
 
 
 def read_plans() -> Iterator[tuple[Path, Plan | None]]:
-    """The plans of all studies that were planned here, by their paths; None for one that can't be read.
+    """Read all plans in this folder by path. None for a plan that can't be read.
 
-    A file is read once as long as it does not change, because a job asks after each round.
+    Plans are cached until their file changes, because a job reads them after each round.
     """
     for path in filter(Path.exists, [RESULTS / "plan.json", *sorted(RESULTS.glob("studies/**/plan.json"))]):
         yield path, _read_plan_cached(path, compute_stat_fingerprint(path))
@@ -34,14 +34,14 @@ def _read_plan_cached(path: Path, fingerprint: str) -> Plan | None:
 
 @dataclass(frozen=True)
 class CombinedPlan:
-    """What one call of Snakemake makes: a study, or several, whose runs are made once, with the most rounds asked for.
+    """One study or several. Each run is made once, with the maximum number of rounds.
 
     Parameters
     ----------
     plans
-        One of each study.
+        One plan per study.
     absent
-        Runs by their paths that are left out with all that is made of them.
+        Paths of runs that are omitted, with everything that depends on them.
     """
 
     plans: tuple[Plan, ...]
@@ -49,7 +49,7 @@ class CombinedPlan:
 
     @cached_property
     def runs(self) -> dict[str, PlannedRun]:
-        """All runs by their paths."""
+        """All runs by path."""
         runs_by_path: dict[str, PlannedRun] = {}
         for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
             other = runs_by_path.get(str(run.path), run)
@@ -58,23 +58,23 @@ class CombinedPlan:
 
     @cached_property
     def complete_plans(self) -> tuple[Plan, ...]:
-        """The studies that none of their runs is left out of: those that have a table."""
+        """Plans without omitted runs, whose tables can be made."""
         return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
-        """The keys of all partitions."""
+        """Keys of all partitions."""
         return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
 
     @cached_property
     def merged_files(self) -> tuple[MergedFiles, ...]:
-        """What all tables are made of, each once."""
+        """Merged files of all tables, each once."""
         cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
     def round_counts(self) -> dict[str, tuple[int, ...]]:
-        """By run the numbers of rounds that cells of any study show, ascending."""
+        """Numbers of rounds by run that any study's cells report, ascending."""
         counts: dict[str, set[int]] = {}
         for plan in self.plans:
             for path, lengths in plan.round_counts.items():
@@ -83,7 +83,7 @@ class CombinedPlan:
 
     @cached_property
     def diagnostics(self) -> dict[str, PlannedDiagnostic]:
-        """All diagnostics by their tables."""
+        """All diagnostics by table."""
         diagnostics = (
             diagnostic
             for plan in self.plans
@@ -94,12 +94,12 @@ class CombinedPlan:
 
     @property
     def execution(self) -> Execution:
-        """How jobs are cut and where they run, which is one for all.
+        """Section `execution`, which must be the same for all studies.
 
         Raises
         ------
         SettingsError
-            The studies differ in it, or in what they keep.
+            The studies differ in `execution` or `artifacts`.
         """
         for plan in self.plans[1:]:
             for section in ("execution", "keep_models"):

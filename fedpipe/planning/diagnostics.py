@@ -1,6 +1,6 @@
 """Plans the diagnostics of a study: which states they read, and the keys of their results.
 
-A diagnostic's key is a hash of its settings, of its run's key and round, and of its own code; it is in no run's key.
+A diagnostic's key is a hash of its settings, its run's key and round, and its code. It does not enter a run's key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedpipe.settings.params import Params
 
 
 def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[PlannedDiagnostic, ...]:
-    """All diagnostics of a study, each once, however many cells its run serves.
+    """Plan all diagnostics of a study, each once.
 
     Raises
     ------
     SettingsError
-        An entry names what the study does not have.
+        An entry has a method, seed or grid value that the study lacks.
     """
     planned_diagnostics: dict[tuple[str, Path], PlannedDiagnostic] = {}
     cells = list(cells)
@@ -46,7 +46,7 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
 
 
 def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnostic) -> str:
-    """The text of a diagnostic's settings file, which its job reads."""
+    """Format the settings file that a diagnostic's job reads."""
     head = "# All that this diagnostic depends on; the key in the file's name is a hash of it.\n"
     return head + format_yaml(
         _build_diagnostic_settings(study_params.diagnostics[diagnostic.name], diagnostic.run_key, diagnostic.round)
@@ -54,12 +54,12 @@ def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnost
 
 
 def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
-    """The settings in a diagnostic's file.
+    """Read the settings file of a diagnostic.
 
     Raises
     ------
     ArtifactError
-        It is missing, is not the one that its name holds the key of, or is of other code than lies here.
+        The file is missing, differs from the key in its name, or belongs to other code.
     """
     path = files.settings
     try:
@@ -107,7 +107,7 @@ def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, number: int) ->
 
 
 def _is_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
-    """Whether a diagnostic looks at a cell's run; what does not concern the cell's method can't keep it out."""
+    """Whether a diagnostic selects a cell's run. Grid values that do not concern the method are ignored."""
     for name, selection in diagnostic.where.items():
         values = selection if isinstance(selection, list) else [selection]
         if name in cell.grid and cell.grid[name] not in values and [cell.grid[name]] != [selection]:
@@ -139,7 +139,7 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
                     f"{_suggest_value(value, options)}"
                 )
     if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
-        from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, since the table's commands import no torch
+        from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, because commands for tables import no torch
 
         for label in diagnostic.algorithms or study_params.study.algorithms:
             if not isinstance(study_params.algorithms[label].algorithm, CwFedAvg):

@@ -1,6 +1,6 @@
-"""The download stage: from a data set's name to its samples as one stored file, checked.
+"""The download stage: obtains a data set, checks it and stores its samples as one file.
 
-`fedpipe download` also declares in a study's file which files the study is of.
+`fedpipe download` also fills in the SHA-256 of a study's files in params.yaml.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 
 
 def is_planned_dataset(name: str) -> bool:
-    """Whether some plan calls a data set so, as ``imdb-0123456789ab``."""
+    """Whether a plan has a data set with this name, such as ``imdb-0123456789ab``."""
     return store.settings_file(name).is_file()
 
 
@@ -39,7 +39,7 @@ def download_dataset(name: str) -> Path:
     Parameters
     ----------
     name
-        As the plan calls it, ``imdb-0123456789ab``.
+        Name in the plan, such as ``imdb-0123456789ab``.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def download_dataset(name: str) -> Path:
     Raises
     ------
     ArtifactError
-        No plan has it, or what the plan said of it was edited; or see :func:`obtain_dataset`.
+        No plan has it, or its settings file was edited. See also :func:`obtain_dataset`.
     """
     settings = store.settings_file(name)
     if not is_planned_dataset(name):
@@ -71,16 +71,16 @@ def download_dataset(name: str) -> Path:
 
 
 def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
-    """Load a data set, check that it is the one the keys of runs speak of, and save it with a manifest of its facts.
+    """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts.
 
     Parameters
     ----------
     dataset
         The data set.
     fetch
-        Where its files come from.
+        Source of its files.
     path
-        Where to save it; by default its :func:`~fedpipe.data.store.locate_dataset`.
+        File to write. By default :func:`~fedpipe.data.store.locate_dataset`.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     Raises
     ------
     ArtifactError
-        A file could not be fetched, or the samples are not those that the data set's class speaks of; nothing is saved.
+        A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
     """
     samples = Samples(**store.to_canonical_arrays(dataset.load(fetch)))
     name, samples_checksum = (
@@ -113,38 +113,38 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
 
 
 def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
-    """Obtain a data set and store it; where the study should declare the SHA-256 of a file and does not, fill it in.
+    """Obtain and store a data set, and fill in each SHA-256 that the study lacks.
 
-    With the study's own data set go the file of its partition and that of its model's weights, and the data sets that
-    its grid and its presets declare, where a plan could know nothing of them before.
+    For the study's own data set, this includes the files of its partition and its model's weights, and the data sets
+    of its grid and presets.
 
     Parameters
     ----------
     name
-        As in ``dataset.name``; by default the study's own, and its other files.
+        Value of ``dataset.name``. By default the study's data set and its other files.
     params
-        The study.
+        File of the study.
     stored
-        What was obtained for other studies and is not obtained twice; what this one adds is added.
+        Data sets that other studies have obtained. New ones are added.
 
     Returns
     -------
     str
-        What was done, and what is left to do.
+        Description of what was done and what remains to be done.
 
     Raises
     ------
     SettingsError
-        There is no such data set or study, or a file that the study names is missing.
+        There is no such data set or study, or a file of the study is missing.
     ArtifactError
-        The data set's files could not be fetched or are not what they should be.
+        The data set's files could not be downloaded or differ from their checksums.
     """
     settings = loader.read_params(params) if name is None or params.is_file() else {}
     section = parser.parse_dataset(settings.get("dataset", {}))
     is_study_dataset = name is None or name == section.name
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.named_dataset, None  # also where generated samples would do (`dataset.on_missing`)
+    source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
     if isinstance(source, PinnedDataset) and (sha256 := source.find_missing_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
@@ -186,7 +186,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
 
 
 def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
-    """Refuse to declare a file that no plan would take: a partition's table, or a model's weights."""
+    """Reject a partition table or weights that no plan would accept."""
     component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is MODEL:
         component.check_weights(facts.shape, facts.classes)
@@ -196,9 +196,9 @@ def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: D
 
 
 def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None:
-    """Fill in the SHA-256 of each mirror's file that stands in for a data set of the study's grid and presets.
+    """Fill in the SHA-256 of each mirror's substitute for a data set of the study's grid and presets.
 
-    Where a data set of the grid needs none, but that of the section has one, it is filled in as null.
+    If a data set of the grid needs none, but the section `dataset` has one, null is filled in.
     """
     settings = loader.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
@@ -216,7 +216,7 @@ def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None
 def _iter_undeclared_datasets(
     settings: dict[str, Any], above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Where grid and presets name a data set without its SHA-256: the mapping, the key that it lacks, and the name."""
+    """Iterate over data sets of grid and presets without SHA-256: the mapping, the missing key, and the name."""
     for key, value in settings.items():
         if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
             yield above, "dataset.sha256", value
@@ -227,7 +227,7 @@ def _iter_undeclared_datasets(
 
 
 def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
-    """The data sets at the points of a study's grid, and of that of each of its presets."""
+    """Iterate over the data sets of the grid, with and without each preset."""
     for changes in ({}, *(settings.get("presets") or {}).values()):
         point_settings = loader.override_settings(settings, changes)
         grid_lists = (point_settings.get("study") or {}).get("grid") or {}
@@ -238,7 +238,7 @@ def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
 
 
 def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
-    """What the values of a list or an axis say of the data set, each once."""
+    """Select the distinct data set settings of a list or an axis."""
     axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
     dataset_settings = [
         {key: value for key, value in entry.items() if grid.is_within(key, "dataset")} for entry in axis
@@ -249,7 +249,7 @@ def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
 def _check_samples(
     name: str, samples: Samples, measured_facts: DatasetInfo, declared_facts: DatasetInfo | None
 ) -> None:
-    """Refuse samples that are not what the data set says of itself."""
+    """Reject samples that differ from the data set's facts."""
     lengths = {len(array) for array in samples}
     is_consistent = (
         len(lengths) == 1 and samples.x.shape[1:] == measured_facts.shape and samples.y.max() < measured_facts.classes
@@ -264,9 +264,9 @@ def _check_samples(
 
 
 def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
-    """Add a key to a mapping of a YAML file, and leave all else as it is; False, and nothing done, if it fails.
+    """Add a key to a mapping of a YAML file and keep everything else. Return False, without a change, if it fails.
 
-    A mapping with an anchor gets the key once, for all of its aliases.
+    A mapping with an anchor gets the key once, for all its aliases.
     """
     text, value = params.read_bytes().decode(), sha256 or "null"
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -276,12 +276,12 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
-        return bool(_get_mapping(loader.read_params(params), place)[key] == sha256)  # an alias of it brought the key
+        return bool(_get_mapping(loader.read_params(params), place)[key] == sha256)  # an alias has added the key
     if node.flow_style:
         end = node.value[0][1].end_mark.index
         edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"
     else:
-        insert_mark = node.value[:2][-1][0].start_mark  # of the second key, or the only one
+        insert_mark = node.value[:2][-1][0].start_mark  # of the second key, or of the only one
         edited_text = (
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
@@ -293,7 +293,7 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
             return False
     except SettingsError:
         return False
-    files.write_bytes(params.resolve(), edited_text.encode())  # a link stays one
+    files.write_bytes(params.resolve(), edited_text.encode())  # through a link
     messages.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
     return True
 
@@ -304,7 +304,7 @@ def _get_mapping(settings: dict[str, Any], place: tuple[str, ...]) -> dict[str, 
 
 
 def _iter_places(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """All places of a mapping in a YAML file: its own, and those of its aliases."""
+    """Iterate over all positions of a mapping in a YAML file, including its aliases."""
     if root is node:
         yield above
     elif isinstance(root, yaml.MappingNode):
@@ -313,7 +313,7 @@ def _iter_places(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...]
 
 
 def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
-    """The mapping that stands under a key."""
+    """Find the mapping below a key."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             if name.value == key and isinstance(value, yaml.MappingNode):

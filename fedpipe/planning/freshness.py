@@ -24,8 +24,8 @@ class Freshness:
     """Whether a plan is what the study's file and the code give now."""
 
     state: Literal["fresh", "stale", "unknown"]
-    changed_files: tuple[str, ...] = ()  #: files that the plan was made of and that have changed, or are gone
-    error: UserError | None = None  #: why no plan can be made now
+    changed_files: tuple[str, ...] = ()  #: source files that have changed or are missing
+    error: UserError | None = None  #: reason if the study can't be planned now
 
 
 def compare_sources(plan: Plan) -> Freshness:

@@ -1,4 +1,4 @@
-"""The points of a study's grid: which keys each of them sets, and the settings there, of each method."""
+"""Expands a study's grid: the keys that each point sets, and the settings of each method there."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from fedpipe.settings.params import KEYWISE_SECTIONS, STUDY_WIDE_SECTIONS, Param
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A point of the grid: by the name of each list or axis the value, and by key what is set there."""
+    """A point of the grid: the value of each list or axis, and the keys that it sets."""
 
     values: dict[str, Any]
     changes: dict[str, Any]
 
     def select_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
-        """The part that concerns an algorithm; ``collect_grid_keys`` are those that each name sets."""
+        """Select the values that concern an algorithm, given the keys that each name sets."""
         return {name: value for name, value in self.values.items() if has_effect_on(keys[name], label)}
 
 
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
-    """The keys that each list or axis of a study's grid sets; ``preset_changes`` are those that the preset sets.
+    """Collect the keys that each list or axis of the grid sets. ``preset_changes`` are the keys of the preset.
 
     Raises
     ------
     SettingsError
-        One can't be varied, varies nothing, or is set twice.
+        A key can't be varied, varies nothing, or is set twice.
     """
     keys_by_name: dict[str, list[str]] = {}
     for name, values in study_params.study.grid.items():
@@ -62,7 +62,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
 def _iterate_key_pairs(
     study_params: Params, keys: dict[str, list[str]]
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """All pairs of keys that one point may set, each with the name that sets it."""
+    """Iterate over pairs of keys that one point may set, each with its name."""
     for name, values in study_params.study.grid.items():
         for part in values.values() if isinstance(values, dict) else ():
             for key, other_key in itertools.combinations(part, 2):
@@ -73,7 +73,7 @@ def _iterate_key_pairs(
 
 
 def iterate_points(study_params: Params) -> Iterator[GridPoint]:
-    """All points, the last name's values changing fastest."""
+    """Iterate over all points. The values of the last name change fastest."""
     grid = study_params.study.grid
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
@@ -87,16 +87,15 @@ def iterate_points(study_params: Params) -> Iterator[GridPoint]:
 def resolve_point_settings(
     raw: dict[str, Any], study_params: Params, point: GridPoint, preset_changes: dict[str, Any], obtain_command: str
 ) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
-    """The settings at a point, with the methods that have them and what these set for themselves alone, by key.
+    """Resolve the settings at a point. Yields settings, the methods that have them, and their overrides by key.
 
-    What the preset sets is not among it, since that is the same for all. The grid's keys stand above the study's, a
-    method's own above these, and those of the preset above all. ``obtain_command`` is the command that obtains the
-    study's data.
+    The order of precedence is: preset, overrides of the method, grid, study. Keys of the preset are not among the
+    overrides. ``obtain_command`` is the command that obtains the study's data.
 
     Raises
     ------
     SettingsError
-        They can't be; each sentence says where.
+        The settings are invalid. Each message names the point.
     """
     values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
     locations = [f"at the point {values} of study.grid"] if values else []
@@ -126,7 +125,7 @@ def resolve_point_settings(
 
 
 def _value(settings: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key."""
+    """Get the value at a dotted key."""
     found: Any = settings
     for part in key.split("."):
         found = found[part]
@@ -135,7 +134,7 @@ def _value(settings: dict[str, Any], key: str) -> Any:
 
 @contextmanager
 def _add_location(locations: list[str]) -> Iterator[None]:
-    """Add to each sentence about wrong settings where in the study they are."""
+    """Add the location to each message about invalid settings."""
     try:
         yield
     except SettingsError as error:
@@ -144,14 +143,14 @@ def _add_location(locations: list[str]) -> Iterator[None]:
 
 
 def has_effect_on(keys: list[str], label: str) -> bool:
-    """Whether any of these keys makes a difference to an algorithm."""
+    """Whether any of these keys has an effect on an algorithm."""
     return any(
         not is_within(key, "algorithms") or key == "algorithms" or is_within(key, f"algorithms.{label}") for key in keys
     )
 
 
 def is_within(key: str, section: str) -> bool:
-    """Whether a dotted key is a section or stands in it."""
+    """Whether a dotted key is a section or in it."""
     return f"{key}.".startswith(f"{section}.")
 
 
@@ -185,7 +184,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
 
 
 def _reject_unknown_key(location: str, key: str, study_params: Params) -> None:
-    """Refuse a key that begins with no section, as `mu`; the sentence names the full keys that end in it."""
+    """Reject a key without a section, such as `mu`. The message has the full keys that end in it."""
     if key.partition(".")[0] in Params.model_fields:
         return
     components = {

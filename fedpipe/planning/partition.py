@@ -1,4 +1,4 @@
-"""The partition stage: from a stored data set to who owns which sample."""
+"""The partition stage: assigns the samples of a stored data set to clients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
 from fedpipe.data.partitions.base import Integers, Scheme
 
-LISTED = 20  #: clients that a sentence lists
+LISTED = 20  #: maximum number of clients in a message
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 def partition_dataset(key: str) -> Path:
-    """Deal the samples as ``partition.yaml`` says; writes the assignment and what it tells of heterogeneity."""
+    """Partition the samples with the settings of ``partition.yaml``. Write the assignment and its heterogeneity."""
     path, settings = layout.assignment_file(key), read_partition_settings(key)
     dataset_path = store.locate_dataset(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
@@ -42,7 +42,7 @@ def partition_dataset(key: str) -> Path:
 
 
 def is_reproducible(key: str) -> bool:
-    """Whether a partition is what the code that lies here makes of its data set."""
+    """Whether the current code gives the same partition."""
     path, settings = layout.assignment_file(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
     scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
@@ -60,12 +60,12 @@ def is_reproducible(key: str) -> bool:
 
 
 def read_partition_settings(key: str) -> dict[str, Any]:
-    """All that a partition depends on, as its ``partition.yaml`` says, and where its scheme's own file lies.
+    """Read the settings of a partition from its ``partition.yaml``, and the path of its scheme's file.
 
     Raises
     ------
     ArtifactError
-        The file is missing, or is not the one that its folder's name is the key of.
+        The file is missing or differs from the key in its folder's name.
     """
     settings_path = layout.assignment_file(key).with_name("partition.yaml")
     try:
@@ -89,7 +89,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
 
 
 def describe_untested_clients(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
-    """A sentence that lists clients without test samples, which local protocols leave out; None if all have some."""
+    """Warning about clients without test samples, which local protocols omit. None if there are none."""
     lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
     if not lacking:
         return None
@@ -102,11 +102,9 @@ def describe_untested_clients(key: str, settings: dict[str, Any], dealt: Assignm
 
 
 def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
-    """The warnings of :func:`describe_untested_clients` for the partitions of a plan whose data are stored.
+    """Collect :func:`describe_untested_clients` for the partitions of a plan whose data are stored.
 
-    Of partitions that differ only in their seed, the first one is checked.
-
-    ``texts`` is what the plan writes, by path.
+    For partitions that differ only in their seed, only the first one is checked. ``texts`` are the files of the plan.
     """
     seen = set()
     for key, settings in partitions.items():
@@ -116,8 +114,8 @@ def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str
             continue
         seen.add(alike)
         place = layout.assignment_file(key).with_name("partition.yaml")
-        settings = read_yaml(texts[str(place)], place)  # where its file is, too
-        with suppress(ArtifactError):  # the jobs give it
+        settings = read_yaml(texts[str(place)], place)  # includes the path of its file
+        with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
             if found := describe_untested_clients(key, settings, Assignment.from_table(table)):
@@ -125,7 +123,7 @@ def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str
 
 
 def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
-    """The assignment of samples to clients, as a table."""
+    """Compute the assignment of samples to clients as a table."""
     import pyarrow as pa
 
     dataset = settings["dataset"]
@@ -151,7 +149,7 @@ def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.
 
 
 def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
-    """So many samples, sorted: of each class and part as many as its share, a function of the data set alone."""
+    """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
     random = rng.generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
     quotas = apportion_count(count, sizes, random.random(len(kinds)))

@@ -1,7 +1,6 @@
-"""What a study's ``plan.json`` holds: its runs, the cells of its tables, and what jobs and figures are told.
+"""The format of a study's ``plan.json``: runs, cells of tables, and settings of jobs and reports.
 
-All that a study's commands and its Snakefile know of it is read from there. Every node that parses the Snakefile does
-so: nothing here imports torch.
+Commands and the Snakefile read the study from there. Every job parses the Snakefile, so this module imports no torch.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KEY_PATTERN = r"[0-9a-f]{12}"
 Key = Annotated[str, Field(pattern=f"^{KEY_PATTERN}$")]  #: of a run, partition or diagnostic
 DiagnosticKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+-[0-9a-f]{12}$")]
-#: What a partition's name tells only where it differs, with what stands before its value; the seed it always tells.
+#: Parts of a partition's name that appear only if they differ, with their prefix. The seed always appears.
 OPTIONAL_NAME_PARTS = {
     "name": "",
     "subset": "subset",
@@ -47,11 +46,11 @@ OPTIONAL_NAME_PARTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _RunRounds:
-    """The first so many rounds of a run."""
+    """The first ``rounds`` rounds of a run."""
 
     algorithm: Label  #: its label in the study
     seed: int
-    key: Key  #: the run's
+    key: Key  #: key of the run
     rounds: int
 
     @cached_property
@@ -61,13 +60,13 @@ class _RunRounds:
 
     @property
     def merged_files(self) -> MergedFiles:
-        """The files that join these rounds."""
+        """The merged files of these rounds."""
         return self.files.merged_files(self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun(_RunRounds):
-    """A run of the study, which stands in its plan once, however many cells it serves."""
+    """A run of the study. It is in the plan once, also if several cells report it."""
 
     partition: Key  #: the key of its partition
     dataset: DatasetName  #: its stored data set, as ``digits-0123456789ab``
@@ -76,33 +75,33 @@ class PlannedRun(_RunRounds):
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def path(self) -> Path:
-        """Its folder."""
+        """Folder of the run."""
         return self.files.path
 
     def has_cell(self, cell: Cell) -> bool:
-        """Whether a cell's number is of this run."""
+        """Whether a cell reports this run."""
         return (self.algorithm, self.key) == (cell.algorithm, cell.key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(_RunRounds):
-    """What tables and figures show: so many rounds of a run, at a point of the grid."""
+    """A cell of tables and figures: some rounds of a run, at a point of the grid."""
 
-    grid: dict[str, Any]  #: its point, where that concerns the algorithm
-    own: dict[str, Any] = field(default_factory=dict)  #: the settings that the method has alone, by key (`overrides`)
+    grid: dict[str, Any]  #: grid values that concern the algorithm
+    own: dict[str, Any] = field(default_factory=dict)  #: settings of this method only, by key (`overrides`)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedDiagnostic:
-    """What the study looks at in the states after a round of a run."""
+    """A diagnostic of the states after a round of a run."""
 
-    name: Label  #: of its entry in `diagnostics`
+    name: Label  #: name of its entry in `diagnostics`
     kind: DiagnosticKind
     algorithm: Label  #: the label and
     run_key: Key  #: the key of the run
-    rounds: int  #: of the run, in this study
+    rounds: int  #: rounds of the run in this study
     round: int
-    key: Key  #: a hash of its settings, of the run's key and of the diagnostic's code
+    key: Key  #: hash of its settings, the run's key and the diagnostic's code
 
     @property
     def run(self) -> RunFiles:
@@ -111,18 +110,18 @@ class PlannedDiagnostic:
 
     @property
     def files(self) -> DiagnosticFiles:
-        """Its own files."""
+        """Files of the diagnostic."""
         return DiagnosticFiles.from_key(self.algorithm, self.run_key, self.round, self.kind, self.key)
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property
     def path(self) -> Path:
-        """What it finds."""
+        """Path of its table."""
         return self.files.table
 
 
 def _require_own_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Refuse a run or diagnostic that leads elsewhere than to its own files."""
+    """Require that a path is the one of its run or diagnostic."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
         raise ValueError("it leads elsewhere")
@@ -135,41 +134,41 @@ class Plan:
     """A study's plan."""
 
     params: Path  #: the study's file
-    preset: Label  #: which of its presets
+    preset: Label  #: preset of the study
     algorithms: tuple[Label, ...]  #: labels, in the order of the study
     seeds: tuple[int, ...]
-    grid: dict[str, list[Any]]  #: names and values
+    grid: dict[str, list[Any]]  #: values by name
     protocols: Annotated[tuple[str, ...], Field(min_length=1)]
-    method_protocols: dict[str, str]  #: by label the protocol of a method that tables show by another than the first
-    partitions: dict[Key, dict[str, Any]]  #: by key, all that each depends on
+    method_protocols: dict[str, str]  #: protocol by label, if it is not the study's first
+    partitions: dict[Key, dict[str, Any]]  #: settings of each partition by key
     runs: tuple[Annotated[PlannedRun, WrapValidator(_require_own_path)], ...]
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
-    files: tuple[str, ...]  #: what is written with the plan, for jobs to read, by name
-    shared: Key  #: the digest of the code that all runs share
+    files: tuple[str, ...]  #: files that are written with the plan
+    shared: Key  #: digest of the shared code
     execution: Execution
     artifacts: Artifacts
     report: Report
     diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_own_path)], ...] = ()
-    titles: dict[str, str] = field(default_factory=dict)  #: by label what tables and figures call a method, if not that
+    titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
 
     @property
     def keep_models(self) -> str | int:
-        """Which rounds' states stay: `artifacts.keep_models`."""
+        """Rounds whose states are kept: `artifacts.keep_models`."""
         return self.artifacts.keep_models
 
     def title(self, label: str) -> str:
-        """What tables and figures call a method."""
+        """Get the name of a method in tables and figures."""
         return self.titles.get(label, label)
 
     @property
     def study_files(self) -> StudyFiles:
-        """Where the study's own files lie."""
+        """Files of the study."""
         return StudyFiles.from_params(self.params, self.preset)
 
     @property
     def run_lines(self) -> list[str]:
-        """A line a run: method, seed, the points of the grid that it serves, key."""
+        """One line per run: method, seed, points of the grid, key."""
         points: dict[tuple[str, str], list[str]] = {}
         for cell in self.cells:
             point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
@@ -182,10 +181,10 @@ class Plan:
 
     @cached_property
     def partition_names(self) -> dict[str, str]:
-        """By key, what files that show a partition are called, as ``dirichlet-0.2-seed0``.
+        """Names of partitions in files by key, such as ``dirichlet-0.2-seed0``.
 
-        A name tells scheme, its parameters and seed, and what else differs between the study's partitions; and the key,
-        where that is not enough.
+        A name has the scheme, its parameters and seed, other settings that differ between the study's partitions, and
+        the key if the name would be ambiguous.
         """
         parts_by_key = {key: _partition_name_parts(settings) for key, settings in self.partitions.items()}
         varied_names = {
@@ -205,25 +204,25 @@ class Plan:
         return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
 
     def describe_partition(self, key: str) -> dict[str, str]:
-        """What a partition is, by name, for Snakemake's report: data set, scheme with its parameters, clients, seed."""
+        """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
         told = _partition_name_parts(self.partitions[key])
         return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in told.items()}
 
     @cached_property
     def merged_files(self) -> tuple[MergedFiles, ...]:
-        """What its tables are made of, each once: so many rounds of a run."""
+        """Merged files of its tables, each once."""
         return tuple(dict.fromkeys(cell.merged_files for cell in self.cells))
 
     @cached_property
     def round_counts(self) -> dict[Path, tuple[int, ...]]:
-        """By run the numbers of rounds that cells show, ascending: several, where the grid varies nothing else."""
+        """Numbers of rounds by run that cells report, ascending."""
         counts: dict[Path, set[int]] = {}
         for cell in self.cells:
             counts.setdefault(cell.files.path, set()).add(cell.rounds)
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``plan.json`` holds it."""
+        """Convert to the content of ``plan.json``."""
         content: dict[str, Any] = _get_adapter().dump_python(self, mode="json")
         return content
 
@@ -233,26 +232,26 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The plan in a ``plan.json``, all of whose names are such as a plan gives: none leads out of the folder.
+        """Read a ``plan.json``. All names are checked, so that no path leads out of the folder.
 
         Raises
         ------
         ArtifactError
-            It is missing, damaged, or of another study.
+            It is missing, damaged, or belongs to another study.
         """
         data = read_verified(path, None)
         try:
             plan = _get_adapter().validate_json(data)
             is_valid = plan._is_consistent() and plan.study_files.plan.resolve() == path.resolve()
-        except ValueError:  # pydantic's, or of a study's file that has no place
-            read_json(path)  # its error is another one if the file holds no JSON at all
+        except ValueError:  # from pydantic, or an invalid path of a study
+            read_json(path)  # raises another error if the file is not JSON
             is_valid = False
         if not is_valid:
             raise ArtifactError(f"{path} is not the plan of the study that belongs there; delete it and run again.")
         return plan
 
     def _is_consistent(self) -> bool:
-        """Whether each name that a part of the plan gives is one of another part, as in each plan that is written."""
+        """Whether the parts of the plan refer to each other consistently."""
         run_keys = {(run.algorithm, run.key) for run in self.runs}
         return (
             run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
@@ -274,7 +273,7 @@ def _get_adapter() -> TypeAdapter[Plan]:
 
 
 def widen_tags(text: str) -> str:
-    """Text for a script in a page of Snakemake or DVC, neither of which escapes it: the ``<`` of a tag is a wide one.
+    """Replace the ``<`` of tags by a wide one, for scripts in pages of Snakemake and DVC, which escape nothing.
 
     Examples
     --------
@@ -285,7 +284,7 @@ def widen_tags(text: str) -> str:
 
 
 def _partition_name_parts(settings: dict[str, Any]) -> dict[str, Any]:
-    """What tells a partition from others, by name."""
+    """Get the settings that distinguish a partition, by name."""
     dataset, scheme = settings["dataset"], settings["partition"]
     parts = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}
     parts |= {"scheme": scheme["scheme"]}

@@ -1,8 +1,8 @@
-"""From settings to runs, keys and jobs: what a study's ``plan.json`` holds, which the Snakefile reads.
+"""Makes the plan of a study: runs, keys and the files of jobs.
 
-A run's key is a hash of the canonical JSON of everything that can change its bits, the code of its algorithm, model,
-partition scheme and data set included. The number of rounds is not part of it, so that a longer run continues a shorter
-one; nor are `execution`, `artifacts` and `report`, nor the code that all runs share (see `fedpipe.engine.replay`).
+A run's key is a hash of the canonical JSON of everything that can change its bits, including the code of its algorithm,
+model, partition scheme and data set. The number of rounds is not part of it, so that a longer run continues a shorter
+one. Also `execution`, `artifacts`, `report` and the shared code are not part of it (see `fedpipe.engine.replay`).
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
 
-#: Stands among a plan's files where some are modules of the user's own, and counts as changed: another
-#: module of that name may be found first by now, or one that was not there, which no file's hash tells.
+#: Mark in sources.json of a study with user modules, which is always replanned: a new module could shadow an old one,
+#: and hashes of files can't detect that.
 CUSTOM_MODULES_MARK = "modules of your own"
 PINNABLE_SECTIONS = {
     "dataset",
     "partition",
     "model",
-}  #: sections that may name files of the user's own, by their SHA-256
+}  #: sections with user files
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewPlan(Plan):
-    """A plan that was just made, with what is written beside it."""
+    """A new plan, with the files that are written next to it."""
 
-    run_settings: dict[str, RunSettings]  #: of each run, by its key
-    file_texts: dict[str, str]  #: what jobs read, by path: ``run.yaml``, ``partition.yaml``, data sets' settings
-    sample_counts: dict[str, tuple[int, int]]  #: by partition, about how many are trained on, and how many there are
-    sources: dict[str, str]  #: the files that the plan was made of, each with its SHA-256 or its stamp
-    unavailable_runs: dict[str, str]  #: by path, the runs that can't be made without a network, with what is not here
+    run_settings: dict[str, RunSettings]  #: settings of each run by key
+    file_texts: dict[str, str]  #: files of jobs by path: ``run.yaml``, ``partition.yaml``, data sets' settings
+    sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
+    sources: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
+    unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
 
 
 def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
-    """The plan of the study in ``path``, at one of its presets; nothing is written.
+    """Make the plan of the study in ``path`` with a preset. Nothing is written.
 
     Raises
     ------
     SettingsError
         One sentence for each mistake in the settings.
     """
-    sys.path.insert(0, str(Path.cwd()))  # own algorithms lie beside params.yaml
+    sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     download_command = format_download_command(path)
     raw, preset_changes = parser.apply_preset(loader.read_params(path), preset, download_command)
     has_preset_files = any(
         key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes
-    )  # files that the preset names, no command declares
+    )  # no command declares files of the preset
     study_params = parser.parse_params(
         raw, None if has_preset_files else download_command, obtain_command=download_command
     )
@@ -113,10 +113,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
 
 @dataclass
 class _Draft:
-    """A plan in the making: what the points of a study's grid have brought so far; fields as those of `NewPlan`."""
+    """Collects the points of a study's grid. The fields are those of `NewPlan`."""
 
     study_params: Params
-    grid_keys: dict[str, list[str]]  #: of each algorithm, the names of the grid that concern it
+    grid_keys: dict[str, list[str]]  #: keys that each name of the grid sets
     runs: dict[tuple[str, str], PlannedRun] = field(default_factory=dict)
     cells: dict[str, Cell] = field(default_factory=dict)
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -129,9 +129,9 @@ class _Draft:
     unavailable_runs: dict[str, str] = field(default_factory=dict)
 
     def add_point(self, point: grid.GridPoint, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
-        """Add a point's cells, and runs if they are new.
+        """Add the cells of a point, and new runs.
 
-        ``found`` has the settings of each algorithm there, and the keys that it sets for itself alone.
+        ``found`` has the settings of each algorithm at the point, and its overrides.
         """
         from fedpipe.planning.study_facts import get_study_facts  # here, because `fedpipe status` imports no torch
 
@@ -139,7 +139,7 @@ class _Draft:
         params_by_label = {label: params for label, (params, _) in found.items()}
         for params in {
             id(params): params for params in params_by_label.values()
-        }.values():  # those of many algorithms are one
+        }.values():  # many algorithms share settings
             self.warnings += params.warnings
             self.fingerprints |= {
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
@@ -167,7 +167,7 @@ class _Draft:
             self.cells[digest_json([label, seed, grid_values])] = cell
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
-        """Add a run, or its longer form where a shorter one is there, since rounds are no part of the key."""
+        """Add a run, or extend it if a shorter one is planned."""
         run = PlannedRun(
             algorithm=label,
             seed=settings.seed,
@@ -187,7 +187,7 @@ class _Draft:
         return run
 
     def _add_partition(self, params: Params, settings: RunSettings) -> str:
-        """Add the partition that a run is of, which many share; its key."""
+        """Add the partition of a run, which many runs share. Return its key."""
         key = digest_json(settings.partition_settings)
         if key not in self.partitions:
             self.partitions[key] = settings.partition_settings
@@ -199,26 +199,26 @@ class _Draft:
 
 
 def list_presets(path: Path) -> list[str]:
-    """All presets of a study, the whole one first."""
+    """List all presets of a study, beginning with the full study."""
     return [FULL_PRESET, *parser.parse_params(loader.read_params(path), format_download_command(path)).presets]
 
 
 def write_plan(plan: NewPlan) -> None:
-    """Write a study's plan, and what each job reads, where it is not there yet: ``run.yaml``, ``partition.yaml``.
+    """Write a study's plan, and missing files of jobs: ``run.yaml``, ``partition.yaml``.
 
-    The files that it was made of are no part of ``plan.json`` itself: an edit that changes no key changes nothing that
-    DVC records. The hash of ``plan.json`` stands beside theirs, since DVC may bring that of another commit.
+    Hashes of source files are in ``sources.json``, so that an edit that changes no key leaves ``plan.json`` (tracked by
+    DVC) unchanged. ``sources.json`` also has the hash of ``plan.json``, because DVC may check out another one.
 
     Raises
     ------
     SettingsError
-        A study in that file has no place; nothing is written.
+        The path of the study is invalid. Nothing is written.
     """
     sources = plan.study_files.sources
     for name, text in plan.file_texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             write_bytes(Path(name), text.encode())
-    if plan.execution.clients_per_job:  # rules of single rounds watch the files that a segment's end has packed
+    if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)
     plan.write()
@@ -232,7 +232,7 @@ def write_plan(plan: NewPlan) -> None:
 
 
 def _count_samples(params: Params) -> tuple[int, int]:
-    """About how many samples are trained on, and how many there are."""
+    """Estimate the number of training samples, and of all samples."""
     data = params.dataset
     size = data.subset or data.facts.size
     if params.partition.has_fixed_splits:
@@ -241,7 +241,7 @@ def _count_samples(params: Params) -> tuple[int, int]:
 
 
 def _describe_missing_data(params: Params) -> str:
-    """What would have to be fetched over the network; empty, where all is here."""
+    """Describe data that need a network. Empty if all are available."""
     if not (
         params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.named_dataset
     ):
@@ -251,7 +251,7 @@ def _describe_missing_data(params: Params) -> str:
 
 
 def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
-    """The files that the plan was made of, with their SHA-256; the Snakefile plans again when one has changed."""
+    """Hash the source files of the plan. The Snakefile plans again if one has changed."""
     files = {path, *Path(fedpipe.__file__).parent.rglob("*.py")}
     files |= {file for component in components for file in compute_code_digest(*component.code_objects()).files}
     cwd = Path.cwd().resolve()

@@ -1,4 +1,4 @@
-"""A study's partitions before any job: what `fedpipe partition --preview` shows."""
+"""Computes a study's partitions before any job, for `fedpipe partition --preview`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedpipe.settings.dataset import format_download_command
 
 
 def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
-    """Key, settings and what clients have, of each of a study's partitions; writes nothing.
+    """Yield key, settings and assignment of each partition of a study. Nothing is written.
 
-    The data set need not be stored: if it is not, it is read from where `fedpipe download` takes it.
+    If the data set is not stored, it is read from the source of `fedpipe download`.
     """
     study_plan = planner.make_plan(params)
     section = parser.parse_params(loader.read_params(params), format_download_command(params)).dataset

@@ -1,4 +1,4 @@
-"""The settings of one run, their key, and the file ``run.yaml``."""
+"""The settings of a run, its key, and its file ``run.yaml``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA_SOURCE_KEYS = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """All that a run's bits depend on, as ``run.yaml`` holds it in full."""
+    """All settings that a run's bits depend on, as in ``run.yaml``."""
 
     dataset: dict[str, Any]
     transforms: dict[str, Any]
@@ -37,11 +37,11 @@ class RunSettings:
     federation: dict[str, Any]
     evaluation: dict[str, Any]
     seed: int
-    origin: dict[str, Any] = field(default_factory=dict)  #: where files lie of which the key holds the SHA-256
+    origin: dict[str, Any] = field(default_factory=dict)  #: paths of files whose SHA-256 is in the key
 
     @classmethod
     def from_params(cls, params: Params, label: str, seed: int) -> RunSettings:
-        """The settings of one run of a study."""
+        """Make the settings of a run of a study."""
         section = params.dataset
         dataset = (
             section.model_dump(mode="json", include=set(Data.model_fields) - DATA_SOURCE_KEYS) | section.run_settings
@@ -72,12 +72,12 @@ class RunSettings:
 
     @classmethod
     def read(cls, path: Path) -> RunSettings:
-        """The settings in a ``run.yaml``.
+        """Read and check a ``run.yaml``.
 
         Raises
         ------
         ArtifactError
-            The file is missing, or is not the one that its folder's name is the key of.
+            The file is missing or differs from the key in its folder's name.
         """
         try:
             settings = cls(**read_yaml(path.read_text(), path))
@@ -92,26 +92,26 @@ class RunSettings:
 
     @classmethod
     def read_unchecked(cls, path: Path) -> RunSettings:
-        """The settings in a ``run.yaml`` that nothing is computed with, read fast."""
+        """Read a ``run.yaml`` without checks, which is fast. Compute nothing with it."""
         try:
             return cls(**read_generated_yaml(path))
-        except TypeError as error:  # as of another version of fedpipe
+        except TypeError as error:  # written by another version of fedpipe
             raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
 
     def to_yaml(self) -> str:
-        """The text of ``run.yaml``."""
+        """Format the text of ``run.yaml``."""
         head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
         return head + format_yaml(content)
 
     @property
     def key(self) -> str:
-        """The run's key."""
+        """Key of the run."""
         return digest_json({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
-        """All that the run's partition depends on; no seed, where the partition itself says how samples are split."""
+        """Settings of the run's partition, without a seed if the partition has fixed splits."""
         partition_seed = self.partition.get("seed")
         return {
             "dataset": self.dataset,
@@ -121,17 +121,17 @@ class RunSettings:
         }
 
     def build_algorithm(self) -> Component:
-        """The algorithm with its hyper-parameters.
+        """Build the algorithm with its hyperparameters.
 
         Raises
         ------
         ArtifactError
-            Its code is not that which the run's key is of; so for the model.
+            Its code differs from the digest in the run's key.
         """
         return self._build_component(ALGORITHM, self.algorithm)
 
     def build_model(self) -> Component:
-        """The model family with its parameters."""
+        """Build the model with its parameters."""
         return self._build_component(MODEL, self.model | self.origin.get("model", {}))
 
     def _build_component(self, kind: ComponentKind, run_settings: dict[str, Any]) -> Component:
@@ -145,13 +145,13 @@ class RunSettings:
         return component
 
     def build_federation(self) -> Federation:
-        """The federation's settings."""
+        """Build the settings of the federation."""
         return Federation(**self.federation)
 
     def build_transforms(self) -> Transforms:
-        """What is done to inputs."""
+        """Build the settings of the transforms."""
         return Transforms(**self.transforms)
 
     def build_evaluation(self) -> Evaluation:
-        """The evaluation's settings."""
+        """Build the settings of the evaluation."""
         return Evaluation(**self.evaluation)

@@ -1,4 +1,4 @@
-"""The facts of a study about which algorithms warn before it runs."""
+"""Facts of a study, with which algorithms warn before it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
 
 
 def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
-    """The facts of a study for one of its algorithms."""
+    """Get the facts of a study for one of its algorithms."""
     return StudyFacts(
         rounds=params.federation.rounds,
         momentum=params.federation.momentum,
@@ -24,7 +24,7 @@ def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
 
 
 def _build_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
-    """The network that an algorithm trains, without values; each one is built once in a process."""
+    """Build the network that an algorithm trains, without values. Cached in a process."""
     info, model = params.dataset.facts, params.model
     cache_key = (type(algorithm), repr(algorithm), type(model), repr(model), info.shape, info.classes)
     if cache_key not in _networks:
