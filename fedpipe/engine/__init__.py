@@ -1,4 +1,5 @@
-"""Training: one run, its rounds and its files.
+"""Training: a run, its rounds and its files.
 
-The folders have the client side (clients, stack), the server side (server), and analyses of states (diagnostics).
+`run` has the rounds of a run. The folders have the client side (`clients`, `stack`), the server side (`server`),
+analyses of states (`diagnostics`) and the settings of PyTorch (`torch_env`).
 """

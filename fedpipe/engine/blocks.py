@@ -1,4 +1,4 @@
-"""What some participants of a round send, and how it travels through a file between the jobs of a round."""
+"""Uploads of some participants of a round, and the file that passes them between the jobs of a round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpipe.engine.torch_env.trees import move_state, stack_states, unstack_cli
 class Block:
     """Some participants of a round, in the order of their ids."""
 
-    run: str  #: the key of the run
+    run: str  #: key of the run
     round: int
     made_by: dict[str, Any]  #: executor, device, versions
     ids: list[int] = field(default_factory=list)
@@ -30,13 +30,13 @@ class Block:
     kept_states: list[State] = field(default_factory=list)
     bytes_down: list[int] = field(default_factory=list)  #: bytes received by each
     bytes_up: list[int] = field(default_factory=list)  #: bytes sent by each
-    scores: list[dict[Test, Score]] = field(default_factory=list)  #: right after training
-    client_seconds: list[float] = field(default_factory=list)  #: seconds of each one's own work
-    seconds: float = 0.0  #: of all of it, with tests and whatever lies between
-    stacks: list[dict[str, Any]] = field(default_factory=list)  #: of the whole round, where clients train in one call
+    scores: list[dict[Test, Score]] = field(default_factory=list)  #: scores after training
+    client_seconds: list[float] = field(default_factory=list)  #: seconds of each client
+    seconds: float = 0.0  #: seconds of the block, including tests
+    stacks: list[dict[str, Any]] = field(default_factory=list)  #: stacks of the round, if clients train in one call
 
     def add(self, outcome: Outcome) -> None:
-        """One more participant."""
+        """Add a participant."""
         self.ids.append(outcome.client)
         self.uploads.append(outcome.upload)
         self.kept_states.append(outcome.keep)
@@ -47,7 +47,7 @@ class Block:
 
     @classmethod
     def from_blocks(cls, blocks: Sequence[Block], device: torch.device) -> Block:
-        """All participants of a round, of all its blocks, on the device; the blocks alone know who made which."""
+        """Merge all blocks of a round, on the device."""
         stacks = next((block.stacks for block in blocks if block.stacks), [])
         merged_block = cls(
             blocks[0].run, blocks[0].round, {}, seconds=sum(block.seconds for block in blocks), stacks=stacks
@@ -61,7 +61,7 @@ class Block:
         return merged_block
 
     def to_tensors(self) -> dict[str, Any]:
-        """As tensors, for a file."""
+        """Convert to tensors for a file."""
         return {
             "run": _encode_json(self.run),
             "round": torch.tensor(self.round),
@@ -81,7 +81,7 @@ class Block:
 
     @classmethod
     def from_tensors(cls, tree: dict[str, Any]) -> Block:
-        """From a file's tensors."""
+        """Convert from the tensors of a file."""
         ids, (bytes_down, bytes_up) = tree["ids"].tolist(), tree["bytes"].tolist()
         uploads, kept_states = restore_state(tree["uploads"]), restore_state(tree["kept"])
 
@@ -105,12 +105,12 @@ class Block:
 
     @classmethod
     def read(cls, path: Path) -> Block:
-        """From a file.
+        """Read a block from its file.
 
         Raises
         ------
         ArtifactError
-            The file is missing or damaged, or is no block.
+            The file is missing or damaged, or is not a block.
         """
         tree = files.read_pt(path)
         try:
@@ -120,7 +120,7 @@ class Block:
 
 
 def restore_state(tree: dict[str, Any]) -> State:
-    """A state as it comes from a file: its inner dicts become :class:`~fedpipe.core.tensors.Tensors` again."""
+    """Convert the inner dicts of a state from a file to :class:`~fedpipe.core.tensors.Tensors`."""
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
 
 
@@ -133,7 +133,7 @@ def _score_from_numbers(numbers: torch.Tensor) -> Score:
 
 
 def _encode_json(value: Any) -> torch.Tensor:
-    """As JSON, in bytes."""
+    """Encode a value as JSON bytes in a tensor."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 

@@ -1,6 +1,6 @@
-"""A run's states on disk: sealed by markers, read back checked, how far the run has come, and which of them stay.
+"""A run's states on disk: writing and markers, checked reading, progress, and pruning.
 
-torch is imported where states are read or written: `collect` prunes without it.
+torch is imported only to read or write states, because `collect` prunes without it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Checkpoint:
     Parameters
     ----------
     files
-        Where the run lies.
+        Files of the run.
     initial_kept_state
-        What a client keeps before its first round; empty for methods without client state.
+        State that a client keeps before its first round. Empty for methods without client state.
     device
-        Where the server's state lies, and what the participants of the last round keep if they trained in this job; of
-        the other clients, of whom there may be thousands, it is on the host.
+        Device of the server's state and of the kept states of the last round's participants, if this job trained them.
+        The states of other clients, which may be thousands, are on the CPU.
     """
 
     def __init__(self, files: RunFiles, initial_kept_state: State, device: torch.device) -> None:
@@ -53,18 +53,18 @@ class Checkpoint:
         self._state_json_by_round: dict[int, dict[str, Any]] = {}
         self._servers: dict[int, State] = {}
         self._stacked_states: dict[int, StackedStates] = {}
-        self._latest: dict[int, StackedStates] = {}  #: of the last round, on the device
+        self._latest: dict[int, StackedStates] = {}  #: kept states of the last round, on the device
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read_state_json(self, number: int) -> dict[str, Any]:
-        """What ``state.json`` of a round says: participants, each client's last round, observations, hashes."""
+        """Read ``state.json`` of a round: participants, each client's last round, observations, hashes."""
         if number not in self._state_json_by_round:
             self._state_json_by_round[number] = read_json(self.files.round(number).state_marker)
         return self._state_json_by_round[number]
 
     def load_server_state(self, number: int) -> State:
-        """The server's state after a round (0: as initialized)."""
+        """Load the server's state after a round (0: initial)."""
         from fedpipe.engine.blocks import restore_state
         from fedpipe.engine.torch_env.trees import move_state
 
@@ -75,7 +75,7 @@ class Checkpoint:
         return self._servers[number]
 
     def load_kept_state(self, client: int, number: int) -> State:
-        """What a client keeps after a round: stored in the last round that it took part in."""
+        """Load a client's kept state after a round. It is stored in the client's last round."""
         from fedpipe.engine.blocks import restore_state
         from fedpipe.engine.torch_env.trees import unstack_client
 
@@ -94,7 +94,7 @@ class Checkpoint:
         return unstack_client(states, rows[client])
 
     def read_times(self, number: int) -> dict[str, float]:
-        """Seconds of a round's steps; nobody vouches for them, so that they may be missing or damaged."""
+        """Read the seconds of a round's steps, which have no checksum. Empty if they are missing or damaged."""
         try:
             times = read_json(self.files.round(number).times)
         except PackError:
@@ -114,20 +114,20 @@ class Checkpoint:
         hashes: dict[str, str],
         **extra_entries: Any,
     ) -> None:
-        """Write a round's states, then the marker that they are whole.
+        """Write a round's states, then the marker that they are complete.
 
         Parameters
         ----------
         number
-            The round; 0 for the initial state.
+            Number of the round (0: initial state).
         server
             The server's state.
         ids, kept_states
-            The participants and what they keep.
+            Participants and their kept states.
         hashes
             SHA-256 of the round's other files so far.
         extra_entries
-            What else ``state.json`` shall hold.
+            Further content of ``state.json``.
         """
         import torch
 
@@ -164,10 +164,10 @@ class Checkpoint:
     # -- how far it has come -----------------------------------------------------------------------------------------
 
     def find_last_complete_round(self, stop: int, keep_models: str | int = "all") -> int:
-        """The last round, at most ``stop``, up to which nothing is missing; -1 if the run has yet to begin.
+        """Find the last round, at most ``stop``, up to which the run is complete. -1 if it has not begun.
 
-        The next round must be able to start from it: the server's state and all clients' last states must be intact.
-        Where it is ``stop`` itself, there is no next round, and states may be absent that ``keep_models`` prunes.
+        The next round needs the server's state and all clients' last states, so they must be intact. If the result is
+        ``stop``, there is no next round, and states that ``keep_models`` prunes may be missing.
         """
         last_complete = -1
         while last_complete < stop and self._is_round_complete(last_complete + 1):
@@ -179,15 +179,15 @@ class Checkpoint:
         return last_complete
 
     def _is_round_complete(self, number: int) -> bool:
-        """Whether a round is complete, and intact but for its states, which are checked where they are read."""
+        """Whether a round is complete and intact, except for its states, which are checked when they are read."""
         files = self.files.round(number)
         try:
             hashes = layout.read_round_digests(files, files.marker)
-        except PackError:  # nobody knows which rounds there were
+        except PackError:  # the pack's rounds are unknown
             raise
         except ArtifactError:
             return False
-        if number and not self.read_times(number):  # a power failure may have taken them, and collect wants them
+        if number and not self.read_times(number):  # collect needs them, and a power failure may have lost them
             return False
         states = {files.server_state.name, files.client_states.name}
         return all(name in states or is_intact(files.path / name, hashes[name]) for name in hashes)
@@ -204,23 +204,23 @@ class Checkpoint:
 
 
 class RetentionRequest(NamedTuple):
-    """What a study wants kept of a run that it shares."""
+    """States of a shared run that a study needs."""
 
     rounds: int
     keep_models: str | int
-    diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and those of the round before, it looks at
+    diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and previous states, diagnostics read
 
 
 def is_retained(number: int, keep_models: str | int) -> bool:
-    """Whether `artifacts.keep_models` keeps a round's states when later rounds need them no more."""
+    """Whether `artifacts.keep_models` keeps a round's states after later rounds."""
     return keep_models == "all" or (isinstance(keep_models, int) and number % keep_models == 0)
 
 
 def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
-    """Delete states of the rounds before ``number`` that are not kept, and that nothing needs.
+    """Delete states of rounds before ``number`` that are not needed.
 
-    Those that a round and the one before it begin with stay, so that the last round can be done again, and so does each
-    that a diagnostic reads. If studies with another length or `artifacts.keep_models` share the run, a state stays if
+    The states of the last two rounds stay, so that the last round can be repeated, and so do states that a diagnostic
+    reads. If studies with another length or `artifacts.keep_models` share the run, a state stays if
     any of them keeps it.
     """
     requests = [RetentionRequest(number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
@@ -229,7 +229,7 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     ends = {end for request in requests for end in (request.rounds, *request.diagnosed_rounds)}
     ends = {end for end in ends if is_stored(files.round(end).state_marker)} | {number}
     protected_rounds = ends | {end - 1 for end in ends}
-    # Else a power failure could leave none to go on from: a round has several files, and all of them count.
+    # Otherwise a power failure could leave no complete round to resume from.
     fsync_files(*files.round(number - 1).path.glob("[!.]*"))
     needed_rounds = {last for end in protected_rounds for last in read_json(files.round(end).state_marker)["last"]}
     for earlier_round in range(1, number):
@@ -242,9 +242,9 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
-    """Of all studies that are planned by now, also after this job began.
+    """Read the requests of all planned studies, including those planned after this job began.
 
-    A study whose plan can't be read may want everything.
+    A study whose plan can't be read may need all states.
     """
     for _, plan in read_plans():
         if plan is None:

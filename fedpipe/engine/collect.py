@@ -1,4 +1,4 @@
-"""The collect stage: a run's small files of rounds joined into one each. Imports no torch, so that it takes no time."""
+"""The collect stage: merges the small files of a run's rounds. It imports no torch, so it is fast."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from fedpipe.engine.checkpoint import prune_states
 
 
 class MergedRounds(NamedTuple):
-    """The first rounds of a run."""
+    """The merged first rounds of a run."""
 
     metrics: pa.Table
     matrices: pa.Table
-    rounds: pa.Table  #: one row a round: traffic and observations
-    times: dict[str, Any]  #: of each round, and what made them
+    rounds: pa.Table  #: one row per round: traffic and observations
+    times: dict[str, Any]  #: seconds of each round, and the environment
 
 
 def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None:
-    """Join the rounds 1 to ``rounds``: metrics, matrices, one row a round of traffic and observations, times.
+    """Merge the rounds 1 to ``rounds`` and write metrics, matrices, traffic, observations and times.
 
     Raises
     ------
     ArtifactError
-        A round is incomplete, or one of its files is damaged; it says what to delete so that it is done again.
+        A round is incomplete or damaged. The message names the files to delete, so that it is recomputed.
     """
     packing.delete_temporary_files(files.path)
     try:
@@ -42,7 +42,7 @@ def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None
     except ArtifactError as error:
         if files.list_segment_manifests():
             advice = f"`rm -r {files.path / 'segments'}` and run again: rounds that are whole are not done again"
-        else:  # made by the DAG of single rounds
+        else:  # from the DAG of single rounds
             advice = f"`rm -r` the folder of that round in {files.rounds_folder} and run again"
         raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
     merged_files = files.merged_files(rounds)
@@ -58,7 +58,7 @@ def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None
 
 
 def merge_rounds(files: RunFiles, rounds: int) -> MergedRounds:
-    """The rounds 1 to ``rounds`` as one table of each kind; nothing is written."""
+    """Merge the rounds 1 to ``rounds`` into one table per kind. Nothing is written."""
     return _merge_round_files(files, range(1, rounds + 1))
 
 

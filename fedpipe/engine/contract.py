@@ -1,4 +1,4 @@
-"""What an algorithm does against the contract, as a sentence in place of a traceback; `fedpipe check` says the same."""
+"""Checks the results of hooks against the contract, in runs and in `fedpipe check`, with one message per violation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from fedpipe.core.errors import SettingsError, UserError
 from fedpipe.core.tensors import NamesDifferError, Tensors, describe_tensor
 from fedpipe.settings.base import Protocol
 
-#: Of what PyTorch says where clients that train in one call would have to part.
+#: Parts of PyTorch's errors about control flow that depends on values in a stack.
 DATA_DEPENDENT_ERRORS = ("data-dependent control flow", ".item()", "dynamic shape", "not possible to vmap over .tolist")
 RANDOMNESS_ERRORS = ("random operation", "randomness")
 IN_PLACE_ERRORS = ("in-place", "inplace", "doesn't match the broadcast shape")
 
-#: Columns of every run's rounds, which no metric may be called.
+#: Columns of every run's rounds. A metric can't have these names.
 ROUND_COLUMNS = ("algorithm", "seed", "key", "round", "participants", "left_out", "bytes_down", "bytes_up")
 
 STATE_ADVICE = "it should give named parts, each a tensor or Tensors"
 
 
 def get_algorithm_name(algorithm: Algorithm) -> str:
-    """As params.yaml has it: a packaged algorithm's name, or a dotted path; without the modules that go on top."""
+    """Name of an algorithm in params.yaml or its dotted path, without extensions."""
     classes = [base for base in type(algorithm).__mro__ if issubclass(base, Algorithm)]
     named_classes = [base for base in classes if not base.__module__.startswith("fedpipe.algorithms.extensions")]
     return registry.get_component_name(component.ALGORITHM, named_classes[0])
@@ -45,12 +45,12 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
 
 
 def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
-    """What a hook gave, where it is a state.
+    """Require that a hook returned a state.
 
     Raises
     ------
     SettingsError
-        It is none; the sentence names the hook, and what it gave.
+        It did not. The message names the hook and its result.
     """
     if type(result) is not dict:
         raise SettingsError(
@@ -81,7 +81,7 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
 
 
 def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
-    """What `send` gave, where it is two states."""
+    """Require that `send` returned two states."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}.send gives {describe_value(result)}; it should give two states: what is "
@@ -93,7 +93,7 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
 
 
 def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
-    """What a hook gave, where it is a list of passes."""
+    """Require that a hook returned a list of passes."""
     if not isinstance(result, Sequence) or not all(isinstance(pass_, (Train, Measure, Update)) for pass_ in result):
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}.{hook} gives {describe_value(result)}; it should give a tuple of "
@@ -112,7 +112,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
 
 
 def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, float]:
-    """What `validate_metrics` gave, none of it under the name of what every round records."""
+    """Require that `metrics` returned numbers without reserved names."""
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}.metrics gives '{reserved_name}', which is recorded of every round "
@@ -123,7 +123,7 @@ def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[st
 
 
 def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """What `validate_extra_models` gave, none of it under the name of a model that a study may ask for."""
+    """Require that `extra_models` returned models without the names of standard models."""
     if reserved_name := next((name for name in result if f"{name}-on-global" in get_args(Protocol)), None):
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}.extra_models gives '{reserved_name}', which is a model of protocols; it "
@@ -134,12 +134,12 @@ def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -
 
 
 def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
-    """Refuse a pass that is pulled to what is not there; ``names`` are those of the tensors that it trains.
+    """Require the target of a pass's pull. ``names`` are the trained tensors.
 
     Raises
     ------
     SettingsError
-        The sentence names the part.
+        The message names the missing part.
     """
     if training.pull is None:
         return
@@ -165,12 +165,12 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
 
 
 def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
-    """Refuse a loss that is no scalar, or in which nothing has a part that its pass trains.
+    """Require a scalar loss that depends on the trained parameters.
 
     Raises
     ------
     SettingsError
-        The sentence names the loss, or what is trained.
+        The message names the loss or the trained parameters.
     """
     advice, problem = "a loss should be a scalar, a mean over the batch", ""
     if not isinstance(result, Tensor):
@@ -189,7 +189,7 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
 
 
 def update_client(algorithm: Algorithm, function: Callable[..., Any], client: State, *args: Any) -> State:
-    """The client after a function of a pass, which should give the client with its changes."""
+    """Apply a function of a pass, which must return the client's state."""
     result = function(client, *args)
     advice = "it should be the client with its changes, as client | {'model': model}"
     if not isinstance(result, dict):
@@ -200,7 +200,7 @@ def update_client(algorithm: Algorithm, function: Callable[..., Any], client: St
 
 
 def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
-    """Whether a pass goes on, which should be one truth value."""
+    """Compute the condition of a pass, which must be one Boolean."""
     result = function(client)
     if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
         return result
@@ -211,7 +211,7 @@ def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], cl
 
 
 def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
-    """The sums of a Measure pass over a batch, which should be named tensors."""
+    """Compute the sums of a Measure pass over a batch, which must be named tensors."""
     result: Any = measuring.sums(client, batch)
     is_dict = isinstance(result, dict)
     if invalid_values := [value for value in (result.values() if is_dict else [0]) if not isinstance(value, Tensor)]:
@@ -222,7 +222,7 @@ def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch:
 
 
 def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str) -> SettingsError:
-    """The error of a function of a pass, with its name, file and line."""
+    """Make the error of a pass's function, with its name, file and line."""
     inner = getattr(function, "__func__", function)
     code, name = getattr(inner, "__code__", None), getattr(inner, "__name__", "a pass")
     label = f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else name
@@ -232,12 +232,12 @@ def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem
 def require_same_structure(
     algorithm: Algorithm, hook: str, result: State, reference: State, reference_source: str
 ) -> None:
-    """Refuse a state whose parts, shapes or dtypes are not those that another hook gave, or the same one before.
+    """Require the same parts, shapes and dtypes as those of another hook, or of the same hook earlier.
 
     Raises
     ------
     SettingsError
-        The sentence names the hook and the part.
+        The message names the hook and the part.
     """
     structure, reference_structure = describe_state(result), describe_state(reference)
     if structure == reference_structure:
@@ -257,7 +257,7 @@ def require_same_structure(
 
 
 def describe_state(state: State) -> dict[str, str]:
-    """The parts of a state in words: name to dtype and shape."""
+    """Describe the parts of a state: dtype and shape by name."""
     flat: dict[str, str] = {}
     for part, value in state.items():
         if isinstance(value, Tensors):
@@ -269,7 +269,7 @@ def describe_state(state: State) -> dict[str, str]:
 
 
 def describe_value(value: Any) -> str:
-    """A value in a few words."""
+    """Describe a value in a few words."""
     if value is None:
         return "nothing (None)"
     if isinstance(value, (bool, int, float, str)):
@@ -284,9 +284,9 @@ def describe_value(value: Any) -> str:
 
 @contextmanager
 def explain_user_errors(algorithm: Algorithm) -> Iterator[None]:
-    """An error of the user's own code within, algorithm or model, becomes a sentence that names its file and line.
+    """Convert an error in a user's code, algorithm or model, to a message with file and line.
 
-    What packaged code does wrong keeps its traceback, and so does a lack of memory.
+    Errors in packaged code keep their traceback, and so does a lack of memory.
     """
     try:
         yield
@@ -299,7 +299,7 @@ def explain_user_errors(algorithm: Algorithm) -> Iterator[None]:
 
 
 def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
-    """What the user's own code did wrong; None where no code of theirs took part."""
+    """Explain an error in a user's code. None if no user code is in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in frames if is_user_code(frame.filename)]
     name, message = get_algorithm_name(algorithm), str(error).strip().split("\n", 1)[0]
@@ -348,7 +348,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
 
 
 def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
-    """The end of a sentence about names that one of two Tensors alone has."""
+    """Explain names that only one of two Tensors has."""
     summary = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} in one only"
     net = getattr(algorithm, "net", None)
     if net is None or not {*names} <= {*net.buffer_names}:
@@ -360,7 +360,7 @@ def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """An error in a few words, with the line of the user's own code where it arose."""
+    """Describe an error with the line of the user's code that raised it."""
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     description = (
         f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
@@ -373,7 +373,7 @@ def describe_error(error: Exception) -> str:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file is the user's own: neither fedpipe's nor an installed package's."""
+    """Whether a file belongs to the user, not to fedpipe or an installed package."""
     path = Path(filename)
     return path.is_file() and not any(
         path.is_relative_to(folder) for folder in (_PACKAGE_FOLDER, *_get_installed_folders())

@@ -1,4 +1,4 @@
-"""The device of a job, and what is recorded of its machine."""
+"""The device of a job, and the facts of its machine that are recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedpipe.settings.execution import Execution
 
 @functools.cache
 def get_cpu_name() -> str:
-    """The kind of CPU, which decides how kernels round."""
+    """Kind of CPU, which determines how kernels round."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -31,7 +31,7 @@ def get_cpu_name() -> str:
 
 
 def select_device(execution: Execution) -> torch.device:
-    """The device to use."""
+    """Select the device."""
     numerics.configure_torch()
     if execution.device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
@@ -45,12 +45,12 @@ def select_device(execution: Execution) -> torch.device:
 
 @functools.cache
 def _select_gpu(count: int) -> int:
-    """The index of this process's own of so many GPUs."""
+    """Select the index of this process's GPU."""
     return gpus.acquire_gpu(gpus.get_gpu_names(count))
 
 
 def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
-    """Files that the digests of components are of, and that this process has yet to read: data, and later imports."""
+    """Find files of component digests that this process has not read yet: data, and later imports."""
     paths = {
         path for component in components for path in code_digest.compute_code_digest(*component.code_objects()).files
     }

@@ -1,4 +1,4 @@
-"""What SIGTERM means for a segment: Slurm sends it before the time limit, to preempt and to cancel, then SIGKILL."""
+"""Handles SIGTERM in a segment. Slurm sends it at the time limit, to preempt and to cancel, before SIGKILL."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SIGTERM_EXIT_STATUS = 128 + signal.SIGTERM  #: exit status of a command that SIG
 
 @contextmanager
 def defer_sigterm(make_message: Callable[[], str]) -> Iterator[Callable[[], bool]]:
-    """Within, SIGTERM interrupts nothing; the value tells whether it came, to be asked where one may stop.
+    """Defer SIGTERM within the block. The value is true once it came, and you check it when you can stop.
 
-    What there is to ``make_message`` of it is printed at once, since SIGKILL may come before one can stop.
+    ``make_message`` is printed at once, because SIGKILL may come before you can stop.
     """
     signals: list[int] = []
 
     def record_signal(number: int, frame: FrameType | None) -> None:
         if not signals:
-            os.write(1, f"{make_message()}\n".encode())  # not print: it may have interrupted one
+            os.write(1, f"{make_message()}\n".encode())  # not print, which the signal may have interrupted
         signals.append(number)
 
     previous_handler = signal.signal(signal.SIGTERM, record_signal)

@@ -1,8 +1,8 @@
-"""A round done again from what was before it, and how it compares with what is recorded.
+"""Repeats a round from the previous states, and compares it with the recorded one.
 
-The code that all runs share (executors, optimizers, streams, layers, base classes, evaluation) is in no key, so that it
-can be refactored without throwing results away. Before a run goes on by other shared code than made its last round,
-that round is done again by the code that lies here and has to come out the same.
+The code that all runs share (executors, optimizers, random streams, layers, base classes, evaluation) is in no key, so
+that you can refactor it and keep all results. Before a run resumes with other shared code, the current code repeats its
+last round and must give the same result.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from fedpipe.engine.clients.executor import Executor
     from fedpipe.engine.run import Run
 
-#: Of what a round changes, the share by which other devices and executors may differ: rounding, amplified by a round.
+#: Relative difference that other devices and executors may have after a round, because of rounding.
 ROUNDING = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05}
-ENVIRONMENT_KEYS = ("executor", "device", "torch", "numpy")  #: where these are equal, the bits are
+ENVIRONMENT_KEYS = ("executor", "device", "torch", "numpy")  #: if these are equal, so are the bits
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A round beside the same round done again.
+    """A recorded round and the same round repeated.
 
     Parameters
     ----------
     round
-        Its number.
+        Number of the round.
     made_by, now
-        What made it, and what did it again.
+        Recorded and current environment.
     names
-        The files compared.
+        Compared files.
     differ
-        Those whose bits differ.
+        Files with different bits.
     distance
-        Norm of the difference of all states over the norm of what the round changed in them.
+        Norm of the difference of all states over the norm of the round's change.
     """
 
     round: int
@@ -57,17 +57,17 @@ class Comparison:
 
     @property
     def is_same_environment(self) -> bool:
-        """Whether executor, device, CPU and libraries are the same, so that equal code gives equal bits."""
+        """Whether executor, device, CPU and libraries are equal, so that the same code gives equal bits."""
         return all(
             environment.get(name) == self.replayed_by[name] for environment in self.made_by for name in ENVIRONMENT_KEYS
         )
 
     def is_reproduced(self, arithmetic: str) -> bool:
-        """Whether the round came out the same: in its bits, or elsewhere than it was made within rounding."""
+        """Whether the round is reproduced: equal bits in the same environment, or equal up to rounding in another."""
         return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[arithmetic])
 
     def describe_difference(self) -> str:
-        """What differs, and by how much."""
+        """Describe the difference and its size."""
         if not self.differing_files:
             return f"all bits agree ({', '.join(self.compared_files)})"
         return (
@@ -77,19 +77,19 @@ class Comparison:
 
 
 def replay_round(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
-    """Do a complete round again, by the code and device of this process; writes nothing into the run.
+    """Repeat a complete round with the code and device of this process. Nothing is written into the run.
 
     Parameters
     ----------
     run, number
-        The run and the round.
+        Run and number of the round.
     executor
-        By default the run's own; diagnostics look into it.
+        Executor. By default the run's.
 
     Returns
     -------
     Comparison or None
-        None where a state from before the round is gone.
+        None if a previous state is missing.
     """
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
@@ -105,7 +105,7 @@ def replay_round(run: Run, number: int, executor: Executor | None = None) -> Com
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
         distance = _distance(run, copy, number) if differing_files else 0.0
-        if not distance:  # equal tensors: bytes of older files also tell how they lay in memory
+        if not distance:  # equal tensors: bytes of older files also depend on the memory layout
             differing_files = [name for name in differing_files if not name.endswith(".pt")]
         return Comparison(
             number,
@@ -118,14 +118,14 @@ def replay_round(run: Run, number: int, executor: Executor | None = None) -> Com
 
 
 def require_reproducible_round(run: Run, number: int) -> None:
-    """Before a run goes on after a round by other shared code than made it, see that this code makes it the same.
+    """Before a run resumes with other shared code, require that this code reproduces the round.
 
-    What came of it is recorded in the run's folder, so that this is done once.
+    The result is recorded in the run's folder, so that this is done once.
 
     Raises
     ------
     ArtifactError
-        It does not, or a state is gone that is needed to tell.
+        The code does not reproduce it, or a required state is missing.
     """
     made_by, environment = run.checkpoint.read_state_json(number)["made_by"], run.get_environment()
     record = run.files.replay_record(number, environment["shared"])
@@ -148,7 +148,7 @@ def require_reproducible_round(run: Run, number: int) -> None:
 
 
 def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:
-    """A run's folder as it was before a round: its settings, and what the rounds so far left."""
+    """Copy a run's folder as it was before a round: its settings and the previous rounds."""
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
@@ -164,9 +164,9 @@ def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:
 
 
 def _distance(run: Run, copy: Run, number: int) -> float:
-    """See :class:`Comparison`; infinite where states are of other names or shapes."""
+    """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
     old, new = _states(run, number, number), _states(copy, number, number)
-    previous_states = _states(run, number, number - 1) if number else {}  # all of the initial state is made in round 0
+    previous_states = _states(run, number, number - 1) if number else {}  # round 0 makes the complete initial state
     if {name: value.shape for name, value in old.items()} != {name: value.shape for name, value in new.items()}:
         return math.inf
     gap = sum(_squared_distance(new[name], value) for name, value in old.items())
@@ -179,7 +179,7 @@ def _distance(run: Run, copy: Run, number: int) -> float:
 
 
 def _states(run: Run, number: int, state_round: int) -> dict[str, torch.Tensor]:
-    """All tensors after round ``state_round`` by name: the server's, and what a round's participants keep."""
+    """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
     tensors = dict(_leaves(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(number)["participants"]:
         tensors |= _leaves(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
@@ -195,7 +195,7 @@ def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tens
 
 
 def _squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Sum of the squared differences of two tensors; where both are infinite or NaN alike, they do not differ."""
+    """Sum of the squared differences of two tensors. Equal infinities and NaNs do not differ."""
     one, other = one.double(), other.double()
     equal_mask = (one == other) | (one.isnan() & other.isnan())
     return float(torch.where(equal_mask, torch.zeros_like(one), one - other).square().sum())

@@ -1,8 +1,8 @@
-"""One run: its rounds, what they leave on disk, and how it goes on from what it finds there.
+"""A run: its rounds, their files, and how it resumes.
 
-A round is three steps, ``train``, ``aggregate`` and ``evaluate``. In one process they make a segment; as jobs of their
-own they make the DAG of single rounds. Both leave the same files with the same bits. The server's state and
-whatever travels stay on the job's device, also where they come from files; only what is written goes to the host.
+A round has three steps, ``train``, ``aggregate`` and ``evaluate``. A segment runs them in one process. In the DAG of
+single rounds each step is a job. Both give the same files with the same bits. The server's state, downloads and uploads
+stay on the job's device, and only files are written on the CPU.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 from fedpipe.settings.params import single_initial_model_error
 
-WIDTH_ON_GPU = 32  #: clients of a stack where `execution.stack` is auto
-#: Of the server's states before and after a round, and of what its participants send and keep, that lie on a GPU; where
-#: there is more, all of it rests on the host. A fixed number, since bits depend on where the server computes.
+WIDTH_ON_GPU = 32  #: clients per stack if `execution.stack` is auto
+#: Maximum bytes on a GPU of the server's states, uploads and kept states of a round. If there are more, all of them are
+#: on the CPU. It is fixed, because bits depend on the server's device.
 MAX_DEVICE_BYTES = 2**32
 
 
 class Run:
-    """A run at work.
+    """A run in this process.
 
     Parameters
     ----------
     files
-        Where it lies; ``run.yaml`` must be there.
+        Files of the run, with its ``run.yaml``.
     execution
-        Device and executor.
+        Section `execution`: device and executor.
     threads
-        Cores that this job was granted.
+        Cores of this job.
     keep_models
-        Which rounds' states stay: see `artifacts.keep_models`.
+        Rounds whose states are kept, see `artifacts.keep_models`.
     clients
-        Who owns which samples; by default the run's data set and partition are read.
+        Federated data. By default the run's data set and partition.
     """
 
     def __init__(
@@ -123,21 +123,21 @@ class Run:
             path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
         }
         self._initial_score_cache: dict[int, Mapping[Test, Score]] = {}
-        self._was_complete: dict[int, bool] = {}  #: by round, whether there was a marker when it was begun here
+        self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
         self._is_copy = False
 
     def _choose_storage_device(self, server: State, initial_kept_state: State) -> torch.device:
-        """Where states lie between passes: on the device, or on the host where there are too many of them."""
+        """Choose the device of states between passes: the job's device, or the CPU if they are too large."""
         if self._device.type == "cpu":
             return self._device
         client_bytes = size_in_bytes(
             [self.make_initial_model(0), initial_kept_state, initial_kept_state]
-        )  # sent, kept and kept before
+        )  # uploads, kept states, and previous kept states
         needed_bytes = 2 * size_in_bytes(server) + self.federation.participants * client_bytes
         return self._device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 
     def with_files(self, files: RunFiles) -> Run:
-        """The same run in another folder, a copy of what it left up to some round."""
+        """Open the same run in another folder, a copy of its first rounds."""
         other = copy.copy(self)
         other.files, other.checkpoint, other._is_copy = (
             files,
@@ -148,7 +148,7 @@ class Run:
         return other
 
     def make_executor(self, algorithm: Algorithm) -> Executor:
-        """The run's executor, at work for this algorithm: the run's, or one that diagnostics make of it."""
+        """Make the run's executor for this algorithm: the run's, or an extended one of a diagnostic."""
         stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
         width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
         if self._graphs and not (is_cuda and width > 1):
@@ -160,28 +160,28 @@ class Run:
         return Loop(algorithm, self.clients, self._threads, epochs, self._storage_device)
 
     def make_initial_model(self, index: int) -> Tensors:
-        """The run's ``index``-th initial model.
+        """Make the run's ``index``-th initial model.
 
         Raises
         ------
         SettingsError
-            There is but one, since `model.weights` names a file.
+            There is only one, because `model.weights` is a file.
         """
         if index and self._has_single_model:
             raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
         return self.algorithm.net.make_initial_model(rng.entropy(self.settings.seed, f"init/{index}"))
 
     def participants(self, number: int) -> list[int]:
-        """The clients of a round, in ascending order."""
+        """Draw the participants of a round, in ascending order."""
         return draw_participants(self.federation, self.settings.seed, number)
 
     def load_kept_state(self, client: int, number: int) -> State:
-        """What a client keeps after a round, and whether it has not trained yet."""
+        """Load a client's kept state after a round, with the flag that it has not trained yet."""
         first = float(self.checkpoint.read_state_json(number)["last"][client] < 0)
         return self.checkpoint.load_kept_state(client, number) | {FIRST: torch.tensor(first)}
 
     def load_server_state(self, number: int) -> State:
-        """The server's state after a round."""
+        """Load the server's state after a round."""
         return self.checkpoint.load_server_state(number)
 
     def make_task(
@@ -192,13 +192,13 @@ class Run:
         tests: Sequence[Test] = (),
         participants: Sequence[int] | None = None,
     ) -> ClientTask:
-        """A phase of a round, which begins with the states after the round before it."""
+        """Make the task of a phase, which begins with the states of the previous round."""
         send = functools.partial(make_download, self.algorithm.bind_round(number), self.load_server_state(number - 1))
         get_kept_state = functools.partial(self.load_kept_state, number=number - 1)
         return ClientTask(phase, number, ids, get_kept_state, send, tests, participants)
 
     def initialize(self) -> None:
-        """Round 0: the server's initial state."""
+        """Write round 0: the server's initial state."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = move_state(
                 make_contiguous(init_server(self.algorithm, self.make_initial_model)), self._storage_device
@@ -213,7 +213,7 @@ class Run:
         self.checkpoint.finish_round(0, {})
 
     def train(self, number: int, ids: Sequence[int]) -> Block:
-        """Local training of some participants."""
+        """Train some participants."""
         self._require_resumable(number)
         start_time = time.perf_counter()
         test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).values()
@@ -230,17 +230,17 @@ class Run:
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
             )
             block.add(outcome)
-        self._require_same_code()  # a block is another job's to aggregate
+        self._require_same_code()  # another job aggregates the block
         block.seconds = time.perf_counter() - start_time
         return block
 
     def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
-        """The server's next state, and what the participants keep.
+        """Aggregate the uploads to the server's next state, and write all states.
 
         Raises
         ------
         ArtifactError
-            A block is of another run or of another round, or the blocks have other clients than the round.
+            A block belongs to another run or round, or the blocks have other clients than the round.
         """
         self._refuse_others(number, blocks)
         self._require_resumable(number)
@@ -249,7 +249,7 @@ class Run:
             self._weight_uploads(number, Block.from_blocks(blocks, self._storage_device)),
         )
         server = self.load_server_state(number - 1)
-        if len(weighted_uploads.uploads):  # otherwise the round leaves everything as it was
+        if len(weighted_uploads.uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
                 server = make_contiguous(
@@ -264,7 +264,7 @@ class Run:
         if all(
             (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by
         ):
-            made_by.append(environment)  # its blocks are of other code or of another device than the server
+            made_by.append(environment)  # blocks were made in another environment than the server's state
         with use_device_of(server):
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._require_same_code()
@@ -287,7 +287,7 @@ class Run:
         )
 
     def _refuse_others(self, number: int, blocks: Sequence[Block]) -> None:
-        """Refuse blocks of another run or of another round."""
+        """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, number):
                 raise ArtifactError(
@@ -297,7 +297,7 @@ class Run:
                 )
 
     def _weight_uploads(self, number: int, block: Block) -> WeightedUploads:
-        """What each participant of a round counts for."""
+        """Compute the weights of a round's uploads."""
         if block.ids != self.participants(number):
             path = self.files.round(number).path
             raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
@@ -307,7 +307,7 @@ class Run:
         return WeightedUploads(block, finite_mask, finite_mask * weights)
 
     def _record_participants(self, number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
-        """Write who took part, and how their models did right after training; gives the files' hashes."""
+        """Write the participants and their accuracies after training. Return the files' hashes."""
         files, block = self.files.round(number), weighted_uploads.block
         participants = {
             "client": pa.array(block.ids, pa.int32()),
@@ -320,7 +320,7 @@ class Run:
         hashes = {files.participants.name: write_parquet(files.participants, pa.table(participants))}
         scores_by_client = dict(
             zip(block.ids, block.scores, strict=True)
-        )  # also what failed: to leave it out would flatter
+        )  # includes failed updates, because omitting them would flatter the result
         scores = {
             "trained": scores_by_client,
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
@@ -334,7 +334,7 @@ class Run:
         return hashes
 
     def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
-        """Write the matrices that travelled, if any did; gives the file's hash."""
+        """Write exchanged matrices, if any. Return the file's hash."""
         with use_device_of(server):
             matrices = {-1: self.algorithm.matrices(server)}
             matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
@@ -344,8 +344,8 @@ class Run:
         return {path.name: write_parquet(path, evaluation.make_matrices_table(number, "exchanged", matrices))}
 
     def evaluate(self, number: int) -> None:
-        """Accuracies and matrices of a round; then the round is complete."""
-        self.checkpoint.read_state_json(number)  # what is evaluated has to be there
+        """Evaluate a round and mark it as complete."""
+        self.checkpoint.read_state_json(number)  # requires the round's states
         self._require_resumable(number)
         self._require_same_data(number)
         start_time, files, hashes = time.perf_counter(), self.files.round(number), {}
@@ -375,30 +375,30 @@ class Run:
         self.checkpoint.finish_round(number, hashes)
 
     def _record_times(self, number: int, **seconds: float) -> None:
-        """Write what steps of a round took, unless another process has completed it since it was begun here."""
+        """Write the seconds of a round's steps, unless another process has completed the round."""
         files = self.files.round(number)
         if self._was_complete.get(number) or not is_stored(files.marker):
             write_json(files.times, self.checkpoint.read_times(number) | seconds)
 
     def _read_kept_table(self, number: int) -> pa.Table:
-        """What a round recorded of its participants for the kept protocols."""
+        """Read the recorded accuracies of a round's participants for the kept protocols."""
         path = self.files.round(number).kept_accuracies
         return read_parquet(path, self.checkpoint.read_state_json(number)["sha256"][path.name])
 
     def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
-        """Scores of the models with which clients begin round 1, each measured once in this process."""
+        """Score the initial models of clients, each once per process."""
         new_clients = [client for client in ids if client not in self._initial_score_cache]
         outcomes = self.executor.run(self.make_task("begin", 1, new_clients, tests))
         self._initial_score_cache |= {outcome.client: outcome.scores for outcome in outcomes}
         return {client: self._initial_score_cache[client] for client in ids}
 
     def run_round(self, number: int) -> None:
-        """All of a round in this process."""
+        """Run a complete round in this process."""
         self.aggregate(number, [self.train(number, self.participants(number))])
         self.evaluate(number)
 
     def run_segment(self, stop: int) -> Iterator[int]:
-        """The rounds up to ``stop`` that are not complete; yields how many were, then each number as it is done."""
+        """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""
         packing.delete_temporary_files(self.files.path)
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
@@ -407,10 +407,10 @@ class Run:
         self._require_same_data(last_complete)
         yield last_complete
         numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [number for number in numbers if is_stored(self.files.round(number).marker)]  # and not whole
+        damaged_rounds = [number for number in numbers if is_stored(self.files.round(number).marker)]  # but damaged
         for number in numbers:
             if number in damaged_rounds or not is_stored(self.files.round(number).marker):
-                self.run_round(number)  # else another study has done it meanwhile
+                self.run_round(number)  # unless another study has completed it
             prune_states(self.files, number, self._keep_models)
             yield number
         packing.pack_folder(self.files.rounds_folder)
@@ -419,7 +419,7 @@ class Run:
         write_json(self.files.segment_manifest(stop), {"rounds": hashes})
 
     def describe_environment(self) -> str:
-        """Where and how this process works, in words."""
+        """Describe device and executor of this process."""
         made_by, visible_gpus = self.get_environment(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
         description = (
             f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
@@ -431,19 +431,19 @@ class Run:
         return description
 
     def _require_resumable(self, number: int) -> None:
-        """Before a round: the data are those of the round before it, and the shared code does that round the same."""
+        """Require before a round that data are unchanged and that the shared code reproduces the previous round."""
         self._was_complete.setdefault(number, is_stored(self.files.round(number).marker))
         if not self._is_copy:
             self._require_same_data(number - 1)
             replay.require_reproducible_round(self, number - 1)
 
     def _require_same_code(self) -> None:
-        """Refuse what was computed while files changed that own code may read at any time, and that its key is of."""
+        """Reject a result if files of the key changed meanwhile, because user code may read them at any time."""
         current_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in self._file_stamps}
         changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
         if (
             changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests
-        ):  # touched, or a comment
+        ):  # only touched, or a comment
             self._file_stamps = current_stamps
         elif changed_files:
             raise ArtifactError(
@@ -453,7 +453,7 @@ class Run:
             )
 
     def _require_same_data(self, number: int) -> None:
-        """Refuse to go on after a round where it, or round 0, was made with other data than lies here."""
+        """Require that round 0 and the previous round were made with the current data."""
         checksums = self.clients.data_checksums
         for earlier_round in (0, number):
             if not is_stored(self.files.round(earlier_round).state_marker):
@@ -475,7 +475,7 @@ class Run:
         return number % self.evaluation.every == 0
 
     def get_environment(self) -> dict[str, Any]:
-        """What else a result's bits depend on: executor, device, versions."""
+        """Get the environment on which bits depend: executor, device, versions."""
         return {"executor": self.executor.name, **self._versions()}
 
     def _versions(self) -> dict[str, Any]:
@@ -495,5 +495,5 @@ def _build_above_base(family: Model, build_network: Callable[[], Network]) -> Ne
 
 
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:
-    """The run that lies at ``path``."""
+    """Open the run at ``path``."""
     return Run(RunFiles(path), execution, threads, keep_models)

@@ -1,1 +1,1 @@
-"""The client side of a round: its data, its passes one client after the other, its optimizer and its evaluation."""
+"""The client side of a round: data, passes of one client at a time, optimizers and evaluation."""

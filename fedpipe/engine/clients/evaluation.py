@@ -1,11 +1,10 @@
-"""Evaluation by protocol: which model on which test set, and when.
+"""Evaluation by protocol: the models, test sets and rounds.
 
-A row of the metrics is one model on one test set in one round: client -1 is a model of the server on the global test
-set. Beside the protocols that are asked for, a method may have further models of the server measured.
+A row of the metrics is one model on one test set in one round. Client -1 is a model of the server on the global test
+set. A method may have further models of the server evaluated, in addition to the study's protocols.
 
-A client's model as it was last trained is measured once, right after that training, whether or not that round is
-measured otherwise: what a round records of it (``kept.parquet``) holds until the client trains again. So nobody stores
-that model, and nothing of it travels.
+A client's last trained model is evaluated once, after that training, even if the round is not evaluated otherwise. The
+result (``kept.parquet``) is used until the client trains again. So this model is never stored or sent.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fedpipe.settings.evaluation import Evaluation
 
 PHASES: dict[str, Phase] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
 
-COUNTS = ("hits", "support", "predicted")  #: of each class: told right, how many there are, told to be of it
+COUNTS = ("hits", "support", "predicted")  #: counts by class: correctly classified, present, predicted
 
 METRICS_SCHEMA = pa.schema(
     {
@@ -49,20 +48,20 @@ METRICS_SCHEMA = pa.schema(
 
 
 class EvaluationResult(NamedTuple):
-    """What the evaluation of a round found."""
+    """The result of a round's evaluation."""
 
     metrics: pa.Table
-    matrices: pa.Table | None  #: None where no global model is measured
+    matrices: pa.Table | None  #: None without a global model
 
 
 def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
-    """The test sets on which a model is measured."""
+    """Get the test sets of a model."""
     test_names: tuple[Test, ...] = ("local", "global", "train", "validation")
     return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
 def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str, list[Test]]:
-    """By model, the test sets on which a round's participants are measured right after training."""
+    """Get the test sets by model for a round's participants after training."""
     tests_by_model = {
         "trained": get_test_sets(settings, "trained") if is_measured else [],
         "kept": get_test_sets(settings, "kept"),
@@ -71,7 +70,7 @@ def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str
 
 
 def make_metrics_table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
-    """Rows of the metrics: ``scores`` by client."""
+    """Make rows of the metrics from scores by client."""
     rows = [
         {
             "round": round,
@@ -95,20 +94,20 @@ def make_kept_table(
     read_kept_table: Callable[[int], pa.Table],
     score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
 ) -> pa.Table:
-    """Rows of the kept protocols: every client's model as it was last trained.
+    """Make rows of the kept protocols: every client's last trained model.
 
     Parameters
     ----------
     settings
-        What is asked for.
+        Section `evaluation`.
     round
-        The round that is measured.
+        Round to evaluate.
     last_rounds
-        The round that trained each client last; -1: none did.
+        Last round of each client. -1: none.
     read_kept_table
-        What a round recorded of its participants right after training.
+        Reads the accuracies of a round's participants after training.
     score_initial_models
-        Measures the models with which these clients, whom no round has trained, begin the first one.
+        Evaluates the initial models of clients that have never trained.
     """
     untrained_clients = [client for client, last_round in enumerate(last_rounds) if last_round < 0]
     rows_by_round = {number: read_kept_table(number).to_pylist() for number in sorted(set(last_rounds)) if number >= 0}
@@ -128,9 +127,9 @@ def make_kept_table(
 def make_matrices_table(
     round: int, source: Literal["measured", "exchanged"], by_client: Mapping[int, Mapping[str, Tensor]]
 ) -> pa.Table:
-    """Rows of matrices (C, C): one a client (-1: the server), matrix and class, with a column a class.
+    """Make rows of matrices (C, C): one per client (-1: server), matrix and class, with one column per class.
 
-    ``source`` tells matrices of the global model, measured on the global test set, from those that an algorithm sent.
+    ``source`` is `measured` (global model on the global test set) or `exchanged` (sent by an algorithm).
     """
     keys = ("round", "source", "client", "matrix", "class")
     columns: dict[str, list[object]] = {key: [] for key in keys}
@@ -154,9 +153,9 @@ def evaluate_round(
     round: int,
     next_participants: Collection[int] = (),
 ) -> EvaluationResult:
-    """All protocols but the trained and kept ones, on the server's state after a round and on what the clients keep.
+    """Evaluate all protocols except trained and kept, with the server's state after a round and the kept states.
 
-    The clients ``next_participants`` train next.
+    ``next_participants`` are the clients of the next round.
     """
     tables = []
     for model, phase in PHASES.items():
@@ -171,7 +170,7 @@ def evaluate_round(
     test_sets = get_test_sets(settings, "global")
     has_server_statistics = (
         not algorithm.net.client_buffers
-    )  # statistics that stay at the clients leave the server's model without any
+    )  # without running statistics the server's model can't be evaluated
     with use_device_of(server):
         global_model = algorithm.global_model(server) if test_sets and has_server_statistics else None
         needs_extra_models = global_model is not None and "global" in test_sets
@@ -197,7 +196,7 @@ def evaluate_round(
 def _score_global_model(
     executor: Executor, clients: FederatedData, model: Tensors, test_sets: Sequence[Test], round: int
 ) -> tuple[dict[int, dict[Test, Score]], Tensor]:
-    """The global model on all test samples at once: its scores, and its SL matrix on the global test set."""
+    """Evaluate the global model on all test samples: scores, and the SL matrix on the global test set."""
     sample_indices = clients.global_test
     logits = executor.logits(model, sample_indices, round)
     labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
@@ -219,7 +218,7 @@ def _score_global_model(
 
 
 def _make_scorer(clients: FederatedData, sample_indices: Integers, logits: Tensor) -> Callable[[Integers], Score]:
-    """The score on some of these samples (ascending), of which the logits are known."""
+    """Make a function that scores a subset of these samples (ascending) from their logits."""
     labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
     predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""What both executors share: the phases of a client's round, and what comes out of them."""
+"""Code of both executors: the phases of a client's round and their results."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from fedpipe.engine.clients.federated_data import Integers
 from fedpipe.engine.clients.optimizers import build_optimizer
 from fedpipe.settings.transforms import Transforms
 
-#: train: everything up to the upload; receive: what is due before training; finetune: that, and a few epochs on top;
-#: prototype: as receive, but classes are read off the nearest prototype; begin: nothing at all.
+#: train: all passes and the upload. receive: only personalization. finetune: personalization and some epochs.
+#: prototype: like receive, but classified by the nearest prototype. begin: no pass.
 Phase = Literal["train", "receive", "finetune", "prototype", "begin"]
-#: A client's own test samples, all of the server's, what it trains on, or what it keeps for validation.
+#: The client's test samples, the global test set, the client's training samples, or its validation samples.
 Test = Literal["local", "global", "train", "validation"]
 
 Statistics = dict[str, Tensor]  #: running statistics that a call of the network records, by name
-LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: of the trained parameters
+LossFunction = Callable[[Tensors], tuple[Tensor, Statistics]]  #: loss and statistics of the trained parameters
 GradientAndLoss = tuple[Tensors, tuple[Tensor, Statistics]]
 
-BUFFERS = "buffers"  #: part of a client's state: the running statistics that it keeps to itself
-FIRST = "info/first"  #: of a client's kept state in memory: 1 until it has trained; no file contains it
-TEACHER_BUFFERS = "buffers/began"  #: those with which it began, which its teachers keep
-MEASURE_BATCH = 250  #: samples in one call where nothing is trained; a fixed number, since bits may depend on it
+BUFFERS = "buffers"  #: part of a client's state: its own running statistics
+FIRST = "info/first"  #: part of a kept state in memory: 1 until the client has trained. No file contains it
+TEACHER_BUFFERS = "buffers/began"  #: running statistics at the start of the round, for teachers
+MEASURE_BATCH = 250  #: samples per call in evaluation, fixed because bits may depend on it
 
 
 class Score(NamedTuple):
-    """A model on a test set."""
+    """The score of a model on a test set."""
 
     correct: int
     total: int
     loss: float  #: sum of the cross-entropies
-    classes: tuple[tuple[int, ...], ...]  #: three counts by class: those told right, those there are, those told so
+    classes: tuple[tuple[int, ...], ...]  #: three counts by class: correctly classified, present, predicted
 
     @classmethod
     def from_counts(cls, classes: Tensor, loss: float) -> Score:
-        """From :func:`count_by_class`, and the sum of the losses."""
+        """Make a score from :func:`count_by_class` and the sum of the losses."""
         counts = classes.tolist()
         return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)))
 
 
 def count_by_class(logits: Tensor, batch: Batch) -> Tensor:
-    """How many samples of a batch are told right, are, and are told to be of each class, shape (3, C)."""
+    """Count the samples of a batch that are correctly classified, present and predicted by class, shape (3, C)."""
     classes = logits.shape[-1]
     targets, predictions = (one_hot(labels, classes, logits.dtype) for labels in (batch.y, logits.argmax(-1)))
     return batch.sum(torch.stack([targets * predictions, targets, predictions], 1)).long()
 
 
 class Outcome(NamedTuple):
-    """One client's phase."""
+    """The result of a client's phase."""
 
     client: int
     bytes_down: int  #: bytes received
@@ -67,7 +67,7 @@ class Outcome(NamedTuple):
     upload: State  #: empty unless trained
     keep: State  #: empty unless trained
     scores: dict[Test, Score]
-    seconds: float = 0.0  #: of its passes, where it trained; a client of a stack has its share of them
+    seconds: float = 0.0  #: seconds of its passes. A client of a stack has a fraction of the stack's
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ class ClientTask:
     Parameters
     ----------
     phase
-        Which passes run.
+        Selects the passes.
     round
-        The round that begins, which seeds the order of samples.
+        Number of the round, which seeds the order of samples.
     ids
-        The clients of this job.
+        Clients of this job.
     get_kept_state
-        A client's kept state.
+        Loads a client's kept state.
     send
-        What some clients receive, as :meth:`~fedpipe.algorithms.base.Algorithm.send`.
+        Gives the downloads of some clients (:meth:`~fedpipe.algorithms.base.Algorithm.send`).
     tests
-        Test sets on which the resulting models are measured.
+        Test sets of the resulting models.
     participants
-        The clients of all jobs in this phase; all clients by default.
+        Clients of all jobs in this phase. By default all clients.
     ids_to_cache
-        Clients that train next from the same states, in the same round. The loop keeps what `personalize` makes of
-        them until then.
+        Clients that train next from the same states, in the same round. The loop caches
+        their personalized states until then.
     """
 
     phase: Phase
@@ -108,32 +108,32 @@ class ClientTask:
 class Executor(Protocol):
     """Runs a phase for some clients."""
 
-    name: str  #: how artifacts record it: where it and the versions are equal, the bits are
+    name: str  #: recorded name. With the same name, device and versions the bits are equal
 
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        """Outcomes in the order of the task's ``ids``."""
+        """Run a task. Yield outcomes in the order of its ``ids``."""
 
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        """Which of a round's participants are computed in one call, and at which widths; empty where none are."""
+        """Describe the stacks of a round's participants and their widths. Empty without stacks."""
 
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
-        """Logits of the server's model after a round on many test samples, shape (n, C)."""
+        """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
 def seconds_since(start_time: float, device: torch.device) -> float:
-    """Seconds since ``time.perf_counter`` said so, with what the device has still to compute."""
+    """Seconds since ``start_time`` (``time.perf_counter``), after the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start_time
 
 
 def get_personal_passes(algorithm: Algorithm, phase: Phase) -> list[Pass]:
-    """The passes that make the personal model, with which a phase begins."""
+    """Get the passes of personalization, with which a phase begins."""
     return contract.validate_passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
 
 
 def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
-    """The passes of a phase, in order."""
+    """Get the passes of a phase, in order."""
     phase_passes = get_personal_passes(algorithm, phase)
     if phase == "train":
         phase_passes += contract.validate_passes(algorithm, "local_passes", algorithm.local_passes())
@@ -143,58 +143,58 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
 
 
 def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
-    """What a client keeps before its first round: the algorithm's parts, and buffers of its own where it has them."""
+    """Make a client's initial kept state: the algorithm's parts, and the client's buffers if it has its own."""
     initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, fresh))
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
 def start_client(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
-    """One client's tensors as it begins."""
+    """Make a client's state at the start of a phase."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
     kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
     return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
 
 
 def make_kept_state(algorithm: Algorithm, state: State) -> State:
-    """What stays at one client."""
+    """Make the state that a client keeps."""
     kept_state = contract.validate_state(algorithm, "keep", algorithm.keep(state))
     return kept_state | {part: state[part] for part in (BUFFERS,) if part in state}
 
 
 def make_upload(algorithm: Algorithm, state: State) -> State:
-    """What one client sends."""
+    """Make the upload of a client."""
     return contract.validate_state(algorithm, "upload", algorithm.upload(state))
 
 
 def eval_mode(
     algorithm: Algorithm, state: State, mask: Tensor | None = None, autocast: bool = False
 ) -> AbstractContextManager[Any]:
-    """Calls of the network within are in evaluation mode, for this client."""
+    """Set evaluation mode for calls of the network, with this client's buffers."""
     return algorithm.net.mode.activate(False, mask, None, state.get(BUFFERS), state.get(TEACHER_BUFFERS), autocast)
 
 
 def needs_noise_key(algorithm: Algorithm, training: Train, transforms: Transforms) -> bool:
-    """Whether a pass's batches need a key, for dropout or for changes of images."""
+    """Whether a pass's batches need a noise key, for dropout or augmentation."""
     return not training.eval_mode and (algorithm.net.has_dropout or transforms.is_random)
 
 
 def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Tensor]:
-    """How a phase's models tell classes."""
+    """Get the function that computes logits in a phase."""
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
 def get_epochs_and_steps(algorithm: Algorithm, training: Train) -> tuple[int, int | None]:
-    """How many epochs a pass goes through at most, and its steps where the federation fixes them."""
+    """Get the maximum number of epochs of a pass, and its steps if the federation fixes them."""
     federation = algorithm.federation
     epochs = federation.local_epochs if training.epochs is None else training.epochs
     if epochs is not None:
         return epochs, None
     steps = cast(int, federation.local_steps)
-    return steps, steps  # an epoch has one at least
+    return steps, steps  # an epoch has at least one step
 
 
 def advance_epochs(algorithm: Algorithm, training: Train, epochs: dict[str, int]) -> tuple[range, int | None]:
-    """The next epochs of a pass, and its fixed steps; ``epochs`` counts those of each stream in the phase."""
+    """Get the next epochs of a pass and its fixed steps. ``epochs`` counts the epochs of each stream in the phase."""
     count, steps = get_epochs_and_steps(algorithm, training)
     first = epochs.get(training.stream, 0)
     epochs[training.stream] = first + count
@@ -209,15 +209,15 @@ class ClientPass:
     Parameters
     ----------
     algorithm
-        Bound to its network and to the round.
+        Algorithm that is bound to its network and the round.
     training
         The pass.
     client
-        A client that begins the pass. It has the tensors that are trained, and the pull's targets for all of them.
+        State of a client at the start of the pass, with the trained tensors and the targets of the pull.
     differentiate
-        Computes the gradient of a loss at these parameters, its value and its statistics.
+        Computes gradient, value and statistics of a loss.
     can_overwrite
-        Whether each gradient has memory of its own, which a step may overwrite.
+        If true, each gradient has its own memory, which a step may overwrite.
     """
 
     def __init__(
@@ -236,13 +236,13 @@ class ClientPass:
         contract.validate_pull(algorithm, training, self._names, client)
 
     def with_optimizer_state(self, client: State) -> State:
-        """The client with the state of the optimizer, which passes of one stream share."""
+        """Add the state of the optimizer, which the passes of a stream share."""
         if self._optimizer_part in client:
             return client
         return client | {self._optimizer_part: self._optimizer.init(client[self._training.group].only(self._names))}
 
     def step(self, client: State, batch: Batch) -> State:
-        """The client after a step on a batch, with the running statistics that the network recorded."""
+        """Take a step on a batch, and update the running statistics."""
         gradient = _BatchGradient(self, batch)
         if self._training.step is not None:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
@@ -253,18 +253,18 @@ class ClientPass:
         return client | {part: client[part] | statistics} if gradient.statistics else client
 
     def is_due(self, client: State) -> Tensor:
-        """Whether the client's next epoch is due; True for a pass without a condition."""
+        """Whether the client trains another epoch. Always true for a pass without a condition."""
         if self._training.when is None:
             return torch.tensor(True)
         return contract.compute_condition(self._algorithm, self._training.when, client)
 
     def finish_epoch(self, client: State) -> State:
-        """The client after the pass's change at the end of an epoch."""
+        """Apply the pass's `after` at the end of an epoch."""
         after = self._training.after
         return client if after is None else contract.update_client(self._algorithm, after, client)
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
-        """The clipped gradient of loss and pull, the loss, and the running statistics."""
+        """Compute the clipped gradient of loss and pull, the loss, and the running statistics."""
         training, group = self._training, client[self._training.group]
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
@@ -284,14 +284,14 @@ class ClientPass:
         return gradient.clipped(training.clip, self._can_overwrite), results
 
     def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
-        """The client after a step of the federation's optimizer; the step may overwrite the gradient."""
+        """Take a step of the federation's optimizer, which may overwrite the gradient."""
         group, part = client[self._training.group], self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
         parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
         return client | {self._training.group: group | parameters, part: slots}
 
     def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
-        """Calls of the network within are in the pass's mode; gives the statistics that they record."""
+        """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
             return eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
@@ -300,11 +300,11 @@ class ClientPass:
 
 
 class _BatchGradient:
-    """The gradient that a custom step calls; see :class:`~fedpipe.algorithms.passes.Gradient`."""
+    """The gradient function of a custom step (:class:`~fedpipe.algorithms.passes.Gradient`)."""
 
     def __init__(self, client_pass: ClientPass, batch: Batch) -> None:
         self._pass, self._batch = client_pass, batch
-        self.statistics: Statistics = {}  #: of the last call
+        self.statistics: Statistics = {}  #: statistics of the last call
 
     def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
         return self.with_value(client, batch)[0]

@@ -1,4 +1,4 @@
-"""The clients' samples, on the device that trains."""
+"""The clients' samples on the training device."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Integers = npt.NDArray[np.int64]
 
 
 class FederatedData:
-    """Who owns which samples. The data set lies once in memory; a client's batches are gathered from it.
+    """The samples of all clients. The data set is in memory once, and batches are gathered from it.
 
     Parameters
     ----------
     x, y
-        All samples: inputs, shape (n, *shape), and classes, shape (n,). They stay as they are: inputs of bytes are
-        images and become fractions of 255 where they are gathered, other integers are tokens.
+        All samples: inputs, shape (n, *shape), and classes, shape (n,). Inputs of bytes are images,
+        which are divided by 255 when they are gathered. Other integers are tokens.
     train, test
         Indices of each client's training and test samples.
     global_test
@@ -37,13 +37,13 @@ class FederatedData:
     seed
         Seed of the run, for the order of samples, for dropout and for transforms.
     dtype, device
-        Of the inputs that are gathered.
+        Data type and device of gathered inputs.
     validation
-        Indices of each client's validation samples, where there are any.
+        Indices of each client's validation samples, if there are any.
     transforms
-        What is done to gathered inputs.
+        Transforms of gathered inputs.
     data_checksums
-        SHA-256 of the contents of the data set and of the partition, where they were read.
+        SHA-256 of the data set and the partition.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FederatedData:
         pairs = zip(self.held_out, self.train, strict=True)
         self.validation_or_train = [
             held_out_indices if len(held_out_indices) else train for held_out_indices, train in pairs
-        ]  # who has no such part uses the whole
+        ]  # a client without validation samples uses its training samples
         self.transforms, self.data_checksums = transforms, data_checksums
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
@@ -81,7 +81,7 @@ class FederatedData:
 
     @property
     def transforms(self) -> Transforms:
-        """What is done to gathered inputs."""
+        """Transforms of gathered inputs."""
         return self._transforms
 
     @transforms.setter
@@ -89,12 +89,12 @@ class FederatedData:
         self._transforms, self._normalization = transforms, Normalization(transforms, self.dtype, self.device)
 
     def resolve_batch_size(self, size: int | Literal["full"]) -> int:
-        """Samples in a training step, no more than the largest client has, as many as that of a full batch."""
+        """Number of samples per training step, at most the size of the largest client."""
         largest = int(self.sizes.max())
         return largest if size == "full" else min(size, largest)
 
     def get_client_info(self, client: int | Sequence[int], round: int, first: Tensor) -> ClientInfo:
-        """What a client knows of itself as a round begins; with a first axis for several clients.
+        """Get a client's facts at the start of a round, with a first axis for several clients.
 
         ``first`` is 1 for clients that have not trained yet and 0 for others.
         """
@@ -103,7 +103,7 @@ class FederatedData:
         return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)), first=first.to(size))
 
     def shuffle_indices(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
-        """The client's training samples in the order of one epoch, or a random share of them."""
+        """Shuffle the client's training samples for one epoch, or a random fraction of them."""
         indices = self.train[client]
         if share < 1:
             subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
@@ -111,12 +111,12 @@ class FederatedData:
         return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
 
     def compute_subset_size(self, client: int, share: float = 1.0) -> int:
-        """How many of the client's training samples a share of them is."""
+        """Number of samples in a fraction of the client's training samples."""
         count = len(self.train[client])
         return count if share >= 1 else max(1, round_half_up(share * count))
 
     def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and classes of these samples."""
+        """Gather inputs and classes of samples."""
         rows = torch.as_tensor(indices, device=self.device)
         x = self.x[rows]
         if x.dtype == torch.uint8:
@@ -126,11 +126,11 @@ class FederatedData:
         return self._normalization(x), self.y[rows]
 
     def gather_batches(self, indices: Integers, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and classes of these samples, ``size`` of them at a time."""
+        """Gather inputs and classes of samples, ``size`` at a time."""
         return (self.gather(indices[first : first + size]) for first in range(0, len(indices), size))
 
     def gather_test_batch(self, indices: Integers, round: int, batch_number: int) -> Tensor:
-        """Inputs of the ``batch_number``-th batch of test samples, as the server's model meets them after a round."""
+        """Gather the inputs of the ``batch_number``-th batch of test samples for the server's model after a round."""
         x, _ = self.gather(indices)
         if not self.transforms.on_test:
             return x
@@ -141,25 +141,25 @@ class FederatedData:
         )
 
     def with_inputs(self, x: Tensor, input_checksums: Mapping[str, str]) -> FederatedData:
-        """The same clients and classes with other inputs, and ``input_checksums`` for the record."""
+        """Copy with other inputs, and ``input_checksums`` to record."""
         other = copy.copy(self)
         other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
         other.data_checksums = {**self.data_checksums, **input_checksums}
         return other
 
     def get_evaluation_indices(self, client: int, test: str) -> Integers:
-        """The samples on which a client's model is measured: ``local``, ``global``, ``train`` or ``validation``."""
+        """Indices of the samples of a test set: ``local``, ``global``, ``train`` or ``validation``."""
         if test == "global":
             return self.global_test
         return {"local": self.test, "train": self.train, "validation": self.held_out}[test][client]
 
     def get_evaluation_noise_key(self, client: int, round: int, test: str) -> int | None:
-        """Where the noise of those samples begins; None where they are taken as they are."""
+        """Noise key of those samples. None without augmentation in evaluation."""
         has_noise = self.transforms.on_test and test != "train"
         return self.get_noise_key(client, round, f"test/{test}", 0) if has_noise else None
 
     def get_noise_key(self, client: int, round: int, stream: str, epoch: int) -> int:
-        """Where the noise of an epoch begins: 62 bits, to which the number of a batch is added."""
+        """Noise key of an epoch: 62 bits, to which the number of a batch is added."""
         return rng.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
 
 

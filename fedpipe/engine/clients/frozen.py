@@ -1,9 +1,8 @@
-"""What the frozen base of a network makes of a data set: computed once, and kept as an artifact that runs share.
+"""Features of a data set by a network's frozen base, computed once and stored as an artifact that runs share.
 
-A base that never trains gives the same features in every epoch, round and run, so that runs of such a model never
-compute it in training: their samples are the features. Those are computed in batches of one fixed size, each on one
-thread, so that their bits depend on the kind of machine alone. Each round records which features it was made with, and
-a run goes on with no others.
+A frozen base gives the same features in every epoch, round and run, so runs of such a model train on the features. They
+are computed in batches of a fixed size on one thread, so that their bits depend only on the kind of machine. Each round
+records its features, and a run resumes only with the same ones.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.base import Model
 from fedpipe.planning.run_settings import RunSettings
 
-BATCH_SIZE = 250  #: samples in one call of the base
+BATCH_SIZE = 250  #: samples per call of the base
 
 
 def get_features_path(settings: RunSettings) -> Path:
-    """Where the features of a run lie: under a hash of the base, the data set and what is done to its images."""
+    """Path of a run's features, with a hash of the base, the data set and the transforms."""
     key_settings = {
         "dataset": store.locate_dataset(settings.dataset).stem,
         "model": settings.model,
@@ -43,17 +42,17 @@ def get_features_path(settings: RunSettings) -> Path:
 def with_features(
     clients: FederatedData, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]
 ) -> FederatedData:
-    """The same clients, whose samples are the features; they are computed where they do not lie at ``path`` yet.
+    """Replace the samples by their features, which are computed if ``path`` is missing.
 
     Raises
     ------
     ArtifactError
-        What lies there is damaged.
+        The file at ``path`` is damaged.
     """
     marker = path.with_suffix(".json")
-    lock = packing.PACK_LOCK.with_name(f"{path.stem}.lock")  # where neither git nor DVC looks
+    lock = packing.PACK_LOCK.with_name(f"{path.stem}.lock")  # ignored by git and DVC
     lock.parent.mkdir(exist_ok=True)
-    with FileLock(lock):  # runs that begin together wait for the first
+    with FileLock(lock):  # runs that start together wait for the first one
         if not marker.is_file():
             sha256 = files.write_pt(path, {"features": compute_features(clients, base, threads)})
             files.write_json(marker, {path.name: sha256, "made_by": dict(made_by)})
@@ -62,7 +61,7 @@ def with_features(
 
 
 def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) -> Tensor:
-    """Features of all samples, shape (n, d), on the host."""
+    """Compute the features of all samples, shape (n, d), on the CPU."""
     base = base.to(clients.device, clients.dtype).eval()
 
     def compute_batch(first: int) -> Tensor:
@@ -76,6 +75,6 @@ def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) 
 
 
 def build_frozen_base(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The frozen base of a model's network."""
+    """Build the frozen base of a model's network."""
     with torch.random.fork_rng(devices=[]):
         return model.split_frozen_base(model.build_initial_network(shape, classes))[0]

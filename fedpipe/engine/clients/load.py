@@ -1,4 +1,4 @@
-"""Read a run's data set and partition as federated data."""
+"""Loads a run's data set and partition as federated data."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedpipe.planning.run_settings import RunSettings
 
 
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:
-    """Where a run's data set and its partition lie."""
+    """Get the paths of a run's data set and partition."""
     partition_path = layout.assignment_file(digest_json(settings.partition_settings))
     return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
 
 
 def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch.device) -> FederatedData:
-    """A run's data set and partition, on the device."""
+    """Load a run's data set and partition to the device."""
     dataset_path, partition_path = get_input_paths(settings).values()
     samples = store.load_samples(dataset_path, read_recorded_sha256(dataset_path))
     table = read_parquet(partition_path, read_recorded_sha256(partition_path))

@@ -1,4 +1,4 @@
-"""The loop executor: client by client, clients in parallel over the cores that the job was granted."""
+"""The loop executor: one client at a time on each core of the job."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ from fedpipe.engine.torch_env.layout import channels_last, optimize_layout
 from fedpipe.engine.torch_env.memory import keep_pages
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, unstack_client
 
-PERSONAL_CACHE_BYTES = 2**30  #: of personal models that are held until their clients train
+PERSONAL_CACHE_BYTES = 2**30  #: maximum size of the cache of personalized states
 
 
 class PersonalizedState(NamedTuple):
-    """A client after its personal passes, and what they began with."""
+    """A client's state after its personal passes, and the initial state."""
 
     round: int
     initial_state: State
     state: State
-    epochs: dict[str, int]  #: how far each stream has come
+    epochs: dict[str, int]  #: epochs of each stream so far
     seconds: float
 
     def is_valid_for(self, round: int, state: State) -> bool:
-        """Whether they would make the same of this state, since it is the same bit for bit."""
+        """Whether the passes would give the same result for this state, because all bits are equal."""
         return self.round == round and _has_same_bits(self.initial_state, state)
 
 
 class Loop:
-    """Trains clients one at a time, each on one thread with a module of its own.
+    """Trains one client at a time on each thread, which has its own module.
 
     Parameters
     ----------
     algorithm
-        Bound to its network.
+        Algorithm that is bound to its network.
     clients
-        Their samples.
+        Samples of the clients.
     threads
-        Clients that are worked on at once; no number depends on it.
+        Number of clients that train at the same time. Results do not depend on it.
     finetune_epochs
         Epochs of the phase ``finetune``.
     storage_device
-        Where outcomes lie; by default on the device that trains.
+        Device of outcomes. By default the training device.
     """
 
     name = "loop"
@@ -108,7 +108,7 @@ class Loop:
         if task.phase != "begin":
             personal_states = self._personal_cache.items()
             self._personal_cache = {client: state for client, state in personal_states if state.round == task.round}
-        # The largest clients begin first, so that no core waits long for the last; outcomes keep the order of ids.
+        # The largest clients begin first, so that no core waits long. Outcomes have the order of ids.
         by_size = sorted(task.ids, key=lambda client: -int(self._clients.sizes[client]))
         futures = {client: self._pool.submit(self._run_client, task, client) for client in by_size}
         return (futures.pop(client).result() for client in task.ids)
@@ -154,7 +154,7 @@ class Loop:
     def _personalize(
         self, client_run: ClientRun, passes: Sequence[Pass], initial_state: State, needs_cache: bool
     ) -> tuple[State, float]:
-        """The client's state after its personal passes, and their seconds if an earlier phase ran them."""
+        """Run the personal passes. Return the state, and their seconds if an earlier phase ran them."""
         client, round = client_run.client, client_run.round
         personalized_state, earlier_seconds = self._personal_cache.pop(client, None), 0.0
         if personalized_state is not None and personalized_state.is_valid_for(round, initial_state):
@@ -192,14 +192,14 @@ class Loop:
 
 
 class ClientRun:
-    """The passes of one client in one round, with a bound algorithm that no other thread uses."""
+    """The passes of one client in a round, with a bound algorithm of this thread."""
 
     def __init__(self, algorithm: Algorithm, clients: FederatedData, round: int, client: int) -> None:
         self.algorithm, self._clients, self.round, self.client = algorithm, clients, round, client
-        self.epochs: dict[str, int] = {}  #: how far each stream has come
+        self.epochs: dict[str, int] = {}  #: epochs of each stream so far
 
     def run(self, pass_: Pass, state: State) -> State:
-        """The client's state after a pass."""
+        """Run a pass and return the client's state."""
         match pass_:
             case Train():
                 return self._train(pass_, state)
@@ -241,7 +241,7 @@ class ClientRun:
             return contract.update_client(self.algorithm, measuring.then, state, sums)
 
     def score(self, phase: Phase, state: State, test: Test) -> Score:
-        """The client's model on a test set."""
+        """Score the client's model on a test set."""
         clients, loss = self._clients, 0.0
         indices = clients.get_evaluation_indices(self.client, test)
         key = clients.get_evaluation_noise_key(self.client, self.round, test)
@@ -254,7 +254,7 @@ class ClientRun:
         return Score.from_counts(classes, loss)
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
-        """Batches in the order of ``indices``; with a key, which seeds their noise, they are transformed."""
+        """Make batches in the order of ``indices``. With a noise key they are transformed."""
         x, y = self._clients.gather(indices)
         for number, first in enumerate(range(0, len(indices), size)):
             inputs, noise = x[first : first + size], None
@@ -265,12 +265,12 @@ class ClientRun:
 
 
 def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
-    """See :class:`~fedpipe.engine.clients.executor.ClientPass`."""
+    """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     leaves = parameters.map(lambda value: value.detach().requires_grad_())
     with torch.enable_grad():
         loss, statistics = compute_loss(leaves)
-    # Laid out as the leaves are, and each in memory of its own, since steps write there: PyTorch may give
-    # views of one gradient to two of them.
+    # Each gradient needs its own memory, because steps write there. PyTorch may give two leaves views of one
+    # gradient.
     torch.autograd.backward(loss, inputs=list(leaves.values()))
     gradient, seen_storages = Tensors(), set[int]()
     for name, leaf in leaves.items():
@@ -282,7 +282,7 @@ def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientA
 
 
 def _has_same_bits(one: State, other: State) -> bool:
-    """Whether two states hold the same bits."""
+    """Whether two states have the same bits."""
     if one.keys() != other.keys():
         return False
     pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)

@@ -1,7 +1,7 @@
-"""The federation's optimizers, as pure functions on named tensors, so that they work for one client and for a stack.
+"""The federation's optimizers as pure functions on named tensors, for one client and for a stack.
 
-They compute what ``torch.optim`` computes (tested against it); PyTorch's own classes change tensors in place and can't
-be mapped over clients.
+They are equal to ``torch.optim`` (tests compare them). PyTorch's classes change tensors in place, so vmap can't map
+them over clients.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ Slots = dict[str, Any]
 
 
 class Optimizer(Protocol):
-    """A rule that moves parameters along gradients; its slots start afresh in every round."""
+    """An update rule for parameters. Its slots (such as momentum) are reset in every round."""
 
     def init(self, parameters: Tensors) -> Slots:
-        """Slots before the first step."""
+        """Make the initial slots."""
 
     def update(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
-        """Parameters and slots after a step; ``can_overwrite_gradient`` lets the result reuse the gradient's memory."""
+        """Take a step. With ``can_overwrite_gradient`` the result may reuse the gradient's memory."""
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with heavy-ball momentum, as ``torch.optim.SGD``."""
+    """Stochastic gradient descent with heavy-ball momentum, like ``torch.optim.SGD``."""
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
     def init(self, parameters: Tensors) -> Slots:
-        """A momentum buffer of zeros; nothing where there is no momentum."""
+        """Make a momentum buffer of zeros. Empty without momentum."""
         return {"buffer": parameters.zeros()} if self.momentum else {}
 
     def update(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
-        """``buffer = momentum * buffer + gradient``, and a step against it."""
+        """Update ``buffer = momentum * buffer + gradient``, and step along -buffer."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * parameters
         if self.momentum:
@@ -52,7 +52,7 @@ class SGD:
             slots = {"buffer": gradient}
         out_tensors = (
             gradient if can_overwrite_gradient and not self.momentum else {}
-        )  # fresh memory costs as much as a small layer
+        )  # allocating memory costs as much as a small layer
         new_parameters = (
             (name, torch.add(value, gradient[name], alpha=-self.learning_rate, out=out_tensors.get(name)))
             for name, value in parameters.items()
@@ -62,7 +62,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, as ``torch.optim.Adam`` with PyTorch's defaults."""
+    """Adam, like ``torch.optim.Adam`` with PyTorch's defaults."""
 
     learning_rate: float
     weight_decay: float = 0.0
@@ -71,14 +71,14 @@ class Adam:
     epsilon: float = 1e-8
 
     def init(self, parameters: Tensors) -> Slots:
-        """Moments of zeros and no step taken."""
+        """Make moments of zeros."""
         step = next(iter(parameters.values())).new_zeros(())
         return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
 
     def update(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
-        """Bias-corrected moments, and a step along their ratio."""
+        """Update the moments, and step along their bias-corrected ratio."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * parameters
         step = slots["step"] + 1
@@ -91,7 +91,7 @@ class Adam:
 
 
 def build_optimizer(federation: Federation) -> Optimizer:
-    """The optimizer that the federation's settings describe."""
+    """Build the optimizer of the federation's settings."""
     if federation.optimizer == "adam":
         return Adam(federation.learning_rate, federation.weight_decay)
     return SGD(federation.learning_rate, federation.momentum, federation.weight_decay)

@@ -1,6 +1,6 @@
-"""What is done to images where batches of them are gathered, on the device that trains.
+"""Normalization and augmentation of images in batches, on the training device.
 
-The random numbers belong to the batch (seed, stream, epoch, round, client), so they are the same in every executor.
+The random numbers are a function of (seed, stream, epoch, round, client), so they are the same in every executor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedpipe.settings.transforms import Transforms
 
 
 class Normalization:
-    """Centers and scales each channel of images, by numbers that lie on the device before the first batch."""
+    """Centers and scales each channel of images."""
 
     def __init__(self, settings: Transforms, dtype: torch.dtype, device: torch.device | str) -> None:
         def make_channels(values: tuple[float, ...]) -> Tensor | None:
@@ -25,17 +25,17 @@ class Normalization:
         self._mean, self._std = make_channels(settings.mean), make_channels(settings.std)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Of images of shape (..., c, h, w)."""
+        """Normalize images of shape (..., c, h, w)."""
         if self._mean is not None:
             x = x - self._mean
         return x if self._std is None else x / self._std
 
 
 def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
-    """Images of shape (B, c, h, w), each changed by numbers of its own; ``key`` is an int64 scalar."""
+    """Transform images of shape (B, c, h, w), each with its own random numbers. ``key`` is an int64 scalar."""
     if not settings.is_random:
         return x
-    draws = uniform(key, (len(x), 4)).T  # by sample: a batch that is padded gives its samples the same numbers
+    draws = uniform(key, (len(x), 4)).T  # by sample, so that padding does not change the numbers
     if settings.crop:
         x = _crop_images(x, settings.crop, draws[0], draws[1])
     if settings.flip:
@@ -46,7 +46,7 @@ def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
 
 
 def _crop_images(x: Tensor, padding: int, vertical_offset: Tensor, horizontal_offset: Tensor) -> Tensor:
-    """Windows of the images with ``padding`` zeros around them, whose corners lie at random."""
+    """Pad the images with ``padding`` zeros and crop random windows."""
     height, width = x.shape[-2:]
     padded_images = F.pad(x, (padding, padding, padding, padding))
     rows = (vertical_offset * (2 * padding + 1)).long().unsqueeze(1) + torch.arange(height, device=x.device)
@@ -56,7 +56,7 @@ def _crop_images(x: Tensor, padding: int, vertical_offset: Tensor, horizontal_of
 
 
 def _rotate_images(x: Tensor, angle: Tensor) -> Tensor:
-    """Images turned around their centers by angles in radians, shape (B,)."""
+    """Rotate images around their centers by angles in radians, shape (B,)."""
     height, width = x.shape[-2:]
     vertical_coordinates = (torch.arange(height, device=x.device) - (height - 1) / 2).reshape(1, -1, 1)
     horizontal_coordinates = (torch.arange(width, device=x.device) - (width - 1) / 2).reshape(1, 1, -1)
@@ -64,6 +64,6 @@ def _rotate_images(x: Tensor, angle: Tensor) -> Tensor:
     rows, columns = (
         cosine * vertical_coordinates + sine * horizontal_coordinates,
         cosine * horizontal_coordinates - sine * vertical_coordinates,
-    )  # where each pixel comes from
+    )  # source of each pixel
     grid = torch.stack([columns * 2 / width, rows * 2 / height], -1).to(x.dtype)
     return F.grid_sample(x, grid, mode="nearest", align_corners=False)

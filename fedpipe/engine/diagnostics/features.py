@@ -1,4 +1,4 @@
-"""Features of test samples with the rows of the head, in two dimensions by t-SNE (`features`)."""
+"""Features of test samples and the rows of the head, in two dimensions by t-SNE (`features`)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fedpipe.engine.run import Run
 
 SCHEMA = pa.schema(
     {
-        "kind": pa.string(),  #: feature: of a sample; row: of the head
-        "sample": pa.int64(),  #: its index in the data set; of a row -1
+        "kind": pa.string(),  #: `feature` (of a sample) or `row` (of the head)
+        "sample": pa.int64(),  #: index in the data set, -1 for a row
         "class": pa.int32(),
-        "x": pa.float64(),  #: in t-SNE's plane
+        "x": pa.float64(),  #: coordinate in t-SNE's plane
         "y": pa.float64(),
-        "vector": pa.list_(pa.float64()),  #: what was embedded: drawn to unit length, shape (d,)
+        "vector": pa.list_(pa.float64()),  #: embedded vector of unit length, shape (d,)
     }
 )
 
 
 def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
-    """Rows of `SCHEMA`: samples of the global test set under the global model, then the rows of its head."""
+    """Compute rows of `SCHEMA`: global test samples under the global model, then the rows of its head."""
     from sklearn.manifold import TSNE  # takes a second to import
 
     model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
@@ -51,7 +51,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
         raise SettingsError(
             f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; use less."
         )
-    # Exact: the tree's sums are in an order that depends on threads.
+    # Exact, because the order of the tree's sums depends on threads.
     seed = rng.entropy(settings["seed"], "diagnostic/tsne") % 2**32
     embedding = TSNE(perplexity=settings["perplexity"], init="pca", method="exact", random_state=seed)
     positions: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
@@ -67,5 +67,5 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 
 def normalize_vectors(vectors: Tensor) -> Tensor:
-    """Each vector of shape (n, d) drawn to unit length, on the host."""
+    """Scale each vector of shape (n, d) to unit length, on the CPU."""
     return F.normalize(vectors.detach().cpu().double(), dim=1)

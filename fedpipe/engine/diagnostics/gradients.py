@@ -1,4 +1,4 @@
-"""Norms of the gradients of each layer, on each client's data and on all (`gradients`)."""
+"""Norms of each layer's gradient, on each client's data and on all data (`gradients`)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedpipe.engine.run import Run
 
 SCHEMA = pa.schema(
     {
-        "client": pa.int32(),  #: -1: the server's global model, on the training samples of all clients
-        "layer": pa.int32(),  #: counted from the input
-        "name": pa.string(),  #: of the layer in the network
-        "norm": pa.float64(),  #: Euclidean, over all trained tensors of the layer
-        "samples": pa.int64(),  #: on which the mean cross-entropy is taken
+        "client": pa.int32(),  #: client, or -1 for the global model on all training samples
+        "layer": pa.int32(),  #: number of the layer from the input
+        "name": pa.string(),  #: name of the layer
+        "norm": pa.float64(),  #: Euclidean norm over all trained tensors of the layer
+        "samples": pa.int64(),  #: number of samples in the mean cross-entropy
     }
 )
 
 
 def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
-    """Rows of `SCHEMA`: of each client's personal model after the round, and of the global one where there is one."""
+    """Compute rows of `SCHEMA` for each client's personal model after the round and the global model, if any."""
     rows: list[dict[str, Any]] = []
     for local in local_models.compute_personal_models(run, number):
         rows += _measure_layers(run, local.client, local.model, local.buffers, run.clients.train[local.client])
@@ -38,7 +38,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 
 def compute_gradient(run: Run, model: Tensors, buffers: Tensors | None, indices: Integers) -> Tensors:
-    """Gradient of the mean cross-entropy at rest: images as they are, the network in evaluation mode."""
+    """Compute the gradient of the mean cross-entropy in evaluation mode, without augmentation."""
     net, device = run.algorithm.net, run.clients.device
     model = model.map(lambda value: value.to(device))
     names = [name for name in net.names if name in model]

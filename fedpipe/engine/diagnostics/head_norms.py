@@ -1,4 +1,4 @@
-"""Norms of the rows of heads beside the class shares of who owns them (`head-norms`)."""
+"""Norms of the rows of heads, next to the class fractions of their owners (`head-norms`)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from fedpipe.engine.run import Run
 SCHEMA = pa.schema(
     {
         "model": pa.string(),  #: received, trained, finetuned, class or global
-        "owner": pa.int32(),  #: the client; of a class model its class, of the global model -1
-        "class": pa.int32(),  #: the row of the head
-        "norm": pa.float64(),  #: Euclidean
-        "relative": pa.float64(),  #: over the sum of the norms: cwFedAvg's estimate of the share
-        "share": pa.float64(),  #: of the owner's training samples, for the global model of all; null for a class model
-        "samples": pa.int64(),  #: how many those are (null likewise)
+        "owner": pa.int32(),  #: client, class of a class model, or -1 for the global model
+        "class": pa.int32(),  #: row of the head
+        "norm": pa.float64(),  #: Euclidean norm
+        "relative": pa.float64(),  #: norm over the sum of the norms: cwFedAvg's estimate of the fraction
+        "share": pa.float64(),  #: fraction of the owner's (global: all) training samples. null for a class model
+        "samples": pa.int64(),  #: number of the owner's training samples. null for a class model
     }
 )
 
 
 def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
-    """Rows of `SCHEMA` for the models that are asked for, in their order."""
+    """Compute rows of `SCHEMA` for the selected models, in order."""
     rows: list[dict[str, Any]] = []
     for name in settings["models"]:
         for owner, model, counts in _iterate_models(run, number, name, settings["finetune_epochs"]):
@@ -45,7 +45,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 
 def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | None) -> Iterator[dict[str, Any]]:
-    """The rows of one head of shape (C, d); ``counts`` are its owner's samples of each class."""
+    """Make the rows of a head of shape (C, d). ``counts`` are its owner's samples by class."""
     norm_values = torch.linalg.vector_norm(head.double(), dim=-1).tolist()
     total, size = sum(norm_values), sum(counts) if counts is not None else 0
     for label, norm in enumerate(norm_values):
@@ -57,9 +57,9 @@ def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | 
 
 
 def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
-    """Mean over the owners of the Euclidean distance between their shares and those that the norms tell.
+    """Mean over owners of the Euclidean distance between class fractions and their estimates from norms.
 
-    cwFedAvg's R, which its regularizer brings down.
+    This is cwFedAvg's R, which its regularizer minimizes.
     """
     frame = files.table_to_frame(table)
     model_rows = frame[frame["model"] == model]

@@ -1,8 +1,8 @@
-"""The models that a diagnostic looks at: of the server, and of clients as they receive, train and fine-tune them.
+"""The models that diagnostics read: the server's, and the clients' received, trained and fine-tuned ones.
 
-Nobody stores the models that clients train. They are made again by doing their round again from the state before it,
-and only if the round then comes out as it is recorded. The executor is the run's own: it is given an algorithm that is
-the run's in all but one thing, that its uploads bring the client's model along.
+Clients' trained models are not stored. They are recomputed by repeating their round from the previous state, and used
+only if the round gives the recorded result. The run's executor repeats it with the run's algorithm, whose uploads also
+contain the client's model.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ TraceFunction = Callable[[Tensors], Tensor]
 
 
 class LocalModel(NamedTuple):
-    """A client's model: what its `predict` gives to the network, and the statistics that it keeps to itself."""
+    """A client's model: the tensors that `predict` gives to the network, and the client's own statistics."""
 
     client: int
     model: Tensors
     buffers: Tensors | None
-    trace: Tensor | None = None  #: what was looked at, before the first step and after each, shape (steps + 1, ...)
+    trace: Tensor | None = None  #: traced values before the first step and after each, shape (steps + 1, ...)
 
 
 class _CapturedModelError(Exception):
-    """Carries the model out of `predict`."""
+    """Returns the model from `predict`."""
 
 
 class _ModelRecorder:
-    """A network that tells which model it is called with, and computes nothing."""
+    """Network that records the model of its call and computes nothing."""
 
     def __init__(self, net: FunctionalNetwork) -> None:
         self._net = net
@@ -60,12 +60,12 @@ class _ModelRecorder:
 
 
 def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
-    """The model by which a client tells classes.
+    """Get the model with which a client classifies.
 
     Raises
     ------
     SettingsError
-        Its `predict` calls no network.
+        `predict` does not call the network.
     """
     recorder = algorithm.bind(_ModelRecorder(algorithm.net), algorithm.federation)  # type: ignore[arg-type]
     try:
@@ -84,18 +84,18 @@ def with_model_uploads(
     trace_function: TraceFunction | None = None,
     steps: int = 0,
 ) -> Algorithm:
-    """The same algorithm, whose uploads bring the client's model along.
+    """Extend an algorithm so that its uploads contain the client's model.
 
     Parameters
     ----------
     algorithm
-        Bound to its network.
+        Algorithm that is bound to its network.
     finetune_epochs
-        In place of local training the model is fine-tuned for so many epochs.
+        Epochs of fine-tuning, instead of local training.
     trace_function
-        What to look at in the client's model, before the first step of training and after each.
+        Function of the client's model that is traced before the first step and after each.
     steps
-        At most so many steps.
+        Maximum number of steps.
     """
     kind: Any = type(algorithm)
 
@@ -121,7 +121,7 @@ def with_model_uploads(
             trace_parts = {part: client[part] for part in (TRACE, STEP) if part in client}
             base_upload: State = (
                 super().upload(client) if finetune_epochs is None else {}
-            )  # which may need local training
+            )  # fine-tuning may need local training
             return base_upload | model_parts | trace_parts
 
         def keep(self, client: State) -> State:
@@ -173,7 +173,7 @@ def _descend(client: State, batch: Batch, gradient: Gradient) -> State:
 
 
 class _CollectingExecutor:
-    """An executor whose outcomes are those of the run's own; what they bring along is left in ``found``."""
+    """Executor with the run's outcomes, which collects the models in their uploads."""
 
     def __init__(self, executor: Executor, trace_function: TraceFunction | None) -> None:
         self._executor, self._trace_function, self.name = executor, trace_function, executor.name
@@ -208,12 +208,12 @@ class _CollectingExecutor:
 
 
 def replay_local_models(run: Run, number: int, trace_function: TraceFunction | None = None) -> list[LocalModel]:
-    """The models of a round's participants right after their training in it.
+    """Recompute the models of a round's participants after training.
 
     Raises
     ------
     ArtifactError
-        A state from before the round is gone, or the round, done again, is not as it is recorded.
+        A previous state is missing, or the repeated round differs from the recorded one.
     """
     steps = count_max_steps(run.algorithm, run.clients, run.participants(number)) if trace_function else 0
     executor = _CollectingExecutor(
@@ -232,19 +232,19 @@ def replay_local_models(run: Run, number: int, trace_function: TraceFunction | N
 
 
 def compute_personal_models(run: Run, number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
-    """All clients' personal models after a round, as the next one begins; fine-tuned, where epochs are asked for."""
+    """Compute all clients' personal models at the start of the next round, optionally fine-tuned."""
     executor = _CollectingExecutor(run.make_executor(with_model_uploads(run.algorithm, finetune_epochs)), None)
     for _ in executor.run(run.make_task("train", number + 1, range(len(run.clients)))):
         yield executor.local_models.pop()
 
 
 def get_global_model(run: Run, number: int) -> Tensors:
-    """The server's global model after a round.
+    """Get the server's global model after a round.
 
     Raises
     ------
     SettingsError
-        The method has none.
+        The method has no global model.
     """
     has_server_statistics = not run.algorithm.net.client_buffers
     model = run.algorithm.global_model(run.load_server_state(number)) if has_server_statistics else None
@@ -257,7 +257,7 @@ def get_global_model(run: Run, number: int) -> Tensors:
 
 
 def get_head_weight(run: Run, model: Tensors) -> Tensor:
-    """The weight of a model's last layer, shape (C, d).
+    """Get the weight of a model's last layer, shape (C, d).
 
     Raises
     ------
@@ -271,7 +271,7 @@ def get_head_weight(run: Run, model: Tensors) -> Tensor:
 
 
 def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int]) -> int:
-    """No client takes more steps of training in a round."""
+    """Maximum number of training steps of a client in a round."""
     federation, max_steps = algorithm.federation, 0
     for pass_ in algorithm.local_passes():
         if isinstance(pass_, Train):
@@ -287,7 +287,7 @@ def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[
 
 
 def make_pruned_state_error(run: Run, number: int) -> ArtifactError:
-    """What to say where the states around a round were pruned before a diagnostic of it was declared."""
+    """Make the error about states that were pruned before the diagnostic was declared."""
     return ArtifactError(
         f"{run.files.path}: the states of round {number} or of the one before it are gone, which artifacts.keep_models "
         f"pruned before this diagnostic was declared; type `rm -r {run.files.path}` and run again, which keeps them."

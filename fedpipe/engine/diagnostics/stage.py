@@ -1,4 +1,4 @@
-"""The diagnostic stage: what a study looks at in the states of a run, as a table beside what vouches for it."""
+"""The diagnostic stage: writes the table of a diagnostic and its record."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedpipe.settings.execution import Execution
 
 
 def run_diagnostic(path: Path, execution: Execution, threads: int = 1) -> None:
-    """Compute what a diagnostic's settings ask for; the run itself is not changed.
+    """Compute a diagnostic from its settings. The run is not changed.
 
     Raises
     ------
     ArtifactError
-        A state that it needs is gone or damaged, or its round can't be done again as it was.
+        A state is missing or damaged, or its round can't be reproduced.
     SettingsError
         The run's method has no such models.
     """

@@ -1,4 +1,4 @@
-"""What the norms of a client's head say of its class shares, step by step of its training in a round (`locals`)."""
+"""Class fractions estimated from the norms of a client's head, by step of its training in a round (`locals`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedpipe.engine.run import Run
 SCHEMA = pa.schema(
     {
         "client": pa.int32(),
-        "step": pa.int32(),  #: of its training in the round; 0 is before the first
+        "step": pa.int32(),  #: step of training in the round, 0 before the first
         "class": pa.int32(),
-        "approximate": pa.float64(),  #: the norm of the class's row in the head over the sum of all rows' norms
-        "share": pa.float64(),  #: of the client's training samples
+        "approximate": pa.float64(),  #: norm of the class's row over the sum of all rows' norms
+        "share": pa.float64(),  #: fraction of the client's training samples
     }
 )
 
 
 def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
-    """Rows of `SCHEMA`, client by client."""
+    """Compute rows of `SCHEMA`, client by client."""
     participants = run.participants(number)
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
@@ -45,7 +45,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 
 def compute_relative_norms(model: Tensors) -> Tensor:
-    """The shares of the norms of the head's rows (cwFedAvg, eq. 4), shape (C,)."""
+    """Norms of the head's rows over their sum (cwFedAvg, eq. 4), shape (C,)."""
     if "head.weight" not in model:
         raise SettingsError("diagnostics: these models have no head.weight, whose rows could be looked at.")
     norms: Tensor = torch.linalg.vector_norm(model["head.weight"], dim=-1)

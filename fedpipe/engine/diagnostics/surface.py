@@ -1,7 +1,7 @@
 """The loss around a global model, in two filter-normalized random directions (`surface`).
 
 Source: Li et al., Visualizing the Loss Landscape of Neural Nets, NeurIPS 2018, section 4: each filter of a direction,
-or row of a linear layer, is scaled to the norm of the model's own; biases and normalization layers stand still.
+or row of a linear layer, is scaled to the norm of the model's. Biases and normalization layers are fixed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fedpipe.engine.run import Run
 
 SCHEMA = pa.schema(
     {
-        "x": pa.float64(),  #: steps in the first direction; 0 is the model
-        "y": pa.float64(),  #: and in the second
-        "loss": pa.float64(),  #: mean cross-entropy on the clients' training samples, or on some of them
+        "x": pa.float64(),  #: coordinate in the first direction, 0 is the model
+        "y": pa.float64(),  #: coordinate in the second direction
+        "loss": pa.float64(),  #: mean cross-entropy on (some of) the clients' training samples
     }
 )
 
 
 def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
-    """Rows of `SCHEMA`, row by row of the grid."""
+    """Compute rows of `SCHEMA`, row by row of the grid."""
     model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
     parameters = run.algorithm.net.parameters(model)
     one, two = (make_direction(parameters, settings["seed"], index) for index in range(2))
@@ -45,7 +45,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 
 def make_direction(model: Tensors, seed: int, index: int) -> Tensors:
-    """The ``index``-th random direction: the same numbers for all models of the same shapes, before they are scaled."""
+    """Make the ``index``-th random direction. Before scaling it is the same for all models with the same shapes."""
     generator = torch.Generator().manual_seed(rng.entropy(seed, f"diagnostic/surface/{index}") % 2**63)
 
     def scale_filters(value: torch.Tensor) -> torch.Tensor:
@@ -61,14 +61,14 @@ def make_direction(model: Tensors, seed: int, index: int) -> Tensors:
 
 
 def sample_indices(indices: Integers, count: int | None, seed: int) -> Integers:
-    """So many of the samples, the same for a seed, in ascending order; all, where there are fewer."""
+    """Draw a number of samples with a seed, in ascending order. All if there are fewer."""
     if count is None or count >= len(indices):
         return indices
     return np.sort(rng.generator(seed, "diagnostic/samples").choice(indices, count, replace=False))
 
 
 def compute_loss(run: Run, model: Tensors, indices: Integers) -> float:
-    """Mean cross-entropy of a model on samples as they are, in evaluation mode."""
+    """Compute the mean cross-entropy of a model in evaluation mode, without augmentation."""
     total, net = 0.0, run.algorithm.net
     with torch.no_grad(), net.mode.activate(False):
         for x, y in run.clients.gather_batches(indices, MEASURE_BATCH):

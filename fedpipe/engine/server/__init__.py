@@ -1,1 +1,1 @@
-"""The server side of a round: aggregation, server optimizers, and the memory of both."""
+"""The server side of a round: aggregation and server optimizers."""

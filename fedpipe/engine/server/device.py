@@ -1,4 +1,4 @@
-"""An algorithm computes on the device of its job, of which its file knows nothing."""
+"""Runs the server side of an algorithm on the device of the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpipe.algorithms.batch import State
 
 @contextmanager
 def use_device_of(server: State) -> Iterator[None]:
-    """The server's side of an algorithm at work: tensors that it makes lie where its state does; NumPy may read any."""
+    """Within the block, new tensors are on the device of the state, and NumPy can read all of them."""
     device = next((leaf.device for leaf in pytree.tree_leaves(server)), torch.device("cpu"))
     if device.type == "cpu":
         yield
@@ -26,7 +26,7 @@ def use_device_of(server: State) -> Iterator[None]:
 
 
 class _NumpyCopyMode(TorchFunctionMode):
-    """Tensors that NumPy reads are copied to the host first."""
+    """Copies tensors to the CPU before NumPy reads them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""The server's side of a round: an algorithm's rule, and what the federation says of the model that it makes."""
+"""The server side of a round: the algorithm's aggregation and the federation's server optimizer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedpipe.engine import contract
 from fedpipe.engine.server.device import use_device_of
 from fedpipe.settings.federation import Server
 
-M, V = "server/m", "server/v"  #: parts of the server's state: the moments of its optimizer
+M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
 
 
 def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
-    """The server's state before round 1: the algorithm's parts, and the moments of the server's optimizer."""
+    """Make the initial server state: the algorithm's parts and the moments of the server's optimizer."""
     state = contract.validate_state(algorithm, "init", algorithm.init(fresh))
     rule, part = algorithm.federation.server, algorithm.server_optimizer_part
     if rule.is_plain_averaging or part is None:
@@ -27,18 +27,17 @@ def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
 
 
 def make_download(algorithm: Algorithm, server: State, ids: Sequence[int]) -> tuple[State, State]:
-    """What some clients receive, as the algorithm's ``make_download`` gives it."""
+    """Make the downloads of some clients with the algorithm's ``send``."""
     with use_device_of(server):
         return algorithm.send(server, ids)
 
 
 def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
-    """The server's state after a round.
+    """Compute the server's state after a round.
 
-    An algorithm's rule is for parameters, and so is the server's optimizer, for which the change that the rule makes is
-    a step. Running statistics are no points of their space: whatever the rule makes of them, those of a part that
-    clients upload under its own name, as ``model``, are the mean of the uploads, of the federation's weights or equal
-    ones as the rule took.
+    The algorithm's rule and the server's optimizer are for parameters. Running statistics are always averaged: those of
+    a part that clients upload with the same name, such as ``model``, are the mean of the uploads, with the weights that
+    the rule used.
     """
     with use_device_of(server):
         state = contract.validate_state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
@@ -56,14 +55,14 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
 
 
 def init_moments(rule: Server, x: Tensors) -> State:
-    """What the server's optimizer remembers before round 1: no step, and for v the least that its source allows."""
+    """Make the initial moments of the server's optimizer: m = 0, and v = tau squared."""
     if rule.tau is None:
         return {M: x.zeros()} if rule.optimizer == "momentum" else {}
     return {M: x.zeros(), V: x.ones() * rule.tau**2}
 
 
 def apply_server_optimizer(rule: Server, x: Tensors, delta: Tensors, server: State) -> tuple[Tensors, State]:
-    r"""Where the server's optimizer moves parameters x, and what it remembers then.
+    r"""Apply the server's optimizer to parameters x. Return them and the moments.
 
     Sources: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Alg. 2, with the mean update :math:`\Delta`,
 
@@ -73,7 +72,7 @@ def apply_server_optimizer(rule: Server, x: Tensors, delta: Tensors, server: Sta
         v - (1 - \beta_2) \Delta^2 sign(v - \Delta^2) \; \text{(yogi)}, \quad
         \beta_2 v + (1 - \beta_2) \Delta^2 \; \text{(adam)},
 
-    from :math:`m = 0` and :math:`v = \tau^2`, without bias correction; and Hsu, Qi and Brown, Measuring the Effects of
+    from :math:`m = 0` and :math:`v = \tau^2`, without bias correction. Hsu, Qi and Brown, Measuring the Effects of
     Non-Identical Data Distribution for Federated Visual Classification, 2019 (FedAvgM), :math:`m \leftarrow \beta m +
     \Delta, \; x \leftarrow x + \eta m`.
     """

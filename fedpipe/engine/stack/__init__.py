@@ -1,1 +1,1 @@
-"""The client side of a round for many clients in one call, by ``vmap``."""
+"""The client side of a round for many clients in one ``vmap`` call."""

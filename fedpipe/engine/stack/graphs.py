@@ -1,8 +1,7 @@
-"""Steps that are recorded once and then replayed: on a GPU, launching a step's kernels takes longer than they do.
+"""Records steps once and replays them, because on a GPU launching kernels takes longer than running them.
 
-A recorded step reads and writes memory of its own: a counter, the plan of a leg, and the stack's state. A replay takes
-the row of the plan that the counter points to, computes the next state beside the current one, and puts it in its
-place; nothing of it is on the host.
+A recorded step reads and writes its own memory: a counter, the plan of a step range, and the stack's state. A replay
+takes the counter's row of the plan, computes the next state, and replaces the current one, without the CPU.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from torch.utils import _pytree as pytree
 from fedpipe.algorithms.batch import State
 from fedpipe.engine.stack.schedule import BatchPlan, StackBatch
 
-StackStep = Callable[[State, StackBatch], State]  #: a stack before and after a step
-BufferUpdate = Callable[..., tuple[Tensor, ...]]  #: all buffers before and after a step
+StackStep = Callable[[State, StackBatch], State]  #: step of a stack
+BufferUpdate = Callable[..., tuple[Tensor, ...]]  #: step of all buffers
 Replay = Callable[[], None]
 CaptureBackend = Callable[
     [BufferUpdate, Sequence[Tensor]], Replay
-]  #: a step that moves these buffers on, each time it is called
+]  #: makes a function that applies one step to the buffers
 
 
 class CapturedStep:
-    """A step of a pass at one width.
+    """A recorded step of a pass at one width.
 
     Parameters
     ----------
     step
-        What it does; a pure function of its arguments and of tensors that never change.
+        Pure function of its arguments and constant tensors.
     state
-        A stack that it is for, which tells names, shapes and dtypes.
+        Example state with names, shapes and dtypes.
     batch_plan
-        The plan of a leg, which tells what of it there is.
+        Example plan of a step range.
     capacity
-        Steps of a leg, at most.
+        Maximum number of steps in a range.
     has_idle_clients
-        Whether some clients may stand still.
+        If true, some clients may be idle.
     backend
-        How it is recorded.
+        Recording backend.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class CapturedStep:
         self._replay = backend(advance, [self._counter, *self._state, *self._plan])
 
     def run(self, state: State, batch_plan: BatchPlan) -> State:
-        """The stack after all steps of a leg."""
+        """Run all steps of a range."""
         leaves = pytree.tree_leaves(state)
         self._load(
             leaves,
@@ -101,7 +100,7 @@ class CapturedStep:
 
 
 class GraphCache:
-    """The recorded steps of a job: of each pass, at each width, with and without clients that stand still."""
+    """The recorded steps of a job, by pass, width, and idle clients."""
 
     def __init__(self, backend: CaptureBackend) -> None:
         self._backend, self._captured_steps = backend, dict[Hashable, CapturedStep]()
@@ -110,7 +109,7 @@ class GraphCache:
     def run(
         self, name: Hashable, step: StackStep, state: State, batch_plan: BatchPlan, has_idle_clients: bool
     ) -> State | None:
-        """The stack after a leg of the pass of this name; None where its step can't be recorded, which is said once."""
+        """Run a step range of a pass. None if its step can't be recorded, with one warning."""
         if name in self._eager_names:
             return None
         shapes = [
@@ -134,13 +133,13 @@ class GraphCache:
 
 
 def make_cuda_graph_backend() -> CaptureBackend:
-    """Records steps as CUDA graphs, which share their working memory, since no two are at work at once."""
+    """Make a backend that records steps as CUDA graphs, which share working memory."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture_graph(advance: BufferUpdate, buffers: Sequence[Tensor]) -> Replay:
         side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):  # kernels are chosen and libraries begun before anything is recorded
+        with torch.cuda.stream(side_stream):  # select kernels and initialize libraries before recording
             for _ in range(2):
                 advance(*buffers)
         torch.cuda.current_stream().wait_stream(side_stream)
@@ -153,7 +152,7 @@ def make_cuda_graph_backend() -> CaptureBackend:
 
 
 def copy_into(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
-    """Put the next values in the place of the current ones."""
+    """Copy the next values into the current ones."""
     for buffer, value in zip(buffers, new_values, strict=True):
         if value is not buffer:
             buffer.copy_(value)

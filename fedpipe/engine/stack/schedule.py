@@ -1,9 +1,8 @@
-"""Which clients of a round are computed together, how wide the calls are, and the plan of a pass.
+"""Groups the clients of a round into stacks, and plans the widths and batches of a pass.
 
-Bits may depend on a call's width, and results must not depend on who else is at work in a job. So a client's stack and
-the width of each of its steps follow from the round's participants alone: the largest clients share a stack, and a
-stack is cut to a narrower width of a fixed ladder as its smaller clients end. A job that trains some of them leaves the
-others' rows empty.
+Bits may depend on a call's width, but must not depend on the other clients of a job. So a client's stack and the width
+of each step depend only on the round's participants: the largest clients share a stack, and a stack becomes narrower in
+fixed widths as its smaller clients finish. If a job trains only some of them, the rows of the others are empty.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from fedpipe.engine.clients.federated_data import Integers
 
-EMPTY = -1  #: in the table of a pass, where no sample is
+EMPTY = -1  #: entry of an index table without a sample
 
 
 class StepRange(NamedTuple):
-    """Successive steps at one width, the same in every epoch."""
+    """Consecutive steps with one width, the same in every epoch."""
 
     width: int
     first: int
@@ -30,7 +29,7 @@ class StepRange(NamedTuple):
 
 
 def get_allowed_widths(width: int) -> tuple[int, ...]:
-    """The widths of stacks of up to ``width`` clients: 1, 2, 3, 4, 6, 8, 12, 16, ..., and ``width`` itself."""
+    """Get the widths of stacks up to ``width``: 1, 2, 3, 4, 6, 8, 12, 16, ..., and ``width`` itself."""
     powers = [1 << power for power in range(width.bit_length())]
     return tuple(
         sorted({candidate for two in powers for candidate in (two, two + two // 2) if candidate < width} | {width})
@@ -38,26 +37,26 @@ def get_allowed_widths(width: int) -> tuple[int, ...]:
 
 
 def make_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
-    """Clients cut into stacks, the largest first; of equal sizes in the order of their numbers."""
+    """Group clients into stacks, the largest first. Clients of equal size are in the order of their ids."""
     ordered_clients = sorted(ids, key=lambda client: (-int(sizes[client]), client))
     return [ordered_clients[first : first + width] for first in range(0, len(ordered_clients), width)]
 
 
 def count_steps(count: int, size: int, limit: int | None = None) -> int:
-    """Batches of ``size`` that so many samples make, at most ``limit``; one without any where there are no samples."""
+    """Number of batches of ``size``, at most ``limit``. At least one, which may be empty."""
     step_count = max(1, -(-count // size))
     return step_count if limit is None else min(step_count, limit)
 
 
 def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
-    """The legs of a stack whose clients have so many steps: each as narrow as those that go on allow.
+    """Make the step ranges of a stack, each as narrow as its unfinished clients allow.
 
     Parameters
     ----------
     counts
-        Steps of the client in each row. A row stays as long as it or one after it has steps left.
+        Steps of the client in each row. A row stays while it or a later row has steps left.
     allowed_widths
-        Ascending.
+        Widths in ascending order.
     """
     remaining_steps = np.maximum.accumulate(counts[::-1])
     active_counts = len(remaining_steps) - np.searchsorted(
@@ -75,9 +74,9 @@ def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> li
 def describe_stacks(
     sizes: Integers, ids: Iterable[int], width: int, batch_size: int, fixed_steps: int | None = None
 ) -> list[dict[str, Any]]:
-    """The stacks of a round in words: their clients, and [width, steps] of an epoch of local training in each leg.
+    """Describe the stacks of a round: clients, and [width, steps] of each range in an epoch of local training.
 
-    Where all take a fixed number of steps, it is of the whole training.
+    With a fixed number of steps, the ranges are those of the complete training.
     """
     allowed_widths = get_allowed_widths(width)
     return [
@@ -98,20 +97,20 @@ def describe_stacks(
 def make_index_table(
     orders: Sequence[Integers], keys: Sequence[int] | None, size: int, length: int, width: int
 ) -> Integers:
-    """The plan of an epoch, shape (length, width, size + 1): each row's samples at each step, and the key of its noise.
+    """Make the plan of an epoch, shape (length, width, size + 1): each row's samples and noise key at each step.
 
     Parameters
     ----------
     orders
-        The samples of each client at work, in order; rows that are left are empty.
+        Samples of each client, in order. Other rows are empty.
     keys
-        Where each client's noise begins, to which the number of a batch is added; None where there is none.
+        Noise key of each client, to which the number of a batch is added. None without noise.
     size
-        Samples of a batch.
+        Samples per batch.
     length
-        Steps.
+        Number of steps.
     width
-        Rows.
+        Number of rows.
     """
     plan = np.full((length, width, size + 1), EMPTY, np.int64)
     for row, order in enumerate(orders):
@@ -125,26 +124,26 @@ def make_index_table(
 
 
 class StackBatch(NamedTuple):
-    """What a step of a stack is done on."""
+    """The batch of a step of a stack."""
 
-    samples: Tensor  #: by their numbers, shape (width, batch)
-    mask: Tensor  #: 1 for samples and 0 for padding, of that shape
-    live: Tensor | None  #: who has any, shape (width,); None: all of them
-    key: Tensor | None  #: of each client's noise, shape (width,); None where there is none
+    samples: Tensor  #: indices of samples, shape (width, batch)
+    mask: Tensor  #: 1 for samples and 0 for padding, shape (width, batch)
+    live: Tensor | None  #: clients with samples, shape (width,). None: all
+    key: Tensor | None  #: noise keys, shape (width,). None without noise
 
 
 class BatchPlan(NamedTuple):
-    """The plan of a pass on the device: successive steps along the first axis."""
+    """The plan of a pass on the device, with consecutive steps along the first axis."""
 
     samples: Tensor
     mask: Tensor
     live: Tensor
     key: Tensor | None
-    filled_rows: Integers  #: rows that have samples at each step, on the host
+    filled_rows: Integers  #: number of rows with samples at each step, on the CPU
 
     @classmethod
     def from_table(cls, plan: Integers, has_noise: bool, dtype: torch.dtype, device: torch.device) -> BatchPlan:
-        """A table, as :func:`make_index_table` makes it, sent in one transfer; its keys count where it is noisy."""
+        """Send a table of :func:`make_index_table` to the device in one transfer."""
         plan_tensor = torch.from_numpy(plan)
         if device.type == "cuda":
             plan_tensor = plan_tensor.pin_memory()
@@ -157,7 +156,7 @@ class BatchPlan(NamedTuple):
         )
 
     def slice_steps(self, first: int, stop: int, width: int) -> BatchPlan:
-        """Some successive steps of the first ``width`` rows."""
+        """Slice consecutive steps of the first ``width`` rows."""
         key = None if self.key is None else self.key[first:stop, :width]
         samples, mask, live = (tensor[first:stop, :width] for tensor in (self.samples, self.mask, self.live))
         return BatchPlan(samples, mask, live, key, self.filled_rows[first:stop])
@@ -168,6 +167,6 @@ class BatchPlan(NamedTuple):
         return bool((self.filled_rows < self.samples.shape[1]).any())
 
     def get_step_batch(self, step: int) -> StackBatch:
-        """One step."""
+        """Get the batch of a step."""
         live = None if self.filled_rows[step] == self.samples.shape[1] else self.live[step]
         return StackBatch(self.samples[step], self.mask[step], live, None if self.key is None else self.key[step])

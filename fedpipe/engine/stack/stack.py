@@ -1,7 +1,7 @@
-"""The stack executor: many clients in one call, their tensors along a leading axis that stays on the device.
+"""The stack executor: many clients in one call, with their tensors along a leading axis on the device.
 
-A pass is planned on the host, sent to the device in one transfer, and then runs without reading or copying anything
-from the host; only a pass with a condition (`when`) asks for it before each epoch.
+The plan of a pass is sent to the device in one transfer. The pass then runs without the CPU, except that a pass with a
+condition (`when`) reads it before each epoch.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_
 
 
 class Stack:
-    """Trains up to ``width`` clients at a time, in stacks that follow from the round's participants alone.
+    """Trains up to ``width`` clients at a time, in stacks that depend only on the round's participants.
 
-    The first rows are the largest clients. As the others end, the stack is cut to the next width of its ladder; those
-    that end in between stand still. Samples that pad a batch have no weight. A client's bits never depend on its mates:
-    where a job trains some of the participants, the others' rows are empty.
+    The first rows are the largest clients. As other clients finish, the stack becomes narrower in fixed widths, and
+    clients that finish in between are idle. Padding samples have no weight. A client's bits never depend on the other
+    clients: if a job trains only some participants, the rows of the others are empty.
 
     Parameters
     ----------
     algorithm
-        Bound to its network.
+        Algorithm that is bound to its network.
     clients
-        Their samples.
+        Samples of the clients.
     width
-        Clients in a stack at most; device memory grows with it, not with the number of clients.
+        Maximum number of clients in a stack. Device memory grows with it.
     finetune_epochs
         Epochs of the phase ``finetune``.
     backend
-        How steps are recorded, to be replayed; None: each is run from here.
+        Backend that records steps. None: steps are not recorded.
     storage_device
-        Where outcomes lie; by default on the device that trains.
+        Device of outcomes. By default the training device.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Stack:
         storage_device: torch.device | None = None,
     ) -> None:
         self.name = f"stack of {width}"
-        torch.set_num_threads(1)  # on a CPU: sums over several threads are in another order
+        torch.set_num_threads(1)  # on a CPU the order of sums depends on threads
         self._algorithm, self._clients, self._width = algorithm, clients, width
         self._finetune_epochs, self._backend, self._graph_cache = (
             finetune_epochs,
@@ -105,7 +105,7 @@ class Stack:
         return (outcomes.pop(client) for client in task.ids)
 
     def _prepare_round(self, round: int) -> None:
-        """Have the round's learning rate; recorded steps, which hold the rate that they were made with, begin anew."""
+        """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
         previous_federation, self._round_algorithm = self._round_algorithm.federation, self._algorithm.bind_round(round)
         if self._backend is not None and self._round_algorithm.federation != previous_federation:
             self._graph_cache = GraphCache(self._backend)

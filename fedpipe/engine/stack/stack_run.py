@@ -42,9 +42,9 @@ from fedpipe.engine.stack.graphs import GraphCache, StackStep
 from fedpipe.engine.stack.schedule import BatchPlan, StackBatch, StepRange
 from fedpipe.engine.torch_env.trees import unstack_client
 
-Flags = Tensor  #: one truth value a client, shape (width,)
-NO_SAMPLES: Integers = np.empty(0, np.int64)  #: the samples of a row that another job trains
-Terms = Callable[[State, StackBatch], dict[str, Tensor]]  #: of a stack, on the samples of a step
+Flags = Tensor  #: one Boolean per client, shape (width,)
+NO_SAMPLES: Integers = np.empty(0, np.int64)  #: samples of a row that another job trains
+Terms = Callable[[State, StackBatch], dict[str, Tensor]]  #: terms of a sum over the samples of a step
 
 
 class StackRun:
@@ -53,21 +53,21 @@ class StackRun:
     Parameters
     ----------
     algorithm, clients, round
-        What is done, on whose samples, and when.
+        Algorithm, federated data, and number of the round.
     stack_clients
-        All participants that belong to the stack, the largest first.
+        All participants of the stack, the largest first.
     local_clients
-        Those that this job trains, in the same order.
+        Participants that this job trains, in the same order.
     allowed_widths
-        The widths that there are.
+        Possible widths.
     graph_cache
-        Where recorded steps are kept, if any are.
+        Cache of recorded steps, if any.
 
     Attributes
     ----------
     rows
-        The client of each row, which is its place among the mates, whoever of them this job trains: kernels may round
-        otherwise in another row. Rows without a member hold the last one's tensors, which nobody reads.
+        The client of each row, which is the same for all jobs, because kernels may round differently in another row.
+        Rows without a client have unused copies of the last client's tensors.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StackRun:
         self._epochs: dict[str, int] = {}
 
     def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
-        """The stack's state after a pass, which has the same name in every round."""
+        """Run a pass, which has the same name in every round."""
         match pass_:
             case Train():
                 return self._train(pass_, state, name)
@@ -100,7 +100,7 @@ class StackRun:
                 return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
 
     def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
-        """What each row's client has; ``default`` where another job trains it."""
+        """Map a function over the rows. ``default`` for clients of another job."""
         return [default if client is None else get_value(client) for client in self._row_clients]
 
     # -- training ----------------------------------------------------------------------------------------------------
@@ -133,11 +133,11 @@ class StackRun:
         return state
 
     def make_client_pass(self, training: Train, state: State) -> ClientPass:
-        """A pass as the clients of the stack do it; by its first row's client, since the others have the same names."""
+        """Make the pass of a client. The first row's client represents all, because names are equal."""
         return ClientPass(self._algorithm, training, unstack_client(state, 0), _differentiate)
 
     def make_step(self, client_pass: ClientPass) -> StackStep:
-        """A pass's step for a stack, of whatever width its state has."""
+        """Make the step of a pass for a stack of any width."""
 
         def step_client(client: State, *batch: Tensor) -> State:
             return client_pass.step(client, Batch(*batch))
@@ -147,7 +147,7 @@ class StackRun:
         )
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
-        """The plan of some epochs, on the device."""
+        """Make the plan of some epochs on the device."""
         clients, step_ranges, size = self._clients, self._make_step_ranges(training), self._get_batch_size(training)
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
@@ -160,7 +160,7 @@ class StackRun:
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
     def make_fixed_step_plan(self, training: Train, epochs: Sequence[int], steps: int) -> BatchPlan:
-        """The plan of so many steps of each client, whose epochs follow one another as they end."""
+        """Make the plan of a fixed number of steps per client, across its epochs."""
         clients, size = self._clients, self._get_batch_size(training)
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         columns = []
@@ -190,12 +190,12 @@ class StackRun:
         )
 
     def _count_epoch_steps(self, training: Train, client: int) -> int:
-        """Steps of a client in an epoch."""
+        """Count the steps of a client in an epoch."""
         sample_count = self._clients.compute_subset_size(client, training.share)
         return schedule.count_steps(sample_count, self._get_batch_size(training), training.steps)
 
     def _run_step_range(self, step: StackStep, state: State, plan: BatchPlan, active: Flags | None, name: str) -> State:
-        """The stack after the steps of a leg; with a condition, of the clients that are active."""
+        """Run the steps of a range, for active clients if there is a condition."""
         width = plan.samples.shape[1]
         narrow_state, new_state = take_first_rows(state, width), None
         if self._graph_cache is not None and active is None:
@@ -230,7 +230,7 @@ class StackRun:
         return vmap(update_client)(state, sums)
 
     def make_terms(self, measuring: Measure) -> Terms:
-        """A pass's sums over the samples of a step."""
+        """Make the function of a pass's sums over the samples of a step."""
 
         def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with eval_mode(self._algorithm, client, mask=batch[2]):
@@ -239,13 +239,11 @@ class StackRun:
         return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
 
     def score_clients(self, state: State, phase: Phase, test: Test) -> list[Score]:
-        """Every member on a test set."""
+        """Score every client on a test set."""
         clients = self._clients
         samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
         noise_keys = self._map_rows(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
-        keys = (
-            [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None
-        )  # of all, or of none
+        keys = [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None  # all or none
 
         def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
@@ -264,7 +262,7 @@ class StackRun:
     def _sum_over_samples(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
     ) -> dict[str, Tensor]:
-        """Sums over each client's samples of what ``terms`` gives for some of them, with each one's noise."""
+        """Sum ``terms`` over each client's samples, with its noise."""
         step_ranges, batch_plan = self.make_evaluation_plan(samples, keys)
         sums: dict[str, Tensor] = {}
         for step_range in step_ranges:
@@ -282,7 +280,7 @@ class StackRun:
     def make_evaluation_plan(
         self, samples: Sequence[Integers], keys: list[int] | None
     ) -> tuple[list[StepRange], BatchPlan]:
-        """How sets of samples are read; every client is met at least once, with nothing where it has no samples."""
+        """Make the plan of an evaluation. A client without samples has one empty batch."""
         counts = [schedule.count_steps(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
         step_ranges, orders = (
             schedule.make_step_ranges(counts, self._allowed_widths),
@@ -294,7 +292,7 @@ class StackRun:
 
 @contextmanager
 def explain_out_of_memory(width: int) -> Iterator[None]:
-    """Where a GPU's memory is too small, say which setting asks for less of it."""
+    """Explain an out-of-memory error with the setting that reduces memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -306,16 +304,16 @@ def explain_out_of_memory(width: int) -> Iterator[None]:
 
 
 def get_logits_batch_size(clients: FederatedData, width: int) -> int:
-    """Samples on which the server's model is measured in one call: on a GPU as many as those of a stack's models.
+    """Number of samples per call in the evaluation of the server's model: on a GPU as many as a stack's models.
 
-    Small calls make it wait. Where the noise of test samples goes by batches, these are of one size everywhere.
+    Small calls are slow on a GPU. If test samples have noise by batch, the size is the same everywhere.
     """
     on_gpu = clients.device.type == "cuda" and not clients.transforms.on_test
     return MEASURE_BATCH * width if on_gpu else MEASURE_BATCH
 
 
 def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tensor, ...]:
-    """The samples of a step: inputs, classes, masks, and the key where there is noise."""
+    """Gather the samples of a step: inputs, classes, masks, and noise keys."""
     x, y = clients.gather(stack_batch.samples)
     if stack_batch.key is None:
         return x, y, stack_batch.mask
@@ -328,13 +326,13 @@ def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tens
 
 
 def take_first_rows(state: State, width: int) -> State:
-    """The first rows; the same tensors where these are all."""
+    """Take the first rows. The same tensors if these are all rows."""
     first_rows: State = pytree.tree_map(lambda value: value if len(value) == width else value[:width], state)
     return first_rows
 
 
 def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
-    """The first rows as they are in ``first_rows``, the others as they are in ``all_rows``."""
+    """Replace the first rows of ``all_rows`` by ``first_rows``."""
     return pytree.tree_map(
         lambda first, rows: first if len(first) == len(rows) else torch.cat([first, rows[len(first) :]]),
         first_rows,
@@ -343,13 +341,13 @@ def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
 
 
 def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
-    """See :class:`~fedpipe.engine.clients.executor.ClientPass`."""
+    """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     gradient_and_loss: GradientAndLoss = grad_and_value(compute_loss, has_aux=True)(parameters)
     return gradient_and_loss
 
 
 def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:
-    """The stack after a step of the clients that are live; None means all of them."""
+    """Take a step for live clients (None: all)."""
 
     def get_changes(client: State, *args: Tensor) -> dict[str, Any]:
         return {part: value for part, value in step(client, *args).items() if value is not client.get(part)}

@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs a job uses: one that no other job is on, as long as there is one."""
+"""Selects a GPU that no other job uses, as long as there is one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-_gpu_locks: list[TextIO] = []  # locks of this process, which end with it, however it ends
+_gpu_locks: list[TextIO] = []  # locks of this process, which end with it
 
 
 def get_gpu_names(count: int) -> list[str]:
-    """What the GPUs that PyTorch sees are called on this machine, where a job may see a part of them."""
+    """Names on this machine of the GPUs that PyTorch sees. A job may see only some of them."""
     visible_names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return (
         visible_names[:count]
@@ -24,9 +24,9 @@ def get_gpu_names(count: int) -> list[str]:
 
 
 def acquire_gpu(gpus: Sequence[str]) -> int:
-    """The index of the GPU for this job; where there are more jobs than GPUs, they share them evenly.
+    """Acquire a GPU for this job and return its index. If there are more jobs than GPUs, they share them evenly.
 
-    Jobs of one user agree by locks in the folder of temporary files.
+    Jobs of one user coordinate by locks in the folder of temporary files.
     """
     folder = Path(tempfile.gettempdir()) / f"fedpipe-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,6 +1,6 @@
-"""How images and weights lie in memory, so that a CPU's kernels are fast.
+"""Memory layouts of images and weights for fast CPU kernels.
 
-Their values are the same; what kernels make of them differs by rounding.
+Values are the same, but results of kernels differ by rounding.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch.utils import _pytree as pytree
 from fedpipe.models.layers import is_large_kernel
 
 PAGE = 1024  #: float32 numbers in 4 KiB
-NARROW = 64  #: outputs below which a linear layer is faster by rows in any case
+NARROW = 64  #: number of outputs below which rows are always faster
 
 
 def optimize_layout(tree: Any) -> Any:
-    """A state's weights as they are fast: small kernels channels-last, linear layers whose rows collide by columns."""
+    """Optimize a state's layout: small kernels channels-last, linear layers with colliding rows by columns."""
     return pytree.tree_map(_optimize_tensor_layout, tree)
 
 
 def channels_last(value: Tensor) -> Tensor:
-    """The same images or kernels in that layout; whatever is neither as it is."""
+    """Convert images or kernels to channels-last. Other tensors stay as they are."""
     if value.dim() != 4:
         return value
-    if value.shape[1] == 1:  # both layouts are one here; only the strides tell PyTorch which is meant
+    if value.shape[1] == 1:  # both layouts are equal, but the strides select the kernel
         height, width = value.shape[2:]
         return value.contiguous().as_strided(value.shape, (height * width, 1, width, 1))
     return value.contiguous(memory_format=torch.channels_last)
@@ -39,10 +39,10 @@ def _optimize_tensor_layout(value: Tensor) -> Tensor:
 
 
 def _has_colliding_rows(outputs: int, inputs: int) -> bool:
-    """Whether the rows of a linear layer's weight lie whole pages apart, and its columns do not.
+    """Whether the rows of a linear layer's weight are a multiple of a page apart, and its columns are not.
 
-    A core's first cache keeps what lies whole pages apart in the same few places, and so the gradient of a layer from
-    1,024 to 512, for a batch of 10, takes 2.5 times as long by rows as by columns. Tables of embeddings, which are read
-    by rows, have more of them than columns.
+    Addresses that are a multiple of a page apart share the same few lines of the first cache. So the gradient of a
+    layer from 1,024 to 512, for a batch of 10, takes 2.5 times as long by rows as by columns. Embedding tables, which
+    are read by rows, have more rows than columns.
     """
     return inputs % PAGE == 0 and NARROW <= outputs < inputs and outputs % PAGE != 0

@@ -1,7 +1,7 @@
-"""Memory that a process has once had stays with it: a step of training takes again what the last one gave back.
+"""Keeps freed memory in the process, so that the next training step can reuse it.
 
-By default the C library returns large blocks to the system, which hands them out again page by page, each filled with
-zeros first: with small batches that costs as much as a convolution.
+By default the C library returns large blocks to the system, which fills each page with zeros before it gives it back.
+With small batches that costs as much as a convolution.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
-#: Options of glibc's mallopt: to return nothing, to take that much more whenever more is needed (in a thread's memory,
-#: to keep a region that is empty), and to take all blocks but larger ones from what is kept.
+#: Options of glibc's mallopt: never trim, how much to extend the heap (or to keep of a thread's empty region), and the
+#: size above which blocks are mapped.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-2, 2**26), (-3, 2**30)
 
 
 def keep_pages() -> None:
-    """Let malloc keep what it has, in all threads; where it is not glibc's, it stays as it is."""
+    """Let malloc keep freed memory in all threads. No effect without glibc."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         for option in (TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD):

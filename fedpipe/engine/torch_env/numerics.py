@@ -1,4 +1,4 @@
-"""What a run asks of PyTorch in its process: the same bits for the same seed, in the precision that settings say."""
+"""PyTorch's settings for a run: the same bits for the same seed, in the precision of the settings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch.backends import cuda, cudnn
 
 
 def configure_torch() -> None:
-    """Deterministic kernels, an error where there is none, and float32 that is float32.
+    """Require deterministic kernels and full float32 precision.
 
-    On a GPU, PyTorch computes convolutions and recurrent layers of float32 in TF32 unless told otherwise, whose 10 bits
-    make results differ in the third digit. What may lower a run's precision is `federation.precision`.
+    By default PyTorch computes float32 convolutions and recurrent layers on a GPU in TF32, whose 10 bits change the
+    third digit of results. Use `federation.precision` to lower a run's precision.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms, which imports a compiler too
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
+    torch.set_deterministic_debug_mode("error")  # like use_deterministic_algorithms, which also imports a compiler
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unused
     cudnn.allow_tf32 = cuda.matmul.allow_tf32 = False
 
 
 @contextmanager
 def preserve_torch_flags() -> Iterator[None]:
-    """What runs that are opened within set is undone, in a process that is the user's own."""
+    """Restore PyTorch's flags after the block, in a user's process."""
     mode, threads = torch.get_deterministic_debug_mode(), torch.get_num_threads()
     filling = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     tf32_flags = cudnn.allow_tf32, cuda.matmul.allow_tf32

@@ -1,4 +1,4 @@
-"""Trees of tensors, which states are: all tensors of one at once, whatever their names."""
+"""Operations on all tensors of a state."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from fedpipe.algorithms.batch import State
 
 
 def make_contiguous(state: State) -> State:
-    """The same values, contiguous: what is computed from them never depends on how they were laid out."""
+    """Make all tensors contiguous, so that results do not depend on their layout."""
     new_state: State = pytree.tree_map(lambda value: value.detach().contiguous(), state)
     return new_state
 
 
 def move_state(state: State, device: torch.device) -> State:
-    """The state on a device."""
+    """Move a state to a device."""
     new_state: State = pytree.tree_map(lambda value: value.to(device), state)
     return new_state
 
 
 def stack_states(states: Sequence[State], device: torch.device | None = None) -> State:
-    """States of several clients along a new first axis; on a device, where some may lie elsewhere."""
+    """Stack states of several clients along a new first axis, on a device."""
 
     def stack_tensors(*values: Tensor) -> Tensor:
         if len({value.device for value in values}) > 1:
             values = tuple(value.to(device) for value in values)
-        return torch.stack(values).to(device)  # one transfer, where all come from the host
+        return torch.stack(values).to(device)  # one transfer if all are on the CPU
 
     stacked_state: State = pytree.tree_map(stack_tensors, *states) if states else {}
     return stacked_state
 
 
 def unstack_client(state: State, index: int) -> State:
-    """One client's part of a stack."""
+    """Get one client's part of a stack."""
     client_state: State = pytree.tree_map(lambda value: value[index], state)
     return client_state
 
 
 def is_finite(state: Any) -> Tensor:
-    """Whether no number is infinite or NaN: a truth value where the state lies."""
+    """Whether all numbers are finite, as a Boolean tensor on the state's device."""
     leaves = [leaf for leaf in pytree.tree_leaves(state) if leaf.numel()]
-    extremes = [torch.stack(torch.aminmax(leaf)) for leaf in leaves]  # of a NaN anywhere it makes NaN
+    extremes = [torch.stack(torch.aminmax(leaf)) for leaf in leaves]  # NaN if any number is NaN
     return torch.stack([pair.isfinite().all() for pair in extremes]).all() if leaves else torch.tensor(True)
 
 
 def size_in_bytes(state: Any) -> int:
-    """Bytes of all tensors, by dtype."""
+    """Count the bytes of all tensors."""
     leaves: list[Tensor] = pytree.tree_leaves(state)
     return sum(value.numel() * value.element_size() for value in leaves)
