@@ -114,7 +114,7 @@ def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None
     assert change == f"{(low + high) / 2:+.2f} ± {(high - low) / 2:.2f}{star}"
     assert cells(said, "FedAvg", "personal-on-local")[2] == "same runs"
     (setting,) = [line for line in said.splitlines() if "algorithm.mu" in line]
-    assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "feddw", "0.1", "5.0"]
+    assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "FedDW", "0.1", "5.0"]
     assert said.count("\n| ") == 2 + 4 + 1, "no other setting differs"
 
 
