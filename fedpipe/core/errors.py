@@ -1,7 +1,7 @@
-"""Errors are for people: one sentence that names the setting or file, what it is, and what would be right.
+"""Errors for users: one message with the setting or file, its value, and what would be right.
 
-What pydantic finds wrong with settings becomes such sentences here, one a line. pydantic itself is imported where it is
-needed, since every node that parses the Snakefile imports this.
+Errors of pydantic are converted to such messages, one per line. pydantic is imported inside functions, because every
+job imports this module.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Location = tuple[int | str, ...]
 
 LARGEST = 2**63 - 1  #: integer in tables
-TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: normal numbers of float32, in which models are computed
-SHOWN, LISTED = 120, 20  #: letters of a wrong value, and mistakes, that are printed
+TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: range of normal float32 numbers
+SHOWN, LISTED = 120, 20  #: maximum printed characters of a value, and printed mistakes
 #: Names of version 0.1 in params.yaml and on the command line, with their new names.
 RENAMED_KEYS = {
     "scales": "presets",
@@ -42,7 +42,7 @@ TYPE_PHRASES = {
 
 
 class UserError(Exception):
-    """A mistake that the user can mend; the command line prints it without a traceback and exits with status 2."""
+    """A user error. The command line prints its message without a traceback and exits with status 2."""
 
 
 class SettingsError(UserError, ValueError):
@@ -50,24 +50,24 @@ class SettingsError(UserError, ValueError):
 
 
 class ArtifactError(UserError):
-    """A stored file is missing, damaged, or not what its manifest says."""
+    """A stored file is missing, damaged, or differs from its manifest."""
 
 
 def format_validation_errors(
     error: ValidationError, settings: Any, prefix: str, list_known_keys: Callable[[Location], Sequence[str]]
 ) -> list[str]:
-    """One sentence for each setting that is wrong.
+    """Format one message for each invalid setting.
 
     Parameters
     ----------
     error
-        What pydantic found.
+        Error of pydantic.
     settings
-        What was validated, to tell keys from pydantic's names for the branches of a union.
+        Validated settings, to distinguish keys from pydantic's names for branches of a union.
     prefix
-        Key of the section that was validated; empty for the whole of params.yaml.
+        Key of the validated section. Empty for all of params.yaml.
     list_known_keys
-        The keys that may stand in the section at a location.
+        Lists the known keys of the section at a location.
     """
     messages: list[str] = []
     expectations: dict[str, tuple[Any, list[str]]] = {}
@@ -77,7 +77,7 @@ def format_validation_errors(
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
             messages.append(f"{key}: unknown key; {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
-        elif kind == "missing" and isinstance(problem["loc"][-1], int):  # of a list of fixed length, entry by entry
+        elif kind == "missing" and isinstance(problem["loc"][-1], int):  # an entry of a list with fixed length
             expectations[key] = (problem["input"], [f"should have at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
             messages.append(f"{key}: missing; it must be given.")
@@ -100,7 +100,7 @@ def format_validation_errors(
             key_phrases.append(words if key_phrases else f"should be {words}")
     for key, (value, phrases) in expectations.items():
         if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in expectations):
-            continue  # a list that is short since one of its entries is wrong
+            continue  # the list is too short because of an invalid entry
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         value_text = value_text if len(value_text) <= SHOWN else f"{value_text[:SHOWN]}…"
         messages.append(f"{key}: {value_text} can't be used; it {' or '.join(phrases)}.")
@@ -113,19 +113,19 @@ def format_validation_errors(
 
 
 def refuse_numbers(given: Any, made: Any) -> None:
-    """Refuse truth values for numbers, which pydantic takes as 0 and 1, and numbers that 32 or 64 bits can't represent.
+    """Reject Booleans for numbers, which pydantic converts to 0 and 1, and numbers out of range.
 
     Parameters
     ----------
     given
-        A value, a list or a mapping as it stands in params.yaml.
+        Value, list or mapping of params.yaml.
     made
-        What pydantic made of it.
+        Pydantic's result.
 
     Raises
     ------
     ValidationError
-        As of a value of another type.
+        Like for a value of another type.
     """
     from pydantic import ValidationError
     from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -144,7 +144,7 @@ def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tupl
             part = made.get(name) if isinstance(made, Mapping) else getattr(made, str(name), None)
             yield from _find_wrong_numbers(value, part, (*place, name))
     elif isinstance(made, (list, tuple)):
-        if not isinstance(given, (list, tuple)):  # one number for a list of one
+        if not isinstance(given, (list, tuple)):  # one number instead of a list
             yield from (found for part in made for found in _find_wrong_numbers(given, part, place))
             return
         for index, pair in enumerate(zip(given, made, strict=False)):
@@ -162,7 +162,7 @@ def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tupl
 
 
 def suggest_name(name: str, options: Sequence[str]) -> str:
-    """The end of a sentence about an unknown name: its new name, the nearest known one, or all of them."""
+    """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them."""
     if RENAMED_KEYS.get(name) in options:
         return f"it is now '{RENAMED_KEYS[name]}'."
     matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
@@ -172,7 +172,7 @@ def suggest_name(name: str, options: Sequence[str]) -> str:
 
 
 def _clean_location(location: Location, settings: Any) -> Location:
-    """The location without pydantic's names for a union's branches or a mapping's keys."""
+    """Remove pydantic's names for branches of a union and keys of a mapping."""
     keys: list[int | str] = []
     for index, part in enumerate(location):
         is_key = isinstance(settings, dict) and part in settings
@@ -181,5 +181,5 @@ def _clean_location(location: Location, settings: Any) -> Location:
             keys.append(part)
             settings = settings[part]
         elif isinstance(settings, dict) and index == len(location) - 1 and part != "[key]":
-            keys.append(part)  # a key that is missing
+            keys.append(part)  # a missing key
     return tuple(keys)

@@ -1,4 +1,4 @@
-"""The hash of settings, which keys and fingerprints are."""
+"""The hash of settings, for keys and fingerprints."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ DIGEST_LENGTH = 12  #: hexadecimal digits of a key
 
 
 def digest_json(value: Any) -> str:
-    """The first digits of the SHA-256 of a value's canonical JSON: keys sorted, no spaces, no NaN.
+    """Hash a value: the first digits of the SHA-256 of its canonical JSON (sorted keys, no spaces, no NaN).
 
     Examples
     --------

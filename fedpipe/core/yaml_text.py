@@ -1,7 +1,7 @@
-"""Reading and writing YAML.
+"""Reads and writes YAML.
 
-What somebody wrote is read as plain values alone, in bounded time, and each mistake is one sentence. What fedpipe wrote
-is read and written by the fast parser of libyaml, because a study may have a thousand runs.
+Users' files are read as plain values in bounded time, with one message per mistake. Files of fedpipe are read and
+written with the fast parser of libyaml, because a study may have a thousand runs.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import yaml
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 
-DEPTH = 100  #: of lists and mappings in one another; settings need some ten
-ALIASED = 100_000  #: values that all aliases of a text may repeat
-DIGITS = 100  #: of a number; nothing takes one of more, and reading it takes time
+DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
+ALIASED = 100_000  #: maximum number of values that aliases repeat
+DIGITS = 100  #: maximum digits of a number, because parsing takes time
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader of plain values: a date is text, and a key that appears twice is a mistake."""
+    """A safe loader of plain values. Dates are text, and duplicate keys are errors."""
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         if self.flow_level > DEPTH:  # the scanner's time grows with the square of the depth
@@ -45,7 +45,13 @@ class _Loader(yaml.SafeLoader):
             raise _make_error(f"a number of {len(node.value):,} characters can't be used", node)
         try:
             return super().construct_object(node, deep)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # as of `!!int ten` and `0x_`
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # for example `!!int ten` and `0x_`
             raise _make_error(f"'{str(node.value)[:DIGITS]}' is no {kind}", node) from None
 
 
@@ -61,19 +67,19 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str, name: Path | str) -> Any:
-    """The values of a text, as JSON has them; no two of them are one object.
+    """Read a text as JSON values. No two values are the same object.
 
     Parameters
     ----------
     text
-        The text.
+        YAML text.
     name
-        Where it is from; sentences begin with it.
+        Name of the source, with which messages begin.
 
     Raises
     ------
     SettingsError
-        It is no YAML, a key appears twice in a mapping, or its aliases repeat what contains them, or too much.
+        It is not YAML, a key appears twice, or aliases contain themselves or repeat too much.
     """
     try:
         loader = _Loader(text)
@@ -93,12 +99,12 @@ def read_yaml(text: str, name: Path | str) -> Any:
 
 
 def read_generated_yaml(path: Path) -> Any:
-    """The values in a file that `fedpipe plan` wrote.
+    """Read a file that `fedpipe plan` has written.
 
     Raises
     ------
     ArtifactError
-        It is missing or damaged.
+        The file is missing or damaged.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_FAST_LOADER)
@@ -110,12 +116,12 @@ def read_generated_yaml(path: Path) -> Any:
 
 
 def format_yaml(value: Any) -> str:
-    """YAML with keys in their order."""
+    """Format YAML with keys in their order."""
     return str(yaml.dump(value, Dumper=_FAST_DUMPER, sort_keys=False))
 
 
 def _reject_endless_aliases(root: yaml.Node) -> None:
-    """Refuse aliases of what contains them, aliases that repeat too much, and too deep a nesting."""
+    """Reject aliases that contain themselves, aliases that repeat too much, and deep nesting."""
     sizes: dict[int, int] = {}
     depths: dict[int, int] = {}
     above: set[int] = set()
@@ -140,7 +146,7 @@ def _reject_endless_aliases(root: yaml.Node) -> None:
 
 
 def _copy_value(value: Any) -> Any:
-    """The same values without aliases: a change at one place would be one at all places of the same object."""
+    """Copy values without aliases, because a change of a shared object would appear at all its positions."""
     if isinstance(value, dict):
         return {key: _copy_value(part) for key, part in value.items()}
     return [_copy_value(part) for part in value] if isinstance(value, list) else value

@@ -1,8 +1,7 @@
-"""The report stage: from the files of all runs to tables and figures, as the command line calls it.
+"""The report stage: from the files of all runs to tables and figures.
 
-All numbers that people or DVC read are a pure function of the plan and of its runs' files (:func:`build_report_files`),
-so that
-it can be told whether a file is what the runs give.
+All reported numbers are a pure function of the plan and its runs' files (:func:`build_report_files`), so that each file
+can be checked.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from fedpipe.core.storage.files import json_bytes, write_bytes
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 
-if TYPE_CHECKING:  # pandas is not loaded for what needs no numbers
+if TYPE_CHECKING:  # commands without numbers import no pandas
     from fedpipe.report.data import StudyData
 
-FileContents = dict[Path, bytes]  #: files with what shall stand in them
-TableFormat = Literal["markdown", "latex", "csv"]  #: of the table that `fedpipe show` prints
-COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: what a line of comment begins with
+FileContents = dict[Path, bytes]  #: content by path
+TableFormat = Literal["markdown", "latex", "csv"]  #: formats of `fedpipe show`
+COMMENT_PREFIXES = {"latex": "%", "csv": "#"}  #: prefix of a comment line
 UNREPORTED_FIELDS = {
     "shared",
     "files",
     "execution",
     "artifacts",
     "diagnostics",
-}  #: of a plan, what no table or figure says
+}  #: fields of a plan that no table or figure contains
 
 
 def build_report_files(data: StudyData) -> FileContents:
-    """All files of numbers that the runs give: tables, metrics.json, plots' numbers and keys."""
+    """Build all files with numbers: tables, metrics.json, plots' numbers and keys."""
     return build_tables(data) | build_plots(data) | build_keys(data.plan)
 
 
 def build_tables(data: StudyData) -> FileContents:
-    """The tables (``results`` as CSV, Markdown and HTML, statistics, times), ``metrics.json`` and ``curves.csv``."""
+    """Build the tables (``results`` in three formats, statistics, times), ``metrics.json`` and ``curves.csv``."""
     return {path: build() for path, build in _get_table_builders(data).items()}
 
 
 def build_plots(data: StudyData) -> FileContents:
-    """The numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
+    """Build the numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
     from fedpipe.report import plots
 
     frames = {
@@ -57,7 +56,7 @@ def build_plots(data: StudyData) -> FileContents:
 
 
 def build_keys(plan: Plan) -> FileContents:
-    """The keys of each algorithm's runs with their numbers of rounds: what a commit needs of what studies share."""
+    """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
     key_files = {}
     for label in plan.algorithms:
         rounds = {run.key: run.rounds for run in plan.runs if run.algorithm == label}
@@ -66,13 +65,13 @@ def build_keys(plan: Plan) -> FileContents:
 
 
 def write_files(contents_by_path: Mapping[Path, bytes]) -> None:
-    """Write files as :func:`build_report_files` gives them."""
+    """Write the files of :func:`build_report_files`."""
     for path, data in contents_by_path.items():
         write_bytes(path, data)
 
 
 def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
-    """The files that are not as :func:`build_report_files` gives them, or not there."""
+    """Find files that are missing or differ from :func:`build_report_files`."""
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
@@ -101,12 +100,12 @@ def write_figure_matrices(data: StudyData) -> None:
 
 
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
-    """The table for people, and where the figures lie; or the wide table, as papers have it.
+    """Render the table and the paths of the figures, or the wide table for papers.
 
     Raises
     ------
     ArtifactError
-        There is no table yet, or it is not what the runs give.
+        There is no table yet, or it differs from the runs.
     """
     plan = data.plan
     table = plan.study_files.result_table("md")
@@ -127,27 +126,27 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
 
 
 def get_reported_fields(plan: Plan) -> dict[str, Any]:
-    """What a study's tables and figures say besides numbers: they are made again where it has changed."""
+    """Get the fields of a plan that tables and figures contain. They are rebuilt if these change."""
     return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
 
 
 def compute_report_fingerprint(plan: Plan) -> str:
-    """A hash of what they say."""
+    """Compute the hash of :func:`get_reported_fields`."""
     return digest_json(get_reported_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
-    """A hash of all that several plans hold, for pages, which tell of diagnostics and code, too."""
+    """Compute the hash of several complete plans, for pages, which also describe diagnostics and code."""
     return digest_json([plan.to_dict() for plan in plans])
 
 
 def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
-    """Refuse to make, for a snakemake that began with one plan, the tables of another that has taken its place.
+    """Require that the plan is still the one with which this snakemake began.
 
     Raises
     ------
     ArtifactError
-        The study was planned anew meanwhile.
+        The study has been planned again.
     """
     if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
         raise ArtifactError(
@@ -157,8 +156,8 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
 
 
 def get_staleness_warning(plan: Plan) -> str | None:
-    """One sentence where the study's file, or code, gives other tables by now; None where it does not."""
-    if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown: a clone may lack data to plan with
+    """Warning if the study's file or code now gives other tables. None otherwise."""
+    if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown if a clone lacks data for planning
         return None
     return (
         f"{plan.params} or code has changed since this was made, and gives another table; `{get_run_command(plan)}` "
@@ -167,12 +166,12 @@ def get_staleness_warning(plan: Plan) -> str | None:
 
 
 def check_tables(data: StudyData, *names: str) -> None:
-    """Compare tables of a study, as ``results.md``, with what its runs give.
+    """Compare tables of a study, such as ``results.md``, with its runs.
 
     Raises
     ------
     ArtifactError
-        One is missing, or says something else.
+        A table is missing or differs.
     """
     plan = data.plan
     all_builders = _get_table_builders(data)
@@ -187,9 +186,9 @@ def check_tables(data: StudyData, *names: str) -> None:
 
 
 def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
-    """While runs are missing: the table of those that are complete, marked so, and why others failed; or nothing.
+    """Render the marked table of complete runs and the failures, if runs are missing. Otherwise empty.
 
-    In other formats than Markdown all but the table stands in comments.
+    In other formats than Markdown, everything except the table is in comments.
     """
     from fedpipe.report import status, tables, wide
     from fedpipe.report.data import StudyData
@@ -220,7 +219,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
 
 
 def get_run_command(plan: Plan) -> str:
-    """What makes the study's table."""
+    """Get the command that makes the study's table."""
     return layout.format_run_command(plan.params, plan.preset)
 
 
@@ -229,7 +228,7 @@ def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
 
 
 def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
-    """What builds each file of :func:`build_tables`."""
+    """Get the function that builds each file of :func:`build_tables`."""
     from fedpipe.report import plots, tables
 
     files = data.plan.study_files

@@ -9,13 +9,13 @@ from fedpipe.report.data import StudyData
 
 
 def build_curves(data: StudyData) -> pd.DataFrame:
-    """Accuracy of every algorithm and grid point by protocol asked for and round, in the average that the table shows.
+    """Build accuracies by algorithm, grid point, protocol and round, in the average of the table.
 
     Returns
     -------
     pandas.DataFrame
-        ``algorithm``, a column a name of the grid, ``protocol``, ``round``; ``mean`` and ``std`` over ``seeds`` of the
-        accuracy in percent.
+        ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
+        of the accuracy in percent.
     """
     frame = results.select_study_protocols(data.accuracies)
     frame = frame[frame["average"] == data.plan.report.average]
@@ -23,9 +23,9 @@ def build_curves(data: StudyData) -> pd.DataFrame:
 
 
 def build_table_curves(data: StudyData) -> pd.DataFrame:
-    """Those of the rows that people's table shows: all, or where `report.best_over` searches, those at the best values.
+    """Build the curves of the table's rows: all, or with `report.best_over` those at the best values.
 
-    What was measured on validation samples to choose them is left out then.
+    With `best_over`, protocols on validation samples are omitted.
     """
     frame, report = build_curves(data), data.plan.report
     if not report.best_over:

@@ -1,7 +1,7 @@
 """A study's numbers for tables and figures: each file of its runs is read once.
 
-:class:`StudyData` is passed to all that makes tables, statistics, plots and figures, and :func:`fedpipe.load` has it,
-too. It reads a file, and checks its SHA-256, when a number of the file is first asked for.
+:class:`StudyData` is the input of tables, statistics, plots, figures and :func:`fedpipe.load`. It reads a file, and
+checks its SHA-256, when you first use one of its numbers.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class StudyData:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """Models on test sets, as ``metrics.parquet`` of all cells has them; client -1 is a model of the server."""
+        """Rows of ``metrics.parquet`` of all cells. Client -1 is a model of the server."""
         return self.concatenate_cells(lambda cell: self._metrics_by_run[cell.merged_files])
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracies of all cells.
 
-        One row a cell, protocol, round and average: ``algorithm``, a column a name of the grid (text), ``seed``,
+        One row per cell, protocol, round and average: ``algorithm``, one column per name of the grid (text), ``seed``,
         ``key``, ``protocol``, ``round``, ``average`` and ``accuracy`` in [0, 1]. Average ``sample`` is over all test
-        samples; ``client`` is the mean of the clients' accuracies, ``worst`` that of the lowest tenth of them (at
-        least one client); clients without test samples are left out. Rounds ascend within a run.
+        samples. ``client`` is the mean of the clients' accuracies, and ``worst`` is the mean of their lowest tenth (at
+        least one client). Clients without test samples are omitted. Rounds ascend within a run.
         """
         return self.concatenate_cells(lambda cell: results.compute_accuracies(self._metrics_by_run[cell.merged_files]))
 
@@ -64,17 +64,16 @@ class StudyData:
 
     @cached_property
     def mean_traffic(self) -> pd.DataFrame:
-        """Bytes that a participant receives and sends in a round: the mean over rounds, one row a cell."""
+        """Mean bytes that a participant receives and sends in a round, one row per cell."""
         return self.concatenate_cells(
             lambda cell: self._rounds_by_run[cell.merged_files][TRAFFIC_COLUMNS].mean().to_frame().T
         )
 
     @cached_property
     def left_out_updates(self) -> pd.DataFrame:
-        """Updates that were not finite, one row a cell.
+        """Updates that were not finite, one row per cell.
 
-        ``left_out``: how many updates were left out of their rounds; ``diverged``: the first round in which no
-        participant's update was left, 0 if there was none.
+        ``left_out``: number of omitted updates. ``diverged``: first round without a finite update, 0 if there is none.
         """
 
         def count_updates(cell: Cell) -> pd.DataFrame:
@@ -87,15 +86,15 @@ class StudyData:
 
     @cached_property
     def times(self) -> pd.DataFrame:
-        """Seconds by ``round``: ``train``, ``aggregate`` and ``evaluate``. They tell of the machine, not the method."""
+        """Seconds by ``round``: ``train``, ``aggregate`` and ``evaluate``. They depend on the machine."""
         return self.concatenate_cells(lambda cell: pd.DataFrame(self.get_times(cell)["rounds"]))
 
     @cached_property
     def total_times(self) -> pd.DataFrame:
-        """Seconds, one row a cell; NaN if one is lost.
+        """Seconds, one row per cell. NaN if a round's times are lost.
 
-        ``train``, ``aggregate`` and ``evaluate``: the sums over rounds; ``epoch``: a client's local epoch, the mean
-        over participants and rounds of its passes' seconds, without tests, over `federation.local_epochs`.
+        ``train``, ``aggregate`` and ``evaluate``: sums over rounds. ``epoch``: mean seconds of a client's local epoch,
+        over participants and rounds, without evaluation.
         """
 
         def add_seconds(cell: Cell) -> pd.DataFrame:
@@ -111,14 +110,14 @@ class StudyData:
 
     @cached_property
     def environments(self) -> list[dict[str, str]]:
-        """What the runs were made by (executor, device, versions), each once. `fedpipe trace` shows the code's hash."""
+        """Distinct environments of the runs: executor, device and versions."""
         made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_times(cell)["made_by"]]
         makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
         return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
 
     @cached_property
     def heterogeneity(self) -> dict[str, HeterogeneitySummary]:
-        """How heterogeneous the clients of each partition are, by its key, in the order of the runs."""
+        """Heterogeneity of the clients by key of the partition, in the order of the runs."""
         summaries = {}
         for key in dict.fromkeys(run.partition for run in self.plan.runs):
             path = layout.heterogeneity_file(key)
@@ -128,7 +127,7 @@ class StudyData:
 
     @cached_property
     def code_notes(self) -> list[str]:
-        """A sentence if some runs come from other shared code than lay here when the plan was made."""
+        """Note about runs from other shared code than the plan's."""
         return [*code_changes.describe_runs_from_other_code(self.plan)]
 
     # -- the study's tables ------------------------------------------------------------------------------------------
@@ -142,12 +141,12 @@ class StudyData:
     def table(self) -> pd.DataFrame:
         """Accuracy of every algorithm and grid point by every protocol, average and reported round.
 
-        ``algorithm``, a column a name of the grid, ``protocol``, ``average``, ``round``; ``mean`` and ``std`` over
-        ``seeds`` of the accuracy in percent; ``bytes_down`` and ``bytes_up`` of a participant in a round, mean over
-        rounds and seeds; ``left_out``, updates that were not finite, and ``diverged``, runs with a round in which all
-        failed. A protocol that an algorithm does not have has no mean and 0 seeds. What methods have measured beside
-        the study's protocols is here, too, though people's table does not show it. There are no times, so that the
-        same runs give the same bytes.
+        ``algorithm``, one column per name of the grid, ``protocol``, ``average``, ``round``, ``mean`` and ``std`` over
+        ``seeds`` of the accuracy in percent, ``bytes_down`` and ``bytes_up`` of a participant in a round (mean over
+        rounds and seeds), ``left_out`` (updates that were not finite), and ``diverged`` (runs with a round without a
+        finite update). A protocol that an algorithm lacks has no mean and 0 seeds. Further protocols of methods are
+        included, although the pivoted table omits them. Times are not included, so that the same runs give the same
+        bytes.
         """
         rows, cell_columns = self.row_columns, [*self.row_columns, "protocol", "average"]
         last_k = self.plan.report.last_k
@@ -176,7 +175,7 @@ class StudyData:
 
     @cached_property
     def reported_rows(self) -> pd.DataFrame:
-        """The rows of the round and average that people's table shows, by the protocols that a study can ask for."""
+        """Rows with the reported round and average, and a standard protocol."""
         report, table = self.plan.report, self.table
         return results.select_study_protocols(
             table[(table["round"] == report.round) & (table["average"] == report.average)]
@@ -184,31 +183,30 @@ class StudyData:
 
     @cached_property
     def table_rows(self) -> list[tuple[Hashable, ...]]:
-        """The rows that people's table shows, as algorithm and values of the grid: all, or only the best of some lists.
-
-        See :func:`fedpipe.report.results.select_best_rows`, which chooses.
+        """Rows of the pivoted table, as algorithm and grid values: all, or only the best of some lists
+        (:func:`fedpipe.report.results.select_best_rows`).
         """
         return results.select_best_rows(self.plan, self.reported_rows)
 
     @cached_property
     def mean_times(self) -> pd.DataFrame:
-        """Seconds of a run by algorithm and grid point, mean over seeds: the columns of :attr:`total_times`."""
+        """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
         by_row = self.total_times.groupby(self.row_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()
 
     @cached_property
     def statistics(self) -> pd.DataFrame:
-        """See :func:`fedpipe.report.statistics.build_statistics_table`."""
+        """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
         return statistics.build_statistics_table(self.plan, self.metrics, self.accuracies, self.rounds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
     def get_times(self, cell: Cell) -> dict[str, Any]:
-        """Seconds of each round of a cell, as ``rounds``, and what made them, as ``made_by``."""
+        """Get the seconds of each round of a cell (``rounds``) and the environment (``made_by``)."""
         return self._times_by_run[cell.merged_files]
 
     def concatenate_cells(self, get_frame: Callable[[Cell], pd.DataFrame]) -> pd.DataFrame:
-        """A frame of each cell, all in one, with columns before them that identify the cell."""
+        """Concatenate a frame of each cell, with columns that identify the cell."""
         frames = [results.add_cell_columns(self.plan, cell, get_frame(cell)) for cell in results.sort_cells(self.plan)]
         return pd.concat(frames, ignore_index=True)
 
@@ -225,6 +223,6 @@ class StudyData:
         return self._read_by_run(results.read_times)
 
     def _read_by_run(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
-        """What ``read`` gives for each run. Cells that differ in nothing that concerns their method share one."""
+        """Read each run once. Cells that differ only in settings of other methods share a run."""
         cells = {cell.merged_files: cell for cell in results.sort_cells(self.plan)}
         return {merged_files: read(cell) for merged_files, cell in cells.items()}

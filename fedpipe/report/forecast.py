@@ -1,7 +1,7 @@
-"""What a study will take: hours, disk and traffic, by what runs of the same kind took on this machine.
+"""Forecasts the hours, disk space and traffic of a study from runs of the same kind on this machine.
 
-Runs are of one kind where algorithm, model and data set have the same names. Seconds of training grow with the samples
-that are trained on, those of aggregation and evaluation with rounds and with the size of the data set. A forecast
+Runs with the same names of algorithm, model and data set are of one kind. Seconds of training grow with the trained
+samples, and those of aggregation and evaluation with the rounds and the size of the data set. A forecast
 guesses nothing for a kind of which no run was made here; `estimate_hours_per_round`, for the papers' pages, takes the
 nearest
 kind.
@@ -27,11 +27,11 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report.words import format_bytes, format_duration
 
-RUNS_PER_KIND = 3  #: of each kind, the newest, whose means are taken
+RUNS_PER_KIND = 3  #: newest runs of each kind to average
 
 
 class RunKind(NamedTuple):
-    """What runs that take as long for a sample have in common."""
+    """Names on which the time per sample depends."""
 
     algorithm: str
     model: str
@@ -39,33 +39,33 @@ class RunKind(NamedTuple):
 
     @classmethod
     def from_settings(cls, settings: RunSettings) -> RunKind:
-        """The kind of a run by its settings."""
+        """Get the kind of a run from its settings."""
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
     @property
     def nearest_kinds(self) -> list[RunKind]:
-        """First this kind, then that of other data, then other algorithms of this model; an empty name is any."""
+        """This kind, then other data sets, then other algorithms of this model. An empty name matches any."""
         return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a run took: seconds for each sample that is trained on, and for each in the data set in a round; bytes."""
+    """Seconds per trained sample, seconds per sample of the data set and round, and bytes of a run."""
 
     train: float
     rest: float
     server: float  #: bytes of a server's state
-    client: float  #: bytes of what a participant keeps
+    client: float  #: bytes of a participant's kept state
     sent: float  #: bytes that a participant receives and sends in a round
-    trained_samples: float  #: how many samples it trained on, in all its rounds: short runs say little
+    trained_samples: float  #: trained samples in all rounds, as the weight of the run
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left of studies: runs, of which so many are ``known`` by their kind; seconds, bytes kept and sent."""
+    """Remaining runs of studies, of which ``known`` have a forecast, with seconds and bytes stored and sent."""
 
     runs: int
-    rounds: int  #: of all these runs, that are not complete
+    rounds: int  #: incomplete rounds of these runs
     known_runs: int
     seconds: float
     stored_bytes: float
@@ -83,9 +83,9 @@ class Forecast:
 
 
 def compute_forecast(*plans: NewPlan) -> Forecast:
-    """What the runs of studies will take that are not complete, with so many of them at once as there are cores.
+    """Forecast the incomplete runs of studies, one per core at the same time.
 
-    Of several studies, runs that they share count once, and those whose data are not here, which are left out, never.
+    Shared runs count once, and runs without available data are omitted.
     """
     remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
@@ -99,7 +99,7 @@ def compute_forecast(*plans: NewPlan) -> Forecast:
     seconds, stored_bytes, traffic_bytes, total_rounds = [], 0.0, 0.0, 0
     for run, plan in remaining_runs.values():
         settings = plan.run_settings[run.key]
-        rounds = max(run.rounds - len(run.files.list_complete_rounds()[1:]), 0)  # a longer study may have made more
+        rounds = max(run.rounds - len(run.files.list_complete_rounds()[1:]), 0)  # a longer study may have more
         total_rounds += rounds
         run_rates = rates.get(RunKind.from_settings(settings))
         if not run_rates:
@@ -144,7 +144,7 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
 
 
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
-    """Seconds of a round at these rates."""
+    """Estimate the seconds of a round at these rates."""
     train_samples, all_samples = plan.sample_counts[run.partition]
     federation = plan.run_settings[run.key].build_federation()
     epochs = federation.count_epochs(round(train_samples / federation.clients))
@@ -152,14 +152,14 @@ def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> flo
 
 
 def _count_stored_states(keep_models: str | int, run: PlannedRun) -> int:
-    """How many rounds' states a run keeps."""
+    """Count the rounds whose states a run keeps."""
     if isinstance(keep_models, int):
         return run.rounds // keep_models + 2
     return run.rounds if keep_models == "all" else 2
 
 
 def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
-    """The mean rates of each kind, or of each that is wanted, of which runs lie here."""
+    """Load the mean rates of each kind, or of the given kinds."""
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     markers = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
     for marker in sorted(markers, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -180,7 +180,7 @@ def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
 
 
 def _average_rates(kind_rates: list[Rates]) -> Rates:
-    """The mean of several runs of a kind, where each counts for the samples that it trained on."""
+    """Average the rates of several runs, weighted by trained samples."""
     weights = [rates.trained_samples for rates in kind_rates]
     train, rest_seconds = (
         fmean([getattr(run_rates, name) for run_rates in kind_rates], weights) for name in ("train", "rest")
@@ -215,6 +215,6 @@ def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates
 
 @functools.cache
 def _count_samples(assignment: Path) -> tuple[int, int]:
-    """How many samples are trained on, and how many there are."""
+    """Count the trained samples and all samples."""
     split = read_parquet(assignment, read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

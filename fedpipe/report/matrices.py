@@ -1,4 +1,4 @@
-"""SL and CR matrices of the global models that figure and plot show."""
+"""SL and CR matrices of the global models in figures and plots."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PREFERRED_ALGORITHMS = ("fedavg", "feddw")
 
 
 class ModelMatrices(NamedTuple):
-    """The matrices (C, C) of a run's global model after its last round, by name."""
+    """Matrices (C, C) of a run's global model after its last round, by name."""
 
     cell: Cell
     matrices: dict[str, Floats]
-    class_names: tuple[str, ...]  #: their names
+    class_names: tuple[str, ...]  #: names of the classes
 
 
 def select_model_matrices(data: StudyData) -> dict[str, ModelMatrices]:
-    """Those of two algorithms that have a global model, of `PREFERRED_ALGORITHMS` before others.
+    """Select two algorithms with a global model, `PREFERRED_ALGORITHMS` first.
 
-    Of each it is the first run, at the best values where `report.best_over` searches.
+    Each has its first run, with `report.best_over` at the best values.
     """
     plan = data.plan
     names = [*(label for label in PREFERRED_ALGORITHMS if label in plan.algorithms), *plan.algorithms]
@@ -53,7 +53,7 @@ def select_model_matrices(data: StudyData) -> dict[str, ModelMatrices]:
 
 
 def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
-    """SL and CR of the last round's global model; nothing for a method without one."""
+    """Read SL and CR of the last round's global model. Empty for a method without one."""
     frame = results.read_merged_frame(files.matrices)
     if "source" not in frame:
         return {}

@@ -1,7 +1,7 @@
-"""Numbers of the plots that DVC draws and compares across commits and experiments: one tidy CSV a plot.
+"""Numbers of DVC's plots, which compare commits and experiments: one tidy CSV per plot.
 
-Templates of the plots lie in ``.dvc/plots``. A column ``line`` names algorithm and grid point, since no template knows
-a study's grid. It has the method's label, which stays the same from commit to commit, and not its title.
+The templates of the plots are in ``.dvc/plots``. A column ``line`` has the algorithm and grid point, because a template
+can't contain a study's grid. It uses the method's label instead of its title, so that commits are comparable.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fedpipe.report.data import StudyData
 
 
 def csv(frame: pd.DataFrame) -> bytes:
-    """A frame as CSV for DVC, which writes its text into a script of a page as it is."""
+    """Encode a frame as CSV for DVC, which copies its text into a script."""
     return tables.encode_csv(frame, lambda text: tables.plain(widen_tags(text)))
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:
-    """Learning curves.
+    """Build the learning curves.
 
     Returns
     -------
@@ -34,13 +34,13 @@ def build_learning_curves(data: StudyData) -> pd.DataFrame:
 
 
 def build_client_accuracies(data: StudyData) -> pd.DataFrame:
-    """Accuracy of every client in the last round measured.
+    """Build the accuracies of every client in the last evaluated round.
 
     Returns
     -------
     pandas.DataFrame
-        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples) and ``accuracy`` in percent; clients
-        without test samples, and models that are no client's, are left out.
+        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples) and ``accuracy`` in percent. Clients
+        without test samples and models of the server are omitted.
     """
     frame = data.metrics
     frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
@@ -53,7 +53,7 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
 
 
 def build_matrix_cells(data: StudyData) -> pd.DataFrame:
-    """SL and CR matrices of the global models that the figure shows.
+    """Build the SL and CR matrices of the figure.
 
     Returns
     -------
@@ -71,12 +71,12 @@ def build_matrix_cells(data: StudyData) -> pd.DataFrame:
 
 
 def build_partition_counts(plan: Plan) -> pd.DataFrame:
-    """Training samples of each client and class.
+    """Build the training samples of each client and class.
 
     Returns
     -------
     pandas.DataFrame
-        ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``; without the cells that are empty.
+        ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``, without empty cells.
     """
     rows, descriptions = [], table_notes.describe_partitions(plan)
     for key, settings in table_parts.get_partitions(plan).items():
@@ -91,7 +91,7 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
 
 
 def _describe_lines(data: StudyData, frame: pd.DataFrame) -> list[str]:
-    """The algorithm and grid point of each row of a frame in words."""
+    """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
         for algorithm, *point in frame[data.row_columns].to_numpy()

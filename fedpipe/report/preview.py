@@ -1,4 +1,4 @@
-"""A partition in plain text: how many training samples of each class each client has."""
+"""A partition as plain text: training samples by client and class."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report import table_notes
 
-SHADES = " .:-=+*#%@"  #: from no sample of a class to as many as any client has
-MAX_CLASS_COLUMNS = 20  #: classes, whose numbers fit into a line
-LINE_WIDTH = 120  #: letters of a line, up to which classes have their names
+SHADES = " .:-=+*#%@"  #: from no sample to the maximum
+MAX_CLASS_COLUMNS = 20  #: maximum number of classes whose numbers fit into a line
+LINE_WIDTH = 120  #: maximum line length with class names
 
 
 def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
-    """One line a client, and the three numbers of heterogeneity.
+    """Render one line per client and the three measures of heterogeneity.
 
-    Classes have their names where these are known and fit into a line, else their numbers; of many classes each is one
+    Classes have names if they are known and fit into a line, otherwise numbers. With many classes each is one
     character, darker for more samples.
 
     Parameters
@@ -28,7 +28,7 @@ def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
     key
         The partition's key.
     settings
-        As ``partition.yaml`` holds them.
+        Settings of ``partition.yaml``.
     counts
         Training samples of each client and class, shape (N, C).
     """
@@ -55,7 +55,7 @@ def _render_numbers(counts: Integers, names: Sequence[str]) -> list[str]:
 
 
 def _render_shades(counts: Integers) -> list[str]:
-    level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up: any sample at all is seen
+    level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up, so that any sample is visible
     return [
         f"{'client':>6} |{f'classes 0 to {counts.shape[1] - 1}':<{counts.shape[1]}}| samples",
         *(

@@ -1,4 +1,4 @@
-"""How far a segment has come, for those who watch: a bar on a terminal, a line a round in a log."""
+"""Shows the progress of a segment: a bar on a terminal, one line per round in a log."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def track_rounds(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
-    """The rounds of a segment, each told as it is done.
+    """Pass on the rounds of a segment and show each.
 
     Parameters
     ----------
     path
-        The run.
+        Folder of the run.
     stop
-        The segment's last round.
+        Last round of the segment.
     rounds
-        As :meth:`~fedpipe.engine.run.Run.segment` yields them: first how many were complete, then each number.
+        Numbers of :meth:`~fedpipe.engine.run.Run.run_segment`: complete rounds first, then each new round.
     console
-        The terminal, if it is one; by default standard output.
+        Console. By default standard output.
     """
     console = console or Console()
     complete_count = next(rounds)

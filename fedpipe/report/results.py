@@ -16,28 +16,28 @@ from fedpipe.planning.plan import Cell, Plan
 from fedpipe.settings.base import Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
-AVERAGES = ("sample", "client", "worst")  #: over test samples; over clients; over the worst tenth of the clients
+AVERAGES = ("sample", "client", "worst")  #: over test samples, over clients, over the worst tenth of the clients
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
-TIMED_PHASES = ("train", "aggregate", "evaluate")  #: of a round, all of it
-EPOCH_COLUMN = "epoch"  #: of a client
-RESERVED_HEADS = ("algorithm", "protocol", "seeds", "shown")  #: of people's tables, beside those of the grid
+TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
+EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
+RESERVED_HEADS = ("algorithm", "protocol", "seeds", "shown")  #: heads of pivoted tables besides those of the grid
 
 
 def sort_cells(plan: Plan) -> list[Cell]:
-    """The cells as the table shows them, by algorithm, then by grid point and seed, each in the order of params.yaml.
+    """Sort cells by algorithm, grid point and seed, each in the order of params.yaml.
 
-    One run may serve several cells: of points that make no difference to it.
+    Several cells may report one run, if their points do not concern it.
     """
     return sorted(plan.cells, key=lambda cell: plan.algorithms.index(cell.algorithm))
 
 
 def format_point(plan: Plan, cell: Cell) -> dict[str, str]:
-    """A cell's grid point as text, one entry a name of the grid: empty where it does not concern the algorithm."""
+    """Format a cell's grid values as text by name. Empty if a name does not concern the algorithm."""
     return {name: _format_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
 def shorten_names(names: Iterable[str]) -> list[str]:
-    """The last part of each dotted key, or the whole key where that is ambiguous or heads another column."""
+    """Shorten dotted keys to their last part, unless it is ambiguous or the name of another column."""
     names = list(names)
     last_parts = [name.rpartition(".")[2] for name in names]
     all_heads = [*last_parts, *RESERVED_HEADS]
@@ -48,20 +48,20 @@ def shorten_names(names: Iterable[str]) -> list[str]:
 
 
 def describe_point(point: Mapping[str, str]) -> str:
-    """A grid point in words, as ``alpha=0.1, mu=1``, without what does not concern the algorithm."""
+    """Describe a grid point, such as ``alpha=0.1, mu=1``, without values that do not concern the algorithm."""
     return ", ".join(
         f"{name}={value}" for name, value in zip(shorten_names(point), point.values(), strict=True) if value
     )
 
 
 def describe_configuration(name: str, point: Mapping[str, str]) -> str:
-    """Algorithm and grid point in words, as ``feddw (alpha=0.1)``."""
+    """Describe algorithm and grid point, such as ``feddw (alpha=0.1)``."""
     point_text = describe_point(point)
     return f"{name} ({point_text})" if point_text else name
 
 
 def own_settings(plan: Plan) -> list[str]:
-    """A sentence for each method, and each of its own points of the grid, that has settings for itself alone.
+    """Note for each method (and point) with overrides.
 
     Examples
     --------
@@ -82,31 +82,31 @@ def own_settings(plan: Plan) -> list[str]:
 
 
 def own(cell: Cell) -> str:
-    """The settings in words that a cell's method has for itself alone, as ``federation.local_epochs=15``."""
+    """Describe the overrides of a cell's method, such as ``federation.local_epochs=15``."""
     return ", ".join(f"{key}={_format_value(value)}" for key, value in cell.own.items())
 
 
 def list_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
-    """The study's protocols, then those that only points of its grid have or that methods have measured beside them."""
+    """List the study's protocols, then those of grid points and further ones of methods."""
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 
 
 def select_study_protocols(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of protocols that a study can ask for, without what methods have measured beside them."""
+    """Select rows with standard protocols, without further ones of methods."""
     selected_rows: pd.DataFrame = frame[frame["protocol"].isin(get_args(Protocol))]
     return selected_rows
 
 
 def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
-    """One accuracy for each run, protocol and average, without the column ``round``.
+    """Compute the reported accuracy of each run, protocol and average.
 
     Parameters
     ----------
     frame
-        As :attr:`fedpipe.report.data.StudyData.accuracies`.
+        Frame like :attr:`fedpipe.report.data.StudyData.accuracies`.
     round
-        ``last``: of the last round measured; ``best``: the highest of all rounds; ``mean-last``: the mean of the last
-        ``last_k`` rounds measured.
+        ``last``: last evaluated round. ``best``: highest of all rounds. ``mean-last``: mean of the last ``last_k``
+        evaluated rounds.
     last_k
         Number of rounds in the mean.
     """
@@ -121,13 +121,13 @@ def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "las
 
 
 def average_over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean, standard deviation (over n - 1; NaN for one seed) and number of seeds of the accuracies, in percent."""
+    """Compute mean, standard deviation (over n - 1, NaN for one seed) and number of seeds, in percent."""
     percentages = (100 * frame.set_index(list(keys))["accuracy"]).groupby(level=list(range(len(keys))), sort=False)
     return percentages.agg(["mean", "std", "count"]).rename(columns={"count": "seeds"}).reset_index()
 
 
 def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
-    """A run's accuracies by ``average``, ``protocol`` and ``round``, of the rows of its ``metrics.parquet``."""
+    """Compute a run's accuracies by ``average``, ``protocol`` and ``round`` from its ``metrics.parquet``."""
     tested_rows = metrics[metrics["total"] > 0]
     by_round = tested_rows.assign(accuracy=tested_rows["correct"] / tested_rows["total"]).groupby(["protocol", "round"])
     sums = by_round[["correct", "total"]].sum()
@@ -141,18 +141,18 @@ def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
-    """The mean of the clients with the lowest accuracies: a tenth of all clients, but at least one."""
+    """Compute the mean accuracy of the worst tenth of the clients, at least one."""
     return float(np.sort(accuracies)[: max(1, len(accuracies) // 10)].mean())
 
 
 def select_last_rounds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """The rows of the last round measured, which may differ between the groups that have equal ``keys``."""
+    """Select the rows of the last evaluated round of each group with equal ``keys``."""
     selected_rows: pd.DataFrame = frame[frame["round"] == frame.groupby(list(keys))["round"].transform("max")]
     return selected_rows
 
 
 def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
-    """A copy of the frame with columns before it that identify the cell: ``algorithm``, the grid, ``seed``, ``key``."""
+    """Copy a frame and add the columns of its cell: ``algorithm``, the grid, ``seed``, ``key``."""
     frame = frame.copy()
     columns: dict[str, Any] = {
         "algorithm": cell.algorithm,
@@ -171,17 +171,17 @@ def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFram
 
 
 def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
-    """The rows that a table shows, as algorithm and values of the grid: all, or the best of what is searched.
+    """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
-    The best of `report.best_over` has the highest mean by the method's own protocol, or the study's first that it has;
-    or by that model on the clients' validation samples (`report.best_on`).
+    The best has the highest mean by the method's protocol, or the study's first that it has, or by the same model on
+    the clients' validation samples (`report.best_on`).
 
     Parameters
     ----------
     plan
-        The study.
+        Plan of the study.
     means
-        A row a row of the table and protocol, with ``mean`` and ``seeds``, of the round and average reported.
+        Rows of the table by protocol with ``mean`` and ``seeds``, in the reported round and average.
     """
     row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report
     rows: list[tuple[Hashable, ...]] = [key for key, _ in means.groupby(row, sort=False)]
@@ -198,13 +198,13 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
 
 
 def read_merged_frame(path: Path) -> pd.DataFrame:
-    """A table that joins rounds of a run, checked against its recorded SHA-256."""
+    """Read a merged table of a run, checked against its recorded SHA-256."""
     frame: pd.DataFrame = files.table_to_frame(layout.read_merged_table(path))
     return frame
 
 
 def read_times(cell: Cell) -> dict[str, Any]:
-    """Seconds of each round of a cell, as ``rounds``, and what made them, as ``made_by``."""
+    """Read the seconds of each round of a cell (``rounds``) and the environment (``made_by``)."""
     merged_files = cell.merged_files
     times: dict[str, Any] = files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
     return times

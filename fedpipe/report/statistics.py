@@ -1,4 +1,4 @@
-"""Statistics beside mean accuracy: spread over clients, what a target took, classes, differences to a baseline."""
+"""Statistics besides mean accuracy: fairness, cost to a target, classes, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
 from fedpipe.settings.report import Statistic
 
-CONFIDENCE = 0.95  #: of intervals
-EQUALITY_TOLERANCE = 1e-9  #: half an interval, in points, up to which differences are equal but for rounding
+CONFIDENCE = 0.95  #: confidence level of intervals
+EQUALITY_TOLERANCE = 1e-9  #: half-width in points up to which differences are equal except for rounding
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 FAIRNESS_COLUMNS = {
     "client_std": "std",
@@ -27,27 +27,27 @@ TARGET_COLUMNS = {"rounds_to_target": "round", "bytes_to_target": "bytes"}  #: c
 
 
 class PairedDifference(NamedTuple):
-    """The mean of differences that are paired by seed."""
+    """Mean of differences paired by seed."""
 
     mean: float
-    std: float  #: of the differences; this and the next are NaN of one seed
-    half_width: float  #: of the mean's confidence interval, by Student's t
+    std: float  #: standard deviation. This and the next are NaN for one seed
+    half_width: float  #: half-width of the confidence interval (Student's t)
     seeds: int
 
     @property
     def is_significant(self) -> bool:
-        """Whether the interval leaves out zero; of differences that are all equal it has no width, and says nothing."""
+        """Whether the interval excludes zero. False if all differences are equal, because it has no width."""
         return EQUALITY_TOLERANCE < self.half_width < abs(self.mean)
 
     @property
     def text(self) -> str:
-        """In two decimals, as ``+1.20 ± 0.45 *``, with the star where it exceeds."""
+        """Text with two decimals, such as ``+1.20 ± 0.45 *``, with a star if it is significant."""
         if math.isnan(self.half_width):
             return f"{self.mean:+.2f} (one seed)"
         return f"{self.mean:+.2f} ± {self.half_width:.2f}{' *' if self.is_significant else '  '}"
 
 
-#: What a table says of such differences.
+#: Explanation below a table with differences.
 PAIRED_EXPLANATION = (
     f"paired by seed: mean ± half of its {CONFIDENCE:.0%} confidence interval (Student's t), with a * where it exceeds "
     "that; of one seed nothing can be said of chance."
@@ -55,7 +55,7 @@ PAIRED_EXPLANATION = (
 
 
 def compute_paired_difference(baseline: pd.Series[float], accuracies: pd.Series[float]) -> PairedDifference | None:
-    """Other minus one, by seed, over the seeds that both have; None if there is none."""
+    """Compute other minus one over the common seeds. None without common seeds."""
     from scipy import stats
 
     paired_differences = (accuracies - baseline).dropna()
@@ -68,15 +68,15 @@ def compute_paired_difference(baseline: pd.Series[float], accuracies: pd.Series[
 
 
 def get_run_columns(plan: Plan) -> list[str]:
-    """The columns that tell a run, and its cell of the table."""
+    """Get the columns that identify a run and its cell."""
     return ["algorithm", *plan.grid, "seed", "key"]
 
 
 def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """How alike clients' accuracies are in the last round measured: a row a run and protocol with a row a client.
+    """Compute the fairness over clients in the last evaluated round: one row per run and protocol with clients.
 
-    ``mean``, standard deviation ``std`` (of all clients: over n), ``worst`` (mean of the lowest tenth, at least one
-    client) and ``lowest`` of the accuracies of ``clients`` clients; those without test samples are left out.
+    ``mean``, standard deviation ``std`` (over n), ``worst`` (mean of the lowest tenth, at least one client) and
+    ``lowest`` of the accuracies of ``clients`` clients. Clients without test samples are omitted.
     """
     client_rows = metrics[(metrics["client"] >= 0) & (metrics["total"] > 0)]
     keys = [*keys, "protocol"]
@@ -96,21 +96,21 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
 def compute_cost_to_target(
     accuracies: pd.DataFrame, traffic: pd.DataFrame, keys: Sequence[str], target: float
 ) -> pd.DataFrame:
-    """What it took to reach an accuracy over all test samples: a row a run and protocol, with ``round`` and ``bytes``.
+    """Compute the cost to reach an accuracy over all test samples: ``round`` and ``bytes`` per run and protocol.
 
-    The round is the first one measured that has it, the bytes those that all participants received and sent until its
-    end; both are NaN where a run never did.
+    The round is the first evaluated one that reaches it, and the bytes are those of all participants until its end.
+    Both are NaN if a run never reaches it.
 
     Parameters
     ----------
     accuracies
-        As :attr:`fedpipe.report.data.StudyData.accuracies`.
+        Frame like :attr:`fedpipe.report.data.StudyData.accuracies`.
     traffic
-        By run and round: ``participants``, mean ``bytes_down`` and ``bytes_up`` of one.
+        ``participants`` and mean ``bytes_down`` and ``bytes_up`` of a participant, by run and round.
     keys
-        The columns that tell a run.
+        Columns that identify a run.
     target
-        In (0, 1].
+        Accuracy in (0, 1].
     """
     run_columns, protocol_columns = list(keys), [*keys, "protocol"]
     sample_accuracies = accuracies[accuracies["average"] == "sample"]
@@ -128,13 +128,13 @@ def compute_cost_to_target(
 
 
 def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """``macro_f1`` and ``balanced_accuracy`` in the last round measured: a row a run and protocol.
+    """Compute ``macro_f1`` and ``balanced_accuracy`` in the last evaluated round, per run and protocol.
 
-    Both are over the test samples of all clients together, as scikit-learn's: the mean F1 of the classes that are there
-    or were told, and the mean recall of those that are there.
+    Both are over the test samples of all clients, as in scikit-learn: the mean F1 of classes that are present or
+    predicted, and the mean recall of classes that are present.
     """
     keys = [*keys, "protocol"]
-    if "hits" not in metrics:  # of runs from before classes were counted
+    if "hits" not in metrics:  # runs of older versions have no class counts
         return pd.DataFrame(columns=[*keys, *CLASS_STATISTICS])
     tested_rows = metrics[(metrics["total"] > 0) & metrics["hits"].notna()]
     last_round_rows = results.select_last_rounds(tested_rows, keys)
@@ -153,15 +153,15 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
 def build_statistics_table(
     plan: Plan, metrics: pd.DataFrame, accuracies: pd.DataFrame, rounds: pd.DataFrame
 ) -> pd.DataFrame:
-    """All statistics of every algorithm and grid point by protocol, of the study's frames of the same names.
+    """Build all statistics by algorithm, grid point and protocol.
 
     Returns
     -------
     pandas.DataFrame
-        ``algorithm``, a column a name of the grid, ``protocol``, ``statistic``; ``mean`` and ``std`` over so many
-        ``seeds``, and of differences the ``half_width`` of the mean's confidence interval. Accuracies, F1 and their
-        differences are in percent. A target that some seeds did not reach counts those that did. Protocols without a
-        row a client have no spread; without `report.target` and `report.baseline` there is nothing of theirs.
+        ``algorithm``, one column per name of the grid, ``protocol``, ``statistic``, ``mean`` and ``std`` over
+        ``seeds``, and the ``half_width`` of the confidence interval of differences. Accuracies, F1 and differences are
+        in percent. If some seeds do not reach a target, only the others count. Protocols without clients have no
+        fairness. Costs and differences need `report.target` and `report.baseline`.
     """
     accuracies, run_columns = results.select_study_protocols(accuracies), get_run_columns(plan)
     frames_and_columns = [
@@ -204,9 +204,9 @@ def build_statistics_table(
 
 
 def _compute_differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
-    """What each method's reported accuracies are above the baseline's at the same point of the grid.
+    """Compute the differences of each method to the baseline at the same point of the grid.
 
-    Of what `report.best_over` searches, the baseline is there with its best.
+    With `report.best_over` the baseline has its best value.
     """
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
@@ -245,7 +245,7 @@ def _compute_differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str,
 
 
 def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]) -> Cell | None:
-    """The baseline's cell at a cell's point of the grid, as far as the point concerns it; None if there are several."""
+    """Find the baseline's cell at a cell's grid point. None if there are several."""
 
     def has_same_point(candidate: Cell) -> bool:
         fixed_values = {name: value for name, value in candidate.grid.items() if name not in plan.report.best_over}

@@ -1,7 +1,7 @@
-"""How far a study has come, read from the files of its runs and the records of its jobs.
+"""The progress of a study, read from the files of its runs and the records of its jobs.
 
-The logger plugin `fedpipe` writes the records. A stage that was typed by hand has none, so only its files count.
-Nothing here writes a file or imports torch.
+The logger plugin `fedpipe` writes the records. A stage that you type by hand has no record, so only its files count.
+This module writes no file and imports no torch.
 """
 
 from __future__ import annotations
@@ -33,39 +33,37 @@ from fedpipe.report.tables import DASH
 from fedpipe.report.words import format_duration, format_metric
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 
-#: In the order in which they are shown.
+#: States in the order of the display.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
 RUN_STATES: tuple[RunState, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
 STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
-RECENT_ROUNDS = 5  #: rounds over which the rate is taken
-LOG_LINES = 5  #: of the log of a failed job
-REFRESH_SECONDS = 2  #: seconds between two drawings
+RECENT_ROUNDS = 5  #: rounds for the mean rate
+LOG_LINES = 5  #: printed lines of a failed job's log
+REFRESH_SECONDS = 2  #: seconds between two updates
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
-STOPPED_PATTERN = (
-    r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: the end of a segment's log, which is no failure
-)
+STOPPED_PATTERN = r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: end of a segment's log that is not a failure
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run has come.
+    """The progress of a run.
 
     Parameters
     ----------
     name
-        Algorithm, grid point and seed, in words.
+        Description of algorithm, grid point and seed.
     state
-        ``failed``: its last job failed, and no other was begun; ``running``: a job writes its log; ``queued``: a job
-        was submitted; ``stopped``: begun, but Snakemake is not at work, or Ctrl+C ended its last job, or SIGTERM did
-        after a round; ``waiting``: not begun; ``done``.
+        ``failed``: its last job failed. ``running``: a job writes its log. ``queued``: a job is submitted.
+        ``stopped``: it has begun, but Snakemake is not running, or Ctrl+C or SIGTERM ended its last job.
+        ``waiting``: it has not begun. ``done``: all rounds are complete.
     rounds, total
-        Rounds complete, and rounds of the study.
+        Complete rounds, and rounds of the study.
     accuracy
-        In [0, 1] over all test samples, of the last round measured and the study's first protocol, which is one for
-        all runs; NaN where the method has no such model, None before anything is measured.
+        Accuracy in [0, 1] over all test samples in the last evaluated round, by the study's first protocol. NaN if the
+        method has no such model, None before the first evaluation.
     seconds
-        Of a round, mean over the last few.
+        Mean seconds of the last rounds.
     """
 
     name: str
@@ -77,24 +75,24 @@ class RunProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until it is done, if it runs without pause."""
+        """Remaining seconds, if it runs without pause."""
         return None if self.seconds is None else self.seconds * (self.total - self.rounds)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed, and was not begun again since.
+    """A failed job that has not been started again.
 
     Parameters
     ----------
     run
-        The run that it is of, in words; empty where it is of several.
+        Description of its run. Empty if it belongs to several runs.
     rule
-        Its rule.
+        Rule of the job.
     log
-        Its log.
+        Log of the job.
     lines
-        The last lines of the log, or of Slurm's own where the job left none.
+        Last lines of the log, or of Slurm's log if the job has written none.
     """
 
     run: str
@@ -103,7 +101,7 @@ class Failure:
     lines: list[str]
 
     def describe(self) -> str:
-        """The failure in a line, with the last one of its log."""
+        """Describe the failure in one line, with the last line of its log."""
         return f"{f'{self.run}: ' if self.run else ''}{self.rule} failed: {self.lines[-1].strip()} ({self.log})"
 
 
@@ -114,23 +112,23 @@ class LoggedJob:
     rule: str
     has_failed: bool
     outputs: list[Path]
-    logs: list[Path]  #: its own, then Slurm's
-    timestamp: float  #: of the record, in seconds since the epoch
-    submit_time: float = 0.0  #: when it was submitted
-    error: str = ""  #: why it failed, by its executor
-    interrupted: bool = False  #: by Ctrl+C
+    logs: list[Path]  #: log of the job, then Slurm's
+    timestamp: float  #: time of the record in seconds since the epoch
+    submit_time: float = 0.0  #: time of submission
+    error: str = ""  #: reason of the failure, from the executor
+    interrupted: bool = False  #: ended by Ctrl+C
 
     @property
     def has_started(self) -> bool:
-        """Whether it has written its log since it was submitted."""
-        # A file system may round times down to a whole second.
+        """Whether it has written to its log since its submission."""
+        # File systems may round times down to seconds.
         return any(time >= math.floor(self.timestamp) for time in _get_modification_times(self.logs[:1]))
 
     @property
     def is_stopped(self) -> bool:
-        """Whether Ctrl+C ended it, or it is a segment that SIGTERM ended in good order: its log's last line says so.
+        """Whether Ctrl+C ended it, or SIGTERM ended a segment after a round, which its log's last line shows.
 
-        Not a segment that died before it wrote a log: what is there is that of the job before it.
+        False for a segment without a log of its own, because the log belongs to the previous job.
         """
         if self.interrupted:
             return True
@@ -145,8 +143,8 @@ class LoggedJob:
 
 
 def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
-    """All runs of a study, in the plan's order, and the jobs that failed."""
-    jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # the last record of each
+    """Load the progress of all runs in the plan's order, and the failed jobs."""
+    jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
     sorted_runs = sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
@@ -170,7 +168,7 @@ def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
 def render_progress(
     runs: list[RunProgress], failures: list[Failure], protocol: str, height: int | None = None
 ) -> RenderableType:
-    """The study's progress for a terminal; with a height, of as many runs as fit, those at work first."""
+    """Render the progress for a terminal. With a height, as many runs as fit, active runs first."""
     sorted_runs = sorted(runs, key=lambda run: RUN_STATES.index(run.state))
     failure_lines = [line for failure in failures for line in _render_failure(failure)]
     visible_runs = len(sorted_runs) if height is None else max(height - len(failure_lines) - 6, 1)
@@ -208,7 +206,7 @@ def render_progress(
 
 
 def show_progress(plan: Plan, watch: bool = False) -> None:
-    """Print the study's progress; or draw it again and again, until all runs are done or Ctrl+C."""
+    """Print the progress, or update it until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
         console.print(render_progress(*load_progress(plan), plan.protocols[0]))
@@ -223,7 +221,7 @@ def show_progress(plan: Plan, watch: bool = False) -> None:
 
 
 def summarize_progress(runs: list[RunProgress]) -> str:
-    """The study in a line."""
+    """Summarize the study in one line."""
     state_counts = {state: sum(run.state == state for run in runs) for state in RUN_STATES}
     states = ", ".join(f"{state_counts[state]} {state}" for state in reversed(RUN_STATES) if state_counts[state])
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
@@ -237,9 +235,9 @@ def summarize_progress(runs: list[RunProgress]) -> str:
 
 
 def estimate_time_left(runs: list[RunProgress]) -> float | None:
-    """Seconds until all runs are done, if as many go on at once as do now.
+    """Estimate the seconds until all runs are done, with the current number of parallel runs.
 
-    A run without a complete round is taken to be as slow as the others on average. None where no run has one.
+    A run without a complete round is assumed to be average. None if no run has a complete round.
     """
     known_seconds = [run.seconds for run in runs if run.seconds is not None]
     if not known_seconds:
@@ -255,7 +253,7 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
 def _get_run_progress(
     plan: Plan, run: PlannedRun, unfinished_jobs: list[LoggedJob], snakemake_start: float | None
 ) -> RunProgress:
-    """A run's progress; Snakemake is at work ``snakemake_start`` then, if at all."""
+    """Get the progress of a run. ``snakemake_start`` is the start of a running Snakemake, if any."""
     files, total_rounds = run.files, run.rounds
     complete_rounds = _count_complete_rounds(files, total_rounds)
     jobs = [job for job in unfinished_jobs if any(files.path in {path, *path.parents} for path in job.outputs)]
@@ -268,7 +266,7 @@ def _get_run_progress(
         state = "stopped"
     elif snakemake_start is not None and (
         jobs or _has_written_log(files, snakemake_start)
-    ):  # without jobs: this snakemake writes no records
+    ):  # no jobs: this snakemake writes no records
         state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
     else:
         state = "stopped" if complete_rounds or jobs else "waiting"
@@ -284,20 +282,20 @@ def _get_run_progress(
 
 
 def _describe_run(plan: Plan, run: PlannedRun) -> str:
-    """A run in words, with all grid points that it serves."""
+    """Describe a run with all its grid points."""
     cells = [cell for cell in plan.cells if run.has_cell(cell)]
     points = "; ".join(filter(None, (results.describe_point(results.format_point(plan, cell)) for cell in cells)))
     return " ".join(filter(None, (plan.title(run.algorithm), points, f"seed {run.seed}")))
 
 
 def _find_run_name(names: dict[Path, str], job: LoggedJob) -> str:
-    """The run that a job is of, in words."""
+    """Find the description of a job's run."""
     output_ancestors = {ancestor for path in job.outputs for ancestor in (path, *path.parents)}
     return next((name for path, name in names.items() if path in output_ancestors), "")
 
 
 def _has_written_log(files: RunFiles, start_time: float) -> bool:
-    """Whether some job of a run has written its log since then."""
+    """Whether a job of the run has written its log since then."""
     logs = Path("results/logs").glob(f"*/{files.path.parent.name}-{files.path.name}*.log")
     return any(modification_time >= start_time for modification_time in _get_modification_times(logs))
 
@@ -311,7 +309,7 @@ def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
 
 def _read_accuracy(protocol: str, files: RunFiles, complete_rounds: int) -> float | None:
     for number in range(complete_rounds, 0, -1):
-        if is_stored(files.round(number).metrics):  # a round that is measured
+        if is_stored(files.round(number).metrics):  # an evaluated round
             return callbacks.read_accuracies(files, number).get(protocol, math.nan)
     return None
 
@@ -322,27 +320,27 @@ def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
         try:
             times = read_json(files.round(number).times)
             round_seconds.append(sum(times.get(name, 0) for name in results.TIMED_PHASES))
-        except ArtifactError:  # times are vouched for by nobody
+        except ArtifactError:  # times have no checksum
             continue
     return sum(round_seconds) / len(round_seconds) if round_seconds else None
 
 
 def _read_logged_jobs() -> list[LoggedJob]:
-    """The records of all snakemakes' jobs, in the order of time."""
+    """Read the records of all snakemakes' jobs in order of time."""
     jobs = []
     for path in RECORDS_FOLDER.glob("*.jsonl"):
-        with suppress(FileNotFoundError):  # a snakemake that begins removes the oldest
+        with suppress(FileNotFoundError):  # a starting snakemake deletes the oldest records
             jobs += _parse_records(path, path.stat().st_size)
     return sorted(jobs, key=lambda job: job.timestamp)
 
 
 @functools.cache
 def _parse_records(path: Path, size: int) -> list[LoggedJob]:
-    """The jobs in a file of records of this size."""
+    """Parse the jobs in a file of records of this size."""
     jobs = []
-    submit_times: dict[int, float] = {}  #: by the job's number
+    submit_times: dict[int, float] = {}  #: by number of the job
     for record in read_records(path):
-        with suppress(LookupError, TypeError, ValueError):  # a damaged line, or the end of a job
+        with suppress(LookupError, TypeError, ValueError):  # a damaged line, or an unknown job
             if not record["log"]:
                 continue
             if record["event"] == "job_info":
@@ -363,7 +361,7 @@ def _parse_records(path: Path, size: int) -> list[LoggedJob]:
 
 
 def _get_modification_times(paths: Iterable[Path]) -> list[float]:
-    """When these files were last written; Snakemake may remove one meanwhile."""
+    """Get the modification times of files. Snakemake may delete one meanwhile."""
     modification_times = []
     for path in paths:
         with suppress(FileNotFoundError):

@@ -24,7 +24,7 @@ from fedpipe.settings.dataset import Data
 
 
 def describe_measurement(plan: Plan) -> str:
-    """What a number of the table is: the preset, the reported round and average, and over which seeds."""
+    """Describe the table's numbers: preset, reported round, average and seeds."""
     report, seeds = plan.report, len(plan.seeds)
     seeds_text = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
@@ -37,12 +37,12 @@ def describe_measurement(plan: Plan) -> str:
 
 
 def describe_data(plan: Plan) -> str:
-    """The data sets and partitions of the table."""
+    """Describe the data sets and partitions of the table."""
     return f"Data: {'; '.join(dict.fromkeys(describe_partitions(plan).values()))}."
 
 
 def describe_partitions(plan: Plan) -> dict[str, str]:
-    """The setup of each partition by its key; data sets of the same words are told apart by their SHA-256."""
+    """Describe each partition by key. Data sets with equal descriptions have their SHA-256."""
     descriptions = {
         key: (describe_partition(partition_settings), partition_settings["dataset"].get("sha256", ""))
         for key, partition_settings in get_partitions(plan).items()
@@ -55,7 +55,7 @@ def describe_partitions(plan: Plan) -> dict[str, str]:
 
 
 def describe_partition(partition: dict[str, Any]) -> str:
-    """Data set, clients and partition in words; ``partition`` holds the settings of ``partition.yaml``."""
+    """Describe data set, clients and partition, given the settings of ``partition.yaml``."""
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
@@ -74,13 +74,13 @@ def describe_partition(partition: dict[str, Any]) -> str:
 
 
 def describe_partition_with_seed(partition: dict[str, Any], description: str = "") -> str:
-    """The same, or what is ``description`` in its place, with the seed that it was dealt with, if with any."""
+    """Add the seed to a partition's description, if it has one."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
     return f"{description or describe_partition(partition)}, {seed}"
 
 
 def warn_about_grid_edges(data: StudyData) -> list[str]:
-    """A sentence for each list of numbers that `report.best_over` searches, where the best of a row lies at its end."""
+    """Warn about each list of `report.best_over` if a row's best value is at its edge."""
     plan, sentences = data.plan, list[str]()
     searched_names = plan.report.best_over
     measured_keys = {
@@ -118,7 +118,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
 
 
 def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
-    """Where not all cells are there, a column by row that tells of how many seeds it is."""
+    """Describe the number of seeds by row, if some cells are missing."""
     rows = [(cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells]
     seed_count = len(plan.seeds)
     if all(rows.count(row) == seed_count for row in rows):
@@ -127,7 +127,7 @@ def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, s
 
 
 def describe_failures(data: StudyData) -> list[str]:
-    """A sentence for each algorithm and grid point of which some update was not finite."""
+    """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
     for key, cells in data.left_out_updates.groupby(data.row_columns, sort=False):
         algorithm, *values = map(str, key)
@@ -149,7 +149,7 @@ def describe_failures(data: StudyData) -> list[str]:
 
 
 def build_heterogeneity_parts(data: StudyData) -> list[str | TextTable]:
-    """How unlike the clients are: a row a data set and partition, mean over seeds."""
+    """Build the table of heterogeneity: one row per data set and partition, mean over seeds."""
     overalls_by_data: dict[str, list[HeterogeneitySummary]] = {}
     for key, description in describe_partitions(data.plan).items():
         overalls_by_data.setdefault(description, []).append(data.heterogeneity[key])
@@ -166,7 +166,7 @@ def build_heterogeneity_parts(data: StudyData) -> list[str | TextTable]:
 
 
 def describe_environments(data: StudyData) -> list[str]:
-    """A sentence for each executor, device and set of versions that made runs."""
+    """Describe each executor, device and set of versions of the runs."""
     lines = []
     for environment in data.environments:
         versions = ", ".join(

@@ -1,4 +1,4 @@
-"""What all parts of a table share: its rows, its phrases, and a table as text."""
+"""Parts of tables: phrases, HTML escapes, and a table as text."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ AVERAGE_PHRASES = {"sample": "over all test samples", "client": "as the mean of 
 
 
 def escape_html(text: Any) -> str:
-    """The text with HTML's special characters escaped, for Markdown."""
+    """Escape HTML's special characters for Markdown."""
     return escape(str(text), quote=False)
 
 
 class TextTable(NamedTuple):
-    """A table as people see it: cells of text, of which the first columns are aligned to the left."""
+    """A table of text cells, whose first columns are left-aligned."""
 
     frame: pd.DataFrame
     left_aligned_columns: int
 
     @property
     def markdown(self) -> str:
-        """As Markdown."""
+        """Render as Markdown."""
         sides = ["left" if column < self.left_aligned_columns else "right" for column in range(self.frame.shape[1])]
         shown = self.frame.map(escape_html).rename(columns=escape_html)
         return str(shown.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
     @property
     def html(self) -> str:
-        """As HTML."""
+        """Render as HTML."""
         head = "".join(
             f"<th{self._get_alignment_attribute(column_index)}>{escape(str(name))}"
             for column_index, name in enumerate(self.frame.columns)
@@ -56,5 +56,5 @@ class TextTable(NamedTuple):
 
 
 def get_partitions(plan: Plan) -> dict[str, Any]:
-    """The settings of all partitions by key, in the order of the runs."""
+    """Get the settings of all partitions by key, in the order of the runs."""
     return {run.partition: plan.partitions[run.partition] for run in plan.runs}

@@ -1,4 +1,4 @@
-"""The result table: tidy for programs, wide for people, and one number a method for `dvc exp show`."""
+"""The result table as CSV, Markdown and HTML, and one number per method for `dvc exp show`."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from fedpipe.report.table_notes import (
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.words import explain_metrics, format_bytes, format_metric
 
-PAGE_CSS = (  #: of the page
+PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
     "table{border-collapse:collapse;margin:1rem 0}th,td{padding:.25rem .8rem;text-align:left;white-space:nowrap}"
     "tr{border-bottom:1px solid #ddd}th{border-bottom:2px solid #444}.number{text-align:right}"
 )
-FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: what a spreadsheet takes for the beginning of one
-NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: what it reads as a number in any case
-DASH = "–"  #: stands for a protocol that an algorithm does not have
+FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: characters that begin a formula in a spreadsheet
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: numbers, which are never formulas
+DASH = "–"  #: cell of a protocol that an algorithm lacks
 SELECTION_PHRASES = {"test": "test samples themselves", "validation": "clients' validation samples"}
 
 
 def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
-    """One number a method, for `dvc exp show`: the mean by the study's first protocol, in percent, as the table has it.
+    """Build one number per method for `dvc exp show`: the mean by the study's first protocol, in percent.
 
-    A grid adds a level, as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
+    A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
     """
     numbers: dict[str, Any] = {}
     plan, rows = data.plan, data.reported_rows
@@ -51,7 +51,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
 
 
 def render_markdown(data: StudyData) -> str:
-    """The table for people: what it shows, a row an algorithm and grid point, and what it was made by."""
+    """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     told = [
         report_part.markdown if isinstance(report_part, TextTable) else escape_html(report_part)
         for report_part in build_report_parts(data)
@@ -60,7 +60,7 @@ def render_markdown(data: StudyData) -> str:
 
 
 def render_html(data: StudyData) -> str:
-    """The same as a page that needs nothing else, for Snakemake's report."""
+    """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
         report_part.html if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
         for report_part in build_report_parts(data)
@@ -76,7 +76,7 @@ def render_html(data: StudyData) -> str:
 
 
 def build_report_parts(data: StudyData) -> list[str | TextTable]:
-    """Paragraphs and tables that people read, in order."""
+    """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = describe_missing_seeds(plan)
     for key, cells in data.reported_rows.groupby(data.row_columns, sort=False):
@@ -116,7 +116,7 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
 
 
 def build_caption(plan: Plan) -> str:
-    """What the table shows: the reported round and average, seeds, rounds, data set and partition."""
+    """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
         f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. "
@@ -135,7 +135,7 @@ def build_caption(plan: Plan) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a cell of a CSV file: with an apostrophe before it if a spreadsheet would take it for a formula.
+    """Add an apostrophe to text of a CSV cell that a spreadsheet would interpret as a formula.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def plain(text: str) -> str:
 
 
 def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> bytes:
-    """A frame as CSV: floats in as few digits as give them back exactly, text as ``spell`` gives it."""
+    """Encode a frame as CSV, with the shortest exact floats."""
     texts = {
         str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
         for name, column in frame.select_dtypes(exclude="number").items()
@@ -155,14 +155,14 @@ def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> byte
 
 
 def format_accuracy(cell: Mapping[Hashable, Any]) -> str:
-    """Mean and deviation of a row of the table as people read them, or a dash."""
+    """Format mean and deviation of a row, or a dash."""
     if not cell["seeds"]:
         return DASH
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
 def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
-    """The column `shown`, where some method is shown by a protocol of its own, which stands beside the row's number."""
+    """Format the column with methods' own protocols, next to the number of the row."""
     if not plan.method_protocols:
         return {}
     algorithm = cells["algorithm"].iloc[0]
@@ -173,7 +173,7 @@ def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
 
 
 def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
-    """The statistics that are asked for (`report.statistics`): what they are, and a row for each row of the table."""
+    """Build the statistics of `report.statistics`, with one row per row of the table."""
     plan = data.plan
     report, first_protocol = plan.report, plan.protocols[0]
     if not report.statistics:

@@ -1,4 +1,4 @@
-"""The table as papers have it: a row a method, a column a point of the grid that all methods share; LaTeX and CSV."""
+"""The table for papers, as LaTeX and CSV: one row per method, one column per common grid point."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
 
-MISSING = "…"  #: stands for a number whose runs are not complete
-GREEK_LETTERS = (  #: each letter with LaTeX's name of it; capitals that are Latin ones, too, have none
+MISSING = "…"  #: cell of incomplete runs
+GREEK_LETTERS = (  #: Greek letters with LaTeX names. Capitals with Latin shapes have none
     "αalpha βbeta γgamma δdelta εvarepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu \N{MICRO SIGN}mu νnu ξxi πpi "
     "ρrho σsigma τtau υupsilon φvarphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi "
     "ΩOmega"
@@ -36,32 +36,32 @@ class Entry(NamedTuple):
     """A cell of the table."""
 
     text: str
-    number: float | None = None  #: its mean as printed
-    notes: tuple[str, ...] = ()  #: what is true of this number and not of its column
+    number: float | None = None  #: rounded mean
+    notes: tuple[str, ...] = ()  #: notes about this number
 
 
 class WideTable(NamedTuple):
-    """The table: of each row its labels and entries."""
+    """The table, with labels and entries of each row."""
 
-    stubs: tuple[str, ...]  #: heads of the labels
-    columns: list[tuple[str, ...]]  #: of each column its heads from the top level to the last, its metric
-    protocols: list[str]  #: of these metrics, by their names in params.yaml
+    stubs: tuple[str, ...]  #: heads of the label columns
+    columns: list[tuple[str, ...]]  #: heads of each column from the top level to the metric
+    protocols: list[str]  #: ids of these metrics
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
-    own: list[str]  #: of each row the settings that all its numbers have for themselves alone, in words
+    own: list[str]  #: overrides of each row
 
 
 def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
-    """The table for a paper: a tabular for the package booktabs, and in comments above it what its caption has to say.
+    """Render a tabular for the package booktabs, with text for its caption in comments.
 
-    The best of each column is bold and the second best underlined, by the numbers as they are printed.
+    The best number of each column is bold and the second best is underlined, after rounding.
 
     Parameters
     ----------
     data
         The study.
     full_plan
-        The study that it is a part of, if runs are missing.
+        Plan of the complete study, if runs are missing.
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
@@ -96,7 +96,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
 
 
 def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
-    """The same table as CSV: the levels of a column's head with `` / `` between, notes in parentheses."""
+    """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses."""
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
     writer.writerow(map(tables.plain, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
@@ -107,7 +107,7 @@ def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""Text as LaTeX prints it.
+    r"""Escape text for LaTeX.
 
     Examples
     --------
@@ -118,9 +118,9 @@ def escape_latex(text: str) -> str:
 
 
 def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTable:
-    """The numbers of people's table, a row a method and a column a point and protocol that any number is of.
+    """Build the table: one row per method, one column per grid point and protocol.
 
-    Names of the grid that some method does not have are part of the row. Protocols on validation samples are left out.
+    Names of the grid that some methods lack are part of the row. Protocols on validation samples are omitted.
     """
     plan = data.plan
     full_plan = full_plan or plan
@@ -202,15 +202,15 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
 
 
 def _get_methods_by_name(plan: Plan) -> dict[str, set[str]]:
-    """By name of the grid the methods that have it."""
+    """Get the methods with each name of the grid."""
     return {name: {cell.algorithm for cell in plan.cells if name in cell.grid} for name in plan.grid}
 
 
 def _get_column_names(plan: Plan) -> list[str]:
-    """The names of the grid that are columns: those of all methods, of which not only the best is shown.
+    """Get the names of the grid that are columns: those of all methods, except `report.best_over`.
 
-    They are in the order of params.yaml, which only the cells tell, since a plan.json has names by the alphabet: a name
-    that stands before another changes less often from cell to cell.
+    They are in the order of params.yaml, which follows from the cells, because names in plan.json are sorted: an
+    earlier name changes less often from cell to cell.
     """
     all_methods = {cell.algorithm for cell in plan.cells}
     column_names = [
@@ -229,7 +229,7 @@ def _get_column_names(plan: Plan) -> list[str]:
 
 
 def _group_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Points so that those with the same first values stand together; values in the order in which they appear."""
+    """Group points with the same first values, in the order of appearance."""
     points = list(points)
     value_positions = [
         {value: positions for positions, value in enumerate(dict.fromkeys(values))}
@@ -241,7 +241,7 @@ def _group_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _get_row_names(plan: Plan) -> list[str]:
-    """The names of the grid that are part of the row."""
+    """Get the names of the grid that are part of the row."""
     return [name for name in plan.grid if name not in {*_get_column_names(plan), *plan.report.best_over}]
 
 

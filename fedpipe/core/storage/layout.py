@@ -1,4 +1,4 @@
-"""Where each file of a study, a run and a round is, relative to the project's folder."""
+"""Paths of all files of a study, a run and a round, relative to the project's folder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fedpipe.core.storage.files import (
 )
 
 PARAMS = Path("params.yaml")  #: the main study
-FULL_PRESET = "full"  #: the preset of a study as it stands in its file
-STUDIES = Path("studies")  #: where other studies lie
-PAPERS = STUDIES / "papers"  #: those of the four papers
-DVC_YAML = "dvc.yaml"  #: beside studies, a file of DVC's own
+FULL_PRESET = "full"  #: preset of the unchanged study
+STUDIES = Path("studies")  #: folder of other studies
+PAPERS = STUDIES / "papers"  #: studies of the four papers
+DVC_YAML = "dvc.yaml"  #: file of DVC next to studies
 PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures' numbers
 FIGURES = ("curves", "matrices")  #: names of the figures of a study, next to one of each partition
 FIGURE_FORMATS = ("svg", "pdf", "png")
@@ -40,40 +40,40 @@ FIGURE_FORMATS = ("svg", "pdf", "png")
 class RoundFiles:
     """The files of one round.
 
-    ``state.json`` is written last by the aggregation: the states are whole. ``round.json`` is written last of all: the
-    round is complete. Both hold the SHA-256 of what they vouch for. Times lie beside, vouched for by nobody.
+    The aggregation writes ``state.json`` last, when the states are complete. ``round.json`` is written last of all,
+    when the round is complete. Both contain the SHA-256 of the other files. Times have no checksum.
     """
 
     path: Path
 
     @property
     def server_state(self) -> Path:
-        """Server state after the round's aggregation (round 0: as initialized)."""
+        """Server state after the aggregation (round 0: initial state)."""
         return self.path / "server.pt"
 
     @property
     def client_states(self) -> Path:
-        """What the round's participants keep until their next round, stacked along the first axis."""
+        """Kept states of the round's participants, stacked along the first axis."""
         return self.path / "clients.pt"
 
     @property
     def participants(self) -> Path:
-        """One row a participant: weight, bytes down and up."""
+        """One row per participant: weight, bytes down and up."""
         return self.path / "participants.parquet"
 
     @property
     def trained_accuracies(self) -> Path:
-        """Accuracies of the participants right after training."""
+        """Accuracies of the participants after training."""
         return self.path / "trained.parquet"
 
     @property
     def kept_accuracies(self) -> Path:
-        """The same for the kept protocols of this round and of those that follow until a client trains again."""
+        """Accuracies for the kept protocols until a client trains again."""
         return self.path / "kept.parquet"
 
     @property
     def metrics(self) -> Path:
-        """Accuracies of this round, one row a client and protocol."""
+        """Accuracies of this round, one row per client and protocol."""
         return self.path / "metrics.parquet"
 
     @property
@@ -93,25 +93,25 @@ class RoundFiles:
 
     @property
     def state_marker(self) -> Path:
-        """Marker: the round's states are whole."""
+        """Marker of complete states."""
         return self.path / "state.json"
 
     @property
     def marker(self) -> Path:
-        """Marker: the round is complete."""
+        """Marker of a complete round."""
         return self.path / "round.json"
 
     def block_uploads(self, index: int) -> Path:
-        """What one job's participants upload (only in the DAG of single rounds, until aggregated)."""
+        """Uploads of one job's participants (only in the DAG of single rounds, until aggregated)."""
         return self.path / f"block-{index:04d}.pt"
 
 
 @dataclass(frozen=True)
 class MergedFiles:
-    """A run's first so many rounds as one file of each kind: what a table of that many rounds is made of.
+    """The first rounds of a run merged into one file per kind, for tables with that number of rounds.
 
-    They lie in a folder whose name is the number of rounds, so that studies of other lengths have their own.
-    ``joined.json`` is written last; it holds that number, and the SHA-256 of all others.
+    The name of their folder is the number of rounds, so that studies of other lengths have their own files.
+    ``joined.json`` is written last. It contains the number and the SHA-256 of all other files.
     """
 
     path: Path
@@ -128,17 +128,17 @@ class MergedFiles:
 
     @property
     def rounds(self) -> Path:
-        """One row a round: participants, traffic, what the algorithm observed."""
+        """One row per round: participants, traffic, metrics of the algorithm."""
         return self.path / "rounds.parquet"
 
     @property
     def times(self) -> Path:
-        """Seconds of each round, and what made them."""
+        """Seconds of each round, and the environment."""
         return self.path / "times.json"
 
     @property
     def marker(self) -> Path:
-        """Marker: the files are whole."""
+        """Marker of complete files."""
         return self.path / "joined.json"
 
     @property
@@ -152,12 +152,12 @@ class MergedFiles:
         return int(self.path.name)
 
     def read_recorded_sha256(self, path: Path) -> str:
-        """The SHA-256 of one of the files, as recorded.
+        """Read the recorded SHA-256 of one of the files.
 
         Raises
         ------
         ArtifactError
-            The record is missing or damaged, or of another number of rounds.
+            The record is missing, damaged, or has another number of rounds.
         """
         recorded_sha256 = read_recorded_sha256(path, self.marker.name)
         if (recorded_rounds := read_json(self.marker).get("rounds")) != self.round_count:
@@ -173,7 +173,7 @@ class MergedFiles:
         Raises
         ------
         ArtifactError
-            One is missing, damaged, or of another number of rounds.
+            A file is missing, damaged, or has another number of rounds.
         """
         for path in self.all_files[:-1]:
             read_verified(path, self.read_recorded_sha256(path))
@@ -187,17 +187,17 @@ class RunFiles:
 
     @classmethod
     def from_key(cls, label: str, key: str) -> RunFiles:
-        """The place of the run with this key."""
+        """Get the files of the run with this key."""
         return cls(RESULTS / "runs" / label / key)
 
     @property
     def settings(self) -> Path:
-        """All settings in full, from which the key is computed."""
+        """Complete settings, from which the key is computed."""
         return self.path / "run.yaml"
 
     @property
     def rounds_folder(self) -> Path:
-        """The folder of the rounds; a segment's end packs its small files."""
+        """Folder of the rounds, whose small files are packed at the end of a segment."""
         return self.path / "rounds"
 
     def round(self, number: int) -> RoundFiles:
@@ -205,7 +205,7 @@ class RunFiles:
         return RoundFiles(self.rounds_folder / f"{number:04d}")
 
     def list_complete_rounds(self) -> list[int]:
-        """The rounds that are complete, ascending; 0 is one of them."""
+        """List the complete rounds, ascending, including 0."""
         markers = [
             *archive.list_members(archive.pack_path(self.rounds_folder)),
             *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
@@ -217,19 +217,19 @@ class RunFiles:
         return self.path / "segments" / f"{stop:04d}.json"
 
     def replay_record(self, number: int, shared: str) -> Path:
-        """What came of redoing a round, before the run went on after it by other shared code than had made it."""
+        """Result of repeating a round before the run resumed with other shared code."""
         return self.path / "continued" / f"{number:04d}-{shared}.json"
 
     def list_segment_manifests(self) -> list[Path]:
-        """Manifests of all segments, ascending."""
+        """List the manifests of all segments, ascending."""
         return sorted(self.path.glob("segments/*.json"))
 
     def merged_files(self, rounds: int) -> MergedFiles:
-        """The files that join the rounds 1 to ``rounds``."""
+        """The merged files of the rounds 1 to ``rounds``."""
         return MergedFiles(self.path / "joined" / f"{rounds:04d}")
 
     def list_merged_files(self) -> list[MergedFiles]:
-        """What was joined for studies of any length, ascending."""
+        """List the merged files of any number of rounds, ascending."""
         return [MergedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
 
 
@@ -237,45 +237,43 @@ class RunFiles:
 class DiagnosticFiles:
     """The files of one diagnostic, below ``results/diagnostics/<algorithm>/<run's key>/<round>``."""
 
-    path: Path  #: without the ends of the names
+    path: Path  #: path without suffix
 
     @classmethod
     def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> DiagnosticFiles:
-        """The place of a diagnostic of a round."""
+        """Get the files of a diagnostic of a round."""
         return cls(RESULTS / "diagnostics" / label / run / f"{number:04d}" / f"{kind}-{key}")
 
     @property
     def settings(self) -> Path:
-        """All that it depends on, from which its key is computed."""
+        """All settings of the diagnostic, from which its key is computed."""
         return self.path.with_suffix(".yaml")
 
     @property
     def table(self) -> Path:
-        """What it found."""
+        """Table of the diagnostic."""
         return self.path.with_suffix(".parquet")
 
     @property
     def marker(self) -> Path:
-        """The SHA-256 of the table, and what made it."""
+        """SHA-256 of the table, and the environment."""
         return self.path.with_suffix(".json")
 
 
 @dataclass(frozen=True)
 class StudyFiles:
-    """The files of one study; runs, partitions and data lie under keys and names that all studies share."""
+    """The files of one study. All studies share runs, partitions and data."""
 
     path: Path
 
     @classmethod
     def from_params(cls, params: Path, preset: str = FULL_PRESET) -> StudyFiles:
-        """The folder of a study's results, without ``results/``.
-
-        At a preset other than the whole study's, ``@`` and its name are put behind.
+        """Get the files of a study. With a preset, its folder ends with ``@`` and the preset's name.
 
         Raises
         ------
         SettingsError
-            A study there would share its place with another's, or `fedpipe prune` would not find it.
+            The path would collide with another study's, or `fedpipe prune` would not find it.
         """
         params = normalize_study_path(params)
         suffix = "" if preset == FULL_PRESET else f"@{preset}"
@@ -302,37 +300,37 @@ class StudyFiles:
 
     @property
     def plan(self) -> Path:
-        """The study's runs and jobs, which the Snakefile reads."""
+        """Plan of the study, which the Snakefile reads."""
         return self.path / "plan.json"
 
     @property
     def sources(self) -> Path:
-        """The files that the plan was made of, in Snakemake's folder, since they are of this clone alone."""
+        """Hashes of the plan's source files, in Snakemake's folder because they belong to this clone."""
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
     def unavailable_runs(self) -> Path:
-        """Which runs can't be made without a network, and why; beside the sources, since it is of this clone alone."""
+        """Runs that need a network, with the reason, next to the sources."""
         return self.sources.with_name("absent.json")
 
     @property
     def metrics(self) -> Path:
-        """The accuracies that the table shows, for `dvc exp show`."""
+        """Accuracies for `dvc exp show`."""
         return self.path / "metrics.json"
 
     @property
     def tables(self) -> Path:
-        """The folder of the result table and of the times."""
+        """Folder of the tables."""
         return self.path / "tables"
 
     @property
     def plots(self) -> Path:
-        """The folder of the figures' numbers."""
+        """Folder of the plots' numbers."""
         return self.path / "plots"
 
     @property
     def figures(self) -> Path:
-        """The folder of the figures."""
+        """Folder of the figures."""
         return self.path / "figures"
 
     def run_keys(self, label: str) -> Path:
@@ -340,7 +338,7 @@ class StudyFiles:
         return self.path / "keys" / f"{label}.json"
 
     def result_table(self, file_format: str) -> Path:
-        """The result table as ``csv``, ``md`` or ``html``."""
+        """Result table as ``csv``, ``md`` or ``html``."""
         return self.tables / f"results.{file_format}"
 
     @property
@@ -354,15 +352,15 @@ class StudyFiles:
         return self.tables / "times.csv"
 
     def plot_numbers(self, name: str) -> Path:
-        """The numbers of one of the `PLOTS`."""
+        """Numbers of one of the `PLOTS`."""
         return self.plots / f"{name}.csv"
 
     def partition_figure(self, name: str) -> Path:
-        """The figure of the partition with this name, without the ending of a format."""
+        """Figure of the partition with this name, without suffix."""
         return self.figures / f"partition-{name}"
 
     def table_files(self, labels: Iterable[str]) -> list[Path]:
-        """All files with numbers that rule `table` makes of the runs of these algorithms."""
+        """All files of rule `table` for these algorithms."""
         return [
             *map(self.result_table, ("csv", "md", "html")),
             self.statistics_table,
@@ -378,29 +376,29 @@ class StudyFiles:
         return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 
-#: What lies in a study's folder; no study below it may have such a name.
+#: Entries of a study's folder. A study in a subfolder can't have these names.
 RESERVED_NAMES = ("plan.json", "metrics.json", "tables", "plots", "figures", "keys", "logs")
 
 
 def normalize_study_path(params: Path) -> Path:
-    """The one name of a study's file: relative to this folder, if it lies in it and ``..`` leads nowhere else."""
+    """Normalize the path of a study: relative to this folder, if it is in it."""
     cwd, shell_cwd = Path.cwd(), Path(os.environ.get("PWD", ""))
     for folder in (
         cwd,
         *([shell_cwd] if shell_cwd.is_absolute() and shell_cwd.is_dir() and shell_cwd.samefile(cwd) else []),
     ):
-        if ".." not in params.parts and params.is_relative_to(folder):  # the second may lead here through a link
+        if ".." not in params.parts and params.is_relative_to(folder):  # the second may be a link to this folder
             return params.relative_to(folder)
     return params
 
 
 def list_studies(params: Path) -> list[Path]:
-    """The studies that a file or a folder names: that file, or all below the folder.
+    """List the studies of a path: the file, or all studies below the folder.
 
     Raises
     ------
     SettingsError
-        There is none in the folder.
+        There is no study in the folder.
     """
     if not params.is_dir():
         return [normalize_study_path(params)]
@@ -411,12 +409,12 @@ def list_studies(params: Path) -> list[Path]:
 
 
 def format_run_command(params: Path, preset: str = FULL_PRESET) -> str:
-    """The command that makes a study, as it is typed."""
+    """Format the command that runs a study."""
     return _format_command("run", params, preset)
 
 
 def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
-    """The command that shows a study's table, as it is typed."""
+    """Format the command that shows a study's table."""
     return _format_command("show", params, preset)
 
 
@@ -426,32 +424,32 @@ def _format_command(command: str, params: Path, preset: str) -> str:
 
 
 def dataset_file(name: str) -> Path:
-    """Where a data set's tensors lie."""
+    """File with a data set's tensors."""
     return RESULTS / "data" / f"{name}.pt"
 
 
 def assignment_file(key: str) -> Path:
-    """Where the partition with this key lies."""
+    """File of the partition with this key."""
     return RESULTS / "partitions" / key / "assignment.parquet"
 
 
 def heterogeneity_file(key: str) -> Path:
-    """Where it is told how unlike a partition's clients are."""
+    """File with the heterogeneity of a partition."""
     return assignment_file(key).with_name("heterogeneity.parquet")
 
 
 def read_merged_table(path: Path) -> pa.Table:
-    """A table that joins rounds of a run, checked against ``joined.json`` beside it."""
+    """Read a merged table, checked against its ``joined.json``."""
     return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path))
 
 
 def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
-    """The SHA-256 of a round's files by name, as ``state.json`` or ``round.json`` recorded them.
+    """Read the SHA-256 of a round's files from ``state.json`` or ``round.json``.
 
     Raises
     ------
     ArtifactError
-        The record is missing or damaged, or speaks of anything else than files of its round.
+        The record is missing or damaged, or contains other entries than files of its round.
     """
     content = read_json(record)
     digests = content.get("sha256") if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""Rounds in one zip: packing, unpacking and the lock between processes."""
+"""Packs rounds into one zip and unpacks them, with a lock between processes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import fsync_files, read_bytes, refuse_elsewhere, remove, write_bytes
 
-PACK_LOCK = Path(".snakemake/archive.lock")  #: held while a pack is written; neither git nor DVC looks there
+PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, ignored by git and DVC
 
 
 def pack_folder(folder: Path) -> None:
-    """Join the tables and manifests of a folder's folders into its pack, and delete them; tensors stay.
+    """Move the tables and manifests of a folder's subfolders into its pack. Tensors stay.
 
-    They take the place of members with their names. Killed at any moment, each is there once or twice; so it is while
-    others write, read and pack the same folder.
+    They replace members with the same names. If the process is killed, each file exists once or twice. Other processes
+    can write, read and pack the same folder.
 
     Raises
     ------
     ArchiveError
-        A member is damaged whose place none takes; nothing is written, and nothing deleted.
+        A member that is not replaced is damaged. Nothing is written or deleted.
     """
     with _lock_packs():
         loose_files = {path: read_bytes(path) for path in sorted(folder.glob("*/*")) if archive.is_packable(path)}
@@ -37,35 +37,35 @@ def pack_folder(folder: Path) -> None:
         for path, data in loose_files.items():
             with suppress(FileNotFoundError):
                 _delete_if_unchanged(path, data)
-            with suppress(OSError):  # tensors lie there
+            with suppress(OSError):  # tensors remain there
                 path.parent.rmdir()
 
 
 def _delete_if_unchanged(path: Path, data: bytes) -> None:
-    """Delete a file if these are its bytes; who writes it anew at this very moment finds it there afterwards."""
+    """Delete a file if these are its bytes. A file that is written at the same moment is kept."""
     refuse_elsewhere(path.parent)
     if path.read_bytes() != data:
         return
     renamed_path = path.with_name(f".{path.name}.packed.tmp")
     path.replace(renamed_path)
-    if renamed_path.read_bytes() != data:  # written anew between those two lines
-        with suppress(FileExistsError):  # or once more since
+    if renamed_path.read_bytes() != data:  # written between these two lines
+        with suppress(FileExistsError):  # or again since
             path.hardlink_to(renamed_path)
     renamed_path.unlink()
 
 
 def unpack_folder(folder: Path) -> None:
-    """Make files of a pack's members again, as old as the pack was; nothing where the pack is damaged.
+    """Unpack all members with the time of the pack. Nothing is written if the pack is damaged.
 
     Raises
     ------
     ArchiveError
-        The pack is not what we wrote.
+        The pack has another format.
     """
     pack_file = archive.pack_path(folder)
     if not pack_file.exists():
         return
-    with _lock_packs(), suppress(FileNotFoundError):  # another has just unpacked it
+    with _lock_packs(), suppress(FileNotFoundError):  # another process has unpacked it
         mtime_ns = pack_file.stat().st_mtime_ns
         for name, data in archive.read_members(pack_file).items():
             path = folder / name
@@ -78,7 +78,7 @@ def unpack_folder(folder: Path) -> None:
 
 @contextmanager
 def _lock_packs() -> Iterator[None]:
-    """While no other process of this clone, on any node, writes a pack: two that read the same one would lose files."""
+    """Lock packs for other processes of this clone on any node, because two writers would lose files."""
     from filelock import FileLock
 
     lock = FileLock(PACK_LOCK)

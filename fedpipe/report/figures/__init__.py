@@ -1,1 +1,1 @@
-"""Figures, one a file; each is saved as SVG, PDF and PNG, with the same bytes each time."""
+"""Figures, one per file. Each is saved as SVG, PDF and PNG, with reproducible bytes."""

@@ -1,4 +1,4 @@
-"""Accuracy against round: a panel a protocol, a line an algorithm; of many algorithms, a panel each."""
+"""Accuracy by round: one panel per protocol and one line per algorithm, or one panel per line if there are many."""
 
 from __future__ import annotations
 
@@ -24,28 +24,25 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from fedpipe.report.words import format_metric
 
-PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: of panels, by number of protocols; 3 for all others
-MIN_LABELED_LINES = 6  #: from so many lines on they have labels at their ends: a legend's order says nothing of theirs
-MAX_LINES_PER_PANEL = len(style.COLORS)  #: more lines than these can't be told apart in one panel
-REFERENCE_ALGORITHM = (
-    "fedavg"  #: what the panels of many algorithms compare with, in grey; where there is none, the first line
-)
+PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: columns by number of protocols, otherwise 3
+MIN_LABELED_LINES = 6  #: number of lines from which labels replace the legend
+MAX_LINES_PER_PANEL = len(style.COLORS)  #: maximum number of lines in a panel
+REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it, the first line
 REFERENCE_STYLE = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
 def draw_curves(data: StudyData, stem: Path) -> None:
-    """Draw mean curves, with a band of one standard deviation over seeds to each side."""
+    """Draw mean curves with bands of one standard deviation over seeds."""
     style.save_figure(build_curves_figure(data.plan, build_table_curves(data)), stem)
 
 
 @style.apply_style
 def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
-    """The figure of what `fedpipe.report.curves.build_table_curves` returned.
+    """Build the figure of `fedpipe.report.curves.build_table_curves`.
 
-    What the grid varies for all algorithms makes panels; what it varies for one algorithm makes lines; what is searched
-    for the best makes neither. Lines are told apart by their methods' labels, and are called by the titles. Few lines
-    have a legend, more of them labels at their ends. Where they are too many for one panel, each has its own, whose
-    lines are the protocols.
+    Grid values of all algorithms are panels, and grid values of one algorithm are lines. Values of `best_over` are
+    neither. Lines are identified by labels and named by titles. A few lines have a legend, more lines have labels at
+    their ends. If there are too many lines for one panel, each line has a panel, whose lines are the protocols.
     """
     varied_names = [name for name in plan.grid if name not in plan.report.best_over]
     line_names = [
@@ -100,7 +97,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
 
 
 def _label_ends(ax: Axes, coinciding_groups: list[list[str]], lines: dict[str, str], width: int) -> None:
-    """A label to the right of each line that can be seen, and a thin line to it; those beneath are named, too."""
+    """Label the right end of each visible line. The label also names lines that it hides."""
     hidden_lines = {name for group in coinciding_groups for name in group[:-1]}
     titles = lines | {group[-1]: " = ".join(lines[name] for name in group) for group in coinciding_groups}
     for line in ax.get_lines():
@@ -108,7 +105,7 @@ def _label_ends(ax: Axes, coinciding_groups: list[list[str]], lines: dict[str, s
             ax.annotate(
                 textwrap.fill(titles[name], width, break_long_words=False),
                 xy=np.column_stack(line.get_data())[-1],
-                xytext=(1.08, 0.5),  # _spread_labels finds the height
+                xytext=(1.08, 0.5),  # _spread_labels sets the height
                 textcoords="axes fraction",
                 va="center",
                 color=line.get_color(),
@@ -125,8 +122,8 @@ def _label_ends(ax: Axes, coinciding_groups: list[list[str]], lines: dict[str, s
 
 
 def _spread_labels(curves_figure: Figure) -> None:
-    """Move the labels of lines to the heights of their lines' ends, or as near as there is room in their order."""
-    curves_figure.draw_without_rendering()  # lays all out, so that it is known how high axes and labels are
+    """Move labels to the heights of their lines' ends, or as near as possible."""
+    curves_figure.draw_without_rendering()  # computes the heights of axes and labels
     for ax in curves_figure.axes:
         labels = [text for text in ax.texts if isinstance(text, Annotation)]
         ends = [ax.transAxes.inverted().transform(ax.transData.transform(label.xy))[1] for label in labels]
@@ -136,18 +133,18 @@ def _spread_labels(curves_figure: Figure) -> None:
 
 
 def spread_heights(desired_heights: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Where labels of these heights stand in [0, 1] without touching each other, in the order of where they want to be.
+    """Place labels of these heights in [0, 1] without overlaps, in the order of their targets.
 
-    The sum of their squared distances from there is least: labels that would overlap move by their mean.
+    The sum of squared distances from the targets is minimal.
     """
     order = sorted(
         range(len(desired_heights)), key=lambda index: (desired_heights[index], -index)
-    )  # at one height, the first is on top
+    )  # at equal heights, the first is on top
     tops = list(itertools.accumulate(heights[index] for index in order))
     stacked_heights = {
         index: top - heights[index] / 2 for index, top in zip(order, tops, strict=True)
-    }  # where all stand close
-    groups: list[list[float]] = []  # by how much labels want to be above there; those in a list move as one
+    }  # if all are close together
+    groups: list[list[float]] = []  # offsets from the target heights, by group of labels that move together
     for index in order:
         offsets = [desired_heights[index] - stacked_heights[index]]
         while groups and fmean(groups[-1]) > fmean(offsets):
@@ -163,14 +160,14 @@ def spread_heights(desired_heights: Sequence[float], heights: Sequence[float]) -
 
 
 def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
-    """A small panel for each line and grid point, with the reference's curves of the same protocols in grey."""
+    """Build one small panel per line and grid point, with the reference's curves in gray."""
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
     reference_label = f"{lines[reference]}: the same in grey"
     rows = -(-len(panels) // (columns := 5))
     multiples_figure = Figure(figsize=(style.PAGE_WIDTH + 0.8, 1.35 * rows + 0.8))
     axes = multiples_figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    marker = "" if frame["round"].nunique() > 1 else "o"  # one round makes no line
+    marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
         point_rows = frame[frame["point"] == point]
         panel, reference_rows = (point_rows[point_rows["line"] == line] for line in (name, reference))
@@ -201,19 +198,19 @@ def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str
 
 
 def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with each protocol's values among the rounds of a line, which are compared as one."""
+    """Concatenate the protocols of a line, which are compared together."""
     return frame.sort_values(["protocol", "round"]).assign(
         round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]
     )
 
 
 def _wrap_title(name: str, point: str, width: int) -> str:
-    """A panel's title in lines that fit above it."""
+    """Wrap the title of a panel."""
     return "\n".join(textwrap.fill(line, width) for line in (*name.split("\n"), point) if line)
 
 
 def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
-    """The lines of a panel of which only the last can be seen, since they are equal in every round."""
+    """Find lines of a panel that are equal in every round, so that only the last is visible."""
     groups: dict[tuple[float, ...], list[str]] = {}
     for name, line_rows in panel.groupby("line", sort=False):
         values = line_rows[["round", "mean", "std"]].fillna(0).to_numpy().round(9)
@@ -222,11 +219,11 @@ def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
 
 
 def _label_axes(axes: npt.NDArray[Any], panels: int, protocols: list[str], **font: float) -> None:
-    """Label the outer axes of so many panels and hide the places that are left over."""
+    """Label the outer axes, and hide unused axes."""
     is_test_accuracy = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     for panel_index, ax in enumerate(axes.flat):
-        bins = 7 if columns < 5 else 3  # labels of 4 digits have room
+        bins = 7 if columns < 5 else 3  # enough room for 4 digits
         ax.xaxis.set_major_locator(MaxNLocator(bins, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if panel_index >= panels:
             ax.set_axis_off()
@@ -247,7 +244,7 @@ def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, **line_style: Any)
 
 
 def _describe_seeds(plan: Plan) -> str:
-    """What a curve and its band are, where there are several seeds."""
+    """Describe a curve and its band, if there are several seeds."""
     seeds = len(plan.seeds)
     return f"mean ± std, {seeds} seeds" if seeds > 1 else ""
 

@@ -1,4 +1,4 @@
-"""SL and CR matrices of two global models, side by side: what FedDW draws its knowledge from."""
+"""SL and CR matrices of two global models side by side (FedDW's knowledge)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
 from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices
 
-MATRIX_LABELS = {  #: what a matrix holds, its rows and its columns
+MATRIX_LABELS = {  #: content, rows and columns of each matrix
     "SL": ("mean soft label of each class", "true class", "predicted class"),
     "CR": ("relations of the classes in the head", "class", "class"),
 }
-TITLE_WIDTH = 36  #: letters in a line of a panel's title
-MAX_NUMBERED_CLASSES = 10  #: classes up to which each cell shows its number
+TITLE_WIDTH = 36  #: characters per line of a panel's title
+MAX_NUMBERED_CLASSES = 10  #: maximum number of classes with numbers in cells
 
 
 def draw_matrices(data: StudyData, stem: Path) -> None:
-    """Draw the matrices of FedAvg and FedDW, or of the first algorithms that have a global model.
+    """Draw the matrices of FedAvg and FedDW, or of the first algorithms with a global model.
 
-    Those of the first seed and grid point, in the last round, measured on the global test set for both.
+    They are of the first seed and grid point in the last round, on the global test set.
     """
     plan, selected_matrices = data.plan, select_model_matrices(data)
     rounds = " and ".join(
@@ -55,7 +55,7 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
 def build_matrices_figure(
     selected_matrices: dict[str, ModelMatrices], title: str, sentences: Sequence[str] = ()
 ) -> Figure:
-    """The figure of SL and CR matrices by algorithm, with sentences below it; one that says so where there are none."""
+    """Build the figure of SL and CR matrices by algorithm, with notes. A note if there are none."""
     if not selected_matrices:
         matrices_figure = Figure(figsize=(style.PAGE_WIDTH, 1.0))
         matrices_figure.text(
@@ -68,7 +68,7 @@ def build_matrices_figure(
     for column, (name, (description, rows, columns)) in enumerate(MATRIX_LABELS.items()):
         max_value = max(
             model_matrices.matrices[name].max() for model_matrices in selected_matrices.values()
-        )  # one scale, so that algorithms compare
+        )  # one scale for all algorithms
         for row, (algorithm, model_matrices) in enumerate(selected_matrices.items()):
             image = _draw_matrix(
                 axes[row, column], model_matrices.matrices[name], model_matrices.class_names, max_value

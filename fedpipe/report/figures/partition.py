@@ -1,4 +1,4 @@
-"""How many training samples of each class each client has."""
+"""Heat map of training samples by client and class."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def draw_partition(key: str, settings: dict[str, Any], stem: Path) -> None:
 
 @style.apply_style
 def build_partition_figure(counts: Integers, settings: dict[str, Any]) -> Figure:
-    """The figure of counts (N, C): a heat map, the clients' sizes beside it, and how far clients are from each other.
+    """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
-    ``settings`` are as the plan holds them.
+    ``settings`` are those of the plan.
     """
     clients = len(counts)
     height = 1.3 + min(max(0.24 * clients, 1.2), 7.5)
@@ -54,7 +54,7 @@ def build_partition_figure(counts: Integers, settings: dict[str, Any]) -> Figure
 
 
 def _draw_counts(ax: Axes, counts: Integers) -> AxesImage:
-    shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # a few samples are seen beside many, and none is white
+    shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # few samples are visible next to many, and zero is white
     image = ax.imshow(
         np.ma.masked_equal(counts, 0), cmap=style.COLOR_MAP, norm=shade, aspect="auto", interpolation="nearest"
     )
@@ -71,7 +71,7 @@ def _draw_counts(ax: Axes, counts: Integers) -> AxesImage:
 
 
 def _has_room_for_numbers(counts: Integers) -> bool:
-    """Whether the numbers fit into their cells, in height and width."""
+    """Whether the numbers fit into their cells."""
     clients, classes = counts.shape
     return counts.size <= 300 and clients <= 50 and classes * len(str(counts.max())) <= 60
 
