@@ -16,18 +16,18 @@ from fedpipe.settings.federation import Federation
 
 
 def draw_participants(federation: Federation, seed: int, number: int) -> list[int]:
-    """The clients of a round, in ascending order."""
+    """Draw the participants of a round, in ascending order."""
     draw = rng.generator(seed, "participants", number)
     return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
 
 def compute_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """What clients of these numbers of samples count for."""
+    """Compute the weights of clients with these numbers of samples."""
     return sizes if federation.weighting == "count" else np.ones_like(sizes)
 
 
 class WeightedUploads(NamedTuple):
-    """The participants of a round and what each counts for; an update that is not finite counts for nothing."""
+    """The participants of a round and their weights. An update that is not finite has no weight."""
 
     block: Block
     finite_mask: npt.NDArray[np.bool_]

@@ -1,8 +1,8 @@
-"""Layers that behave differently in training, written so that a client alone and a stack of clients compute the same.
+"""Stateless BatchNorm and dropout, which compute the same for one client and for a stack of clients.
 
-PyTorch's own keep state inside: BatchNorm writes its running statistics in place, dropout draws from a global
-generator. Here the pass that is at work says what holds (:class:`Mode`), new statistics are handed back to it, and
-noise is a function of a key. Samples that pad a batch count for nothing.
+PyTorch's layers have internal state: BatchNorm writes its running statistics in place, and dropout uses a global
+generator. Here the current pass sets the mode (:class:`Mode`), gets new statistics back, and noise is a function of a
+key. Padding samples have no weight.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 2**14  #: random numbers that are made at a time
-LARGE_KERNEL = 2**20  #: numbers in the kernels of a convolution
-CALL_STRIDE = 2**40  #: from the noise of a layer's call to that of its next
+CHUNK = 2**14  #: random numbers per chunk
+LARGE_KERNEL = 2**20  #: number of weights of a large convolution
+CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass
 class Mode:
-    """What holds while a network is called; shared by its layers."""
+    """The mode of a network's call, which its layers share."""
 
-    training: bool = False  #: batch statistics and dropout, or running statistics and none
-    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
-    noise_key: Tensor | None = None  #: of this batch's noise, an int64 scalar
-    autocast: bool = False  #: products and convolutions are of a lower precision than models
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's own, where models carry none
+    training: bool = False  #: training (batch statistics, dropout) or evaluation
+    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,). None without padding
+    noise_key: Tensor | None = None  #: noise key of this batch, an int64 scalar
+    autocast: bool = False  #: products and convolutions have a lower precision
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)  #: the client's buffers, if models have none
     teacher_buffers: Mapping[str, Tensor] = field(
         default_factory=dict
-    )  #: those as the client began, which are its teachers'
+    )  #: buffers at the start of the round, for teachers
     recorded_buffers: dict[str, Tensor] = field(default_factory=dict)  #: new running statistics, by name
-    calls: Counter[int] = field(default_factory=Counter)  #: of each dropout layer, while the network is called once
+    calls: Counter[int] = field(default_factory=Counter)  #: calls of each dropout layer in a call of the network
 
     @contextmanager
     def activate(
@@ -50,7 +50,7 @@ class Mode:
         teacher_buffers: Mapping[str, Tensor] | None = None,
         autocast: bool = False,
     ) -> Iterator[dict[str, Tensor]]:
-        """What holds within the block; gives what training calls within it record."""
+        """Activate a mode within the block. Gives the statistics that training calls record."""
         previous = vars(self).copy()
         self.training, self.mask, self.noise_key, self.autocast, self.recorded_buffers = (
             training,
@@ -69,7 +69,7 @@ class Mode:
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """A teacher's evaluation within the block, with the statistics that are its own, whatever holds outside."""
+        """Evaluate a teacher within the block, with its own statistics."""
         previous = self.training, self.buffers
         self.training, self.buffers = False, self.teacher_buffers
         try:
@@ -82,8 +82,8 @@ class BatchNorm(nn.Module):
     """Batch normalization as PyTorch computes it, over 2 to 5 dimensions.
 
     In training, statistics of a batch with a single value per channel are not recorded (their variance is undefined),
-    and such values become the bias. Without ``track`` there are no running statistics: every batch is normalized by
-    its own, in evaluation too.
+    and such values become the bias. Without ``track`` there are no running statistics, and every batch is
+    normalized by its own, in evaluation too.
     """
 
     running_mean: Tensor
@@ -102,15 +102,15 @@ class BatchNorm(nn.Module):
             self.register_buffer("running_var", module.running_var)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape of ``x``, (B, C) or (B, C, ...)."""
+        """Normalize ``x`` of shape (B, C) or (B, C, ...)."""
         mode = self._mode
         if self.track and not mode.training:
-            x = x.to(self.running_mean.dtype)  # a stack takes no images of a lower precision beside its statistics
+            x = x.to(self.running_mean.dtype)  # in a stack, images and statistics need the same precision
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         if mode.mask is None and x.numel() > x.shape[1]:
             return self._normalize_by_kernel(x)
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        if mode.mask is None:  # a single value per channel, which the kernel refuses
+        if mode.mask is None:  # the kernel rejects a single value per channel
             variance, mean = torch.var_mean(x, axes, correction=0)
         else:
             sample_mask = mode.mask.reshape(-1, *(1,) * (x.dim() - 1))
@@ -126,7 +126,7 @@ class BatchNorm(nn.Module):
         return y * _broadcast_channels(self.weight, x) + _broadcast_channels(self.bias, x)
 
     def _normalize_by_kernel(self, x: Tensor) -> Tensor:
-        """Where nothing is padded: PyTorch's kernel, which moves copies of the running statistics."""
+        """Normalize without padding by PyTorch's kernel, which updates copies of the running statistics."""
         mean, variance = (value.clone() for value in self._running_statistics()) if self.track else (None, None)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
         if mean is not None and variance is not None:
@@ -142,7 +142,7 @@ class BatchNorm(nn.Module):
         )
 
     def _running_statistics(self) -> tuple[Tensor, Tensor]:
-        """The statistics so far: those that an earlier call of this step has recorded, where there was one."""
+        """Get the current statistics: those of an earlier call in this step, if any."""
         recorded_buffers = self._mode.recorded_buffers
         mean = recorded_buffers.get(f"{self._name}.running_mean", self.running_mean)
         return mean, recorded_buffers.get(f"{self._name}.running_var", self.running_var)
@@ -155,7 +155,7 @@ class BatchNorm(nn.Module):
 class Dropout(nn.Module):
     """Dropout whose noise is a function of the batch's key; ``is_channelwise`` channels, or single values.
 
-    A layer that a network calls several times has other noise each time.
+    A layer that a network calls several times has different noise each time.
     """
 
     def __init__(self, p: float, index: int, mode: Mode, is_channelwise: bool) -> None:
@@ -163,7 +163,7 @@ class Dropout(nn.Module):
         self.p, self._index, self._mode, self._is_channelwise = p, index, mode, is_channelwise
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape of ``x``; in training, a share p of it is zero and the rest divided by 1 - p."""
+        """Apply dropout to ``x``. In training a fraction p is zero and the rest is divided by 1 - p."""
         if not self._mode.training or self.p == 0:
             return x
         if self._mode.noise_key is None:
@@ -171,7 +171,7 @@ class Dropout(nn.Module):
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._is_channelwise else x.shape
         key = _mix(self._mode.noise_key) + (
             self._index + CALL_STRIDE * self._mode.calls[self._index]
-        )  # keys of batches are a row
+        )  # keys of batches are consecutive
         self._mode.calls[self._index] += 1
         is_single_client = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
         keep_mask = (uniform_in_chunks if is_single_client else uniform)(key, shape) >= self.p
@@ -179,14 +179,14 @@ class Dropout(nn.Module):
 
 
 class AdaptiveAvgPool2d(nn.Module):
-    """Average pooling to a fixed size; on a GPU by two products, since PyTorch has no deterministic gradient there."""
+    """Average pooling to a fixed size. On a GPU it uses two products, which have a deterministic gradient."""
 
     def __init__(self, size: Any) -> None:
         super().__init__()
         self._size = (size, size) if isinstance(size, int) else tuple(size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape (..., C, height, width)."""
+        """Pool ``x`` of shape (..., C, height, width)."""
         if x.device.type == "cpu":
             return F.adaptive_avg_pool2d(x, self._size)
         rows, columns = (
@@ -196,7 +196,7 @@ class AdaptiveAvgPool2d(nn.Module):
 
 
 def _pooling_weights(count: int, length: int, reference: Tensor) -> Tensor:
-    """The weights by which so many windows, which share a length evenly, average what is in them; (count, length)."""
+    """Make the weights of ``count`` even windows over ``length`` values, shape (count, length)."""
     number = torch.arange(count, device=reference.device)[:, None]
     first, stop = number * length // count, ((number + 1) * length + count - 1) // count
     position = torch.arange(length, device=reference.device)
@@ -204,17 +204,17 @@ def _pooling_weights(count: int, length: int, reference: Tensor) -> Tensor:
 
 
 def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Module:
-    """The same network with every BatchNorm and dropout, wherever it is inside, replaced by those of this module.
+    """Replace every BatchNorm and dropout of a network, at any depth, by those of this module.
 
-    So is adaptive pooling to more than one value, which could not be trained on a GPU.
+    Adaptive pooling to more than one value is replaced too, because it can't be trained on a GPU.
 
     Raises
     ------
     NotImplementedError
-        A layer is a kind of them that is not supported.
+        A layer of these kinds is not supported.
     """
     replacements: dict[nn.Module, nn.Module] = {}
-    named_layers = list(module.named_modules(remove_duplicate=False))  # a layer may stand in several
+    named_layers = list(module.named_modules(remove_duplicate=False))  # a layer may be in several modules
     for index, (name, layer) in enumerate(list(module.named_modules())):
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
@@ -237,7 +237,7 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
 
 
 def is_large_kernel(kernels: Tensor) -> bool:
-    """Whether they outweigh the images that they see: such a convolution is slower on a CPU with channels last.
+    """Whether the kernels are larger than the images. Such a convolution is slower on a CPU with channels last.
 
     It takes twice as long with the 512 channels of ResNet-18 on 2x2 pixels, 1.4 times on 4x4, and as long on 8x8.
     """
@@ -249,14 +249,14 @@ def _make_contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def _cast_to_weight_dtype(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Features of a lower precision become what the layer is of, as autocast has it on a GPU."""
+    """Convert features of a lower precision to the layer's, like autocast on a GPU."""
     return tuple(value.to(layer.weight.dtype) for value in inputs)  # type: ignore[arg-type]
 
 
 def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1), float32, a function of the key alone: the same on every device and in every stack.
+    """Uniform numbers in [0, 1), float32, as a function of the key: the same on every device and in every stack.
 
-    Each is 24 bits of SplitMix64 (Steele et al., 2014) at its place in the tensor.
+    Each is 24 bits of SplitMix64 (Steele et al., 2014) at its index in the tensor.
     """
     size = 1
     for length in shape:
@@ -266,7 +266,7 @@ def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
 
 
 def uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    """The same numbers on the host for a client alone, in parts that a core's cache holds: several times as fast."""
+    """The same numbers for one client on the CPU, in chunks that fit into a cache, which is several times as fast."""
     values = np.empty(math.prod(shape), np.float32)
     offset = int(_mix(key))
     z, scratch = np.empty((2, CHUNK), np.uint64)
@@ -294,12 +294,12 @@ _ONE_TO_CHUNK = np.arange(1, CHUNK + 1, dtype=np.uint64)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser, on 64-bit integers that wrap around."""
+    """Finalizer of SplitMix64 on 64-bit integers with wraparound."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
 def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
-    """One value a channel, shaped to go with ``x``."""
+    """Reshape one value per channel for ``x``."""
     return values.reshape(1, -1, *(1,) * (x.dim() - 2))

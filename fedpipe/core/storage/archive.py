@@ -1,8 +1,8 @@
-"""A folder's small files as one file: what ``rounds.zip`` holds as ``0001/state.json`` is ``rounds/0001/state.json``.
+"""Packs the small files of a folder into one ZIP: ``rounds/0001/state.json`` is ``0001/state.json`` in ``rounds.zip``.
 
-File systems of clusters limit the number of files, and a store in the cloud answers a request for each. Packs are plain
-ZIP archives without compression, whose bytes depend on names and contents alone. They come from other machines too: one
-that holds anything else than a round's files, each once and as it is, is refused as a whole. Imports no torch.
+Clusters limit the number of files, and cloud storage needs a request for each. Packs are uncompressed ZIP archives
+whose bytes depend only on names and contents. They may come from other machines, so a pack with anything except a
+round's files, each once, is rejected. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError
 
-MEMBER_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  #: of every member; the earliest that ZIP knows
+MEMBER_TIMESTAMP = (1980, 1, 1, 0, 0, 0)  #: time of every member, the earliest possible in ZIP
 DAMAGE_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
 JSON_NAMES, TABLE_NAMES = "state|round|times", "participants|trained|kept|metrics|exchanged|matrices"
 MEMBER_PATTERN = re.compile(
     rf"[0-9]{{4}}/(?:(?:{JSON_NAMES})\.json|(?:{TABLE_NAMES})\.parquet)"
-)  #: all that a pack takes; no tensors
+)  #: files that a pack may contain, without tensors
 
 
 class PackError(ArtifactError):
-    """A pack as a whole is not what we wrote, so that nobody knows which rounds there were."""
+    """A pack has another format, so that its rounds are unknown."""
 
     def __init__(self, archive: Path, reason: object) -> None:
         super().__init__(
@@ -36,22 +36,22 @@ class PackError(ArtifactError):
 
 
 def pack_path(folder: Path) -> Path:
-    """The pack of a folder."""
+    """Get the path of a folder's pack."""
     return Path(f"{folder}.zip")
 
 
 def locate_member(path: Path) -> tuple[Path, str]:
-    """The pack that a file of a folder's folder may lie in, and its name there."""
+    """Get the pack that may contain a file, and its member name."""
     return pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
 def is_packable(path: Path) -> bool:
-    """Whether a pack takes this file of a folder's folder."""
+    """Whether a pack may contain this file."""
     return bool(MEMBER_PATTERN.fullmatch(locate_member(path)[1]))
 
 
 def build_pack(files: Mapping[str, bytes]) -> bytes:
-    """The bytes of a pack with these members."""
+    """Build the bytes of a pack with these members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name in sorted(files):
@@ -60,7 +60,7 @@ def build_pack(files: Mapping[str, bytes]) -> bytes:
 
 
 def list_members(archive: Path) -> list[str]:
-    """The members of a pack; none where there is no such pack.
+    """List the members of a pack. Empty if there is no pack.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def list_members(archive: Path) -> list[str]:
 
 
 def is_pack_intact(archive: Path) -> bool:
-    """Whether all members of a pack are whole, if there is one."""
+    """Whether all members of a pack are intact. True if there is no pack."""
     try:
         return not archive.exists() or _open_pack(archive).testzip() is None
     except DAMAGE_ERRORS:
@@ -82,16 +82,16 @@ def is_pack_intact(archive: Path) -> bool:
 
 
 def read_member(path: Path) -> bytes:
-    """The bytes of a file that lies in its folder's pack.
+    """Read a file from its folder's pack.
 
     Raises
     ------
     FileNotFoundError
-        There is no pack, or it does not hold the file.
+        There is no pack, or it does not contain the file.
     zipfile.BadZipFile
-        This member of the pack is damaged.
+        The member is damaged.
     ArchiveError
-        The pack is.
+        The pack is damaged.
     """
     archive, name = locate_member(path)
     zip_file = _open_pack(archive)
@@ -104,12 +104,12 @@ def read_member(path: Path) -> bytes:
 
 
 def read_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, bytes]:
-    """All members of a pack but some.
+    """Read all members of a pack except some.
 
     Raises
     ------
     ArchiveError
-        It is no pack of ours, or one of these members is damaged.
+        The pack has another format, or one of these members is damaged.
     """
     members = {}
     for name in list_members(archive):
@@ -128,7 +128,7 @@ def _open_pack(archive: Path) -> zipfile.ZipFile:
 
 @functools.lru_cache(maxsize=8)
 def _open_pack_cached(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.ZipFile:
-    """A pack's directory, read and checked once for as long as the pack is the same file."""
+    """Open a pack and check its directory. Cached until the file changes."""
     try:
         zip_file = zipfile.ZipFile(archive)
     except FileNotFoundError:

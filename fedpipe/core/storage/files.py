@@ -1,12 +1,12 @@
-"""Where everything lies, what is in it, and how it is written and read.
+"""Atomic writes and checked reads of all files.
 
-Writes are atomic (a temporary name, ``os.replace``), so a file is whole or absent whatever is killed, and a second
-writer of the same run writes the same bytes. Reads are checked against the SHA-256 that a manifest recorded. Small
-files of rounds may lie in their folder's pack (`fedpipe.core.storage.archive`); whoever reads them here need not know.
+Writes are atomic (a temporary name and ``os.replace``), so a file is complete or missing if a process is killed. A
+second writer of the same run writes the same bytes. Reads are checked against the SHA-256 in a manifest. Small files of
+rounds may be in their folder's pack (`fedpipe.core.storage.archive`), which the functions here read too.
 
-No write waits for the disk. A power failure may take what was written in the last half minute: then it is found by its
-SHA-256, and done again, like anything that is damaged. What it must not take is the older files from which that is done
-again, so those that replace others are on the disk (`fsync_files`) before the others are deleted.
+Writes do not wait for the disk. A power failure may lose the files of the last half minute. Then the SHA-256 detects
+it, and they are recomputed. Older files must not be lost, so new files are on the disk (`fsync_files`) before the files
+that they replace are deleted.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 RESTORE_ADVICE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
-WRITE_ATTEMPTS = 5  #: to write a file whose folder other processes sweep
+WRITE_ATTEMPTS = 5  #: attempts to write a file while other processes clean its folder
 TENSOR_FILES = (
     "server.pt",
     "clients.pt",
-)  #: a round's files that no pack takes: they are mapped from files of their own
+)  #: files of a round that are memory-mapped, so packs do not contain them
 _T = TypeVar("_T")
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> str:
-    """Write a file atomically; returns the SHA-256 of its bytes.
+    """Write a file atomically. Return the SHA-256 of its bytes.
 
     Raises
     ------
     ArtifactError
-        The disk is full, the folder read-only or elsewhere; what was there before is there still.
+        The disk is full, or the folder is read-only or outside the project. The old file remains.
     """
     refuse_elsewhere(path.parent)
     try:
@@ -55,7 +55,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
             try:
                 _replace(path, data)
                 break
-            except FileNotFoundError:  # another process at work on this run has just swept, or packed
+            except FileNotFoundError:  # another process has just cleaned or packed the folder
                 if attempt == WRITE_ATTEMPTS - 1:
                     raise
     except OSError as error:
@@ -77,7 +77,7 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 
 
 def refuse_elsewhere(path: Path) -> None:
-    """Refuse to write or delete where a link below ``results`` leads out of it; results may come from elsewhere.
+    """Reject paths with a link below ``results`` that leads out of it, because results may come from others.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def refuse_elsewhere(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder, if it is there; of a link only the link."""
+    """Delete a file or folder if it exists. Of a link only the link."""
     refuse_elsewhere(path.parent)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -101,19 +101,19 @@ def remove(path: Path) -> None:
 
 
 def fsync_files(*paths: Path) -> None:
-    """Wait until what was written is on the disk; files that have lain there for a while cost next to nothing."""
+    """Wait until files are on the disk. This is fast for old files."""
     for path in paths:
         with suppress(FileNotFoundError), path.open("rb") as stream:
             os.fsync(stream.fileno())
 
 
 def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
-    """Write nested dicts of tensors atomically; the bytes depend on the tensors alone, not on the file's name."""
+    """Write nested dicts of tensors atomically. The bytes depend only on the tensors."""
     import torch
 
     def to_contiguous(value: Any) -> Any:
         if isinstance(value, Mapping):
-            # A pickle refers back to a string object that it has seen: equal names shall be one object, always.
+            # A pickle refers back to string objects, so equal names must be one object.
             return {sys.intern(key): to_contiguous(subtree) for key, subtree in value.items()}
         # A view would drag its whole storage into the file; and strides of axes of length 1, which are any, would be
         # bytes of it.
@@ -125,12 +125,12 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON with its keys sorted, so that equal values give equal bytes."""
+    """Encode JSON with sorted keys, so that equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as Parquet."""
+    """Encode a table as Parquet."""
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
@@ -149,12 +149,12 @@ def write_parquet(path: Path, table: pa.Table) -> str:
 
 
 def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """Nested dicts of tensors, mapped from the file; nothing but tensors is ever unpickled.
+    """Read nested dicts of memory-mapped tensors. Only tensors are unpickled.
 
     Raises
     ------
     ArtifactError
-        The file is missing, damaged, or holds anything else than tensors.
+        The file is missing, damaged, or contains anything except tensors.
     """
     import torch
 
@@ -178,13 +178,13 @@ def _are_tensors(value: Any) -> bool:
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
-    """The value in a JSON file, checked."""
+    """Read a JSON file, checked."""
     data = read_verified(path, sha256)
     return _decode(path, lambda: json.loads(data))
 
 
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
-    """The table in a Parquet file, checked."""
+    """Read a Parquet file, checked."""
     import pyarrow as pa
 
     data = read_verified(path, sha256)
@@ -192,11 +192,9 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
 
 
 def decode_parquet(source: Any) -> pa.Table:
-    """The table in Parquet data.
+    """Decode Parquet data in this thread only.
 
-    Read by this thread alone, as tables become frames in :func:`table_to_frame`: a process in which Arrow has begun
-    threads is
-    aborted now and then when it ends.
+    A process in which Arrow has started threads sometimes aborts at its end (see also :func:`table_to_frame`).
     """
     import pyarrow.parquet as pq
 
@@ -204,30 +202,30 @@ def decode_parquet(source: Any) -> pa.Table:
 
 
 def table_to_frame(table: pa.Table) -> pd.DataFrame:
-    """A table as a frame of pandas."""
+    """Convert a table to a pandas frame."""
     dataframe: pd.DataFrame = table.to_pandas(use_threads=False)
     return dataframe
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file is there, loose or packed."""
+    """Whether a file exists, loose or packed."""
     pack_file, name = archive.locate_member(path)
     return path.is_file() or name in archive.list_members(pack_file)
 
 
 def display_path(path: Path) -> str:
-    """Where a file really lies, in words: at its path, or as a member of its pack."""
+    """Describe the location of a file: its path, or a member of its pack."""
     pack_file, name = archive.locate_member(path)
     return f"{pack_file}/{name}" if _is_packed(path) else str(path)
 
 
 def find_containing_file(path: Path) -> Path:
-    """The file that really holds it: itself, or its pack."""
+    """Find the file that contains it: itself or its pack."""
     return archive.locate_member(path)[0] if _is_packed(path) else path
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+    """Compute the SHA-256 of a file."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -240,7 +238,7 @@ def sha256_of(path: Path) -> str:
 
 
 def read_recorded_sha256(path: Path, record: str | None = None) -> str:
-    """The SHA-256 that was recorded when the file was written, in ``record`` beside it (default: its name, .json).
+    """Read the SHA-256 in the file's ``record`` (default: its name with .json).
 
     Raises
     ------
@@ -258,12 +256,12 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
 
 
 def is_intact(path: Path, sha256: str) -> bool:
-    """Whether the file is there with these bytes.
+    """Whether the file exists with this SHA-256.
 
     Raises
     ------
     ArchiveError
-        It would lie in a pack that is damaged as a whole.
+        Its pack is damaged.
     """
     try:
         return sha256_of(path) == sha256
@@ -274,8 +272,8 @@ def is_intact(path: Path, sha256: str) -> bool:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a file, which may be in a pack."""
-    for _ in range(2):  # whoever looks in between may see it packed, or unpacked again
+    """Read a file, which may be in a pack."""
+    for _ in range(2):  # it may be packed or unpacked in between
         with suppress(FileNotFoundError):
             return path.read_bytes()
         with suppress(FileNotFoundError):
@@ -284,7 +282,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_verified(path: Path, sha256: str | None) -> bytes:
-    """A file's bytes, checked."""
+    """Read a file and check its SHA-256."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -307,7 +305,7 @@ def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError
 
 
 def unreadable_error(path: Path, reason: object) -> ArtifactError:
-    """The error about a file that can't be read, with the reason."""
+    """Make the error about a file that can't be read."""
     member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
         f"{find_containing_file(path)} can't be read ({member_prefix}{reason}); {_repair_advice(path)}."
@@ -319,7 +317,7 @@ def _is_packed(path: Path) -> bool:
 
 
 def _repair_advice(path: Path) -> str:
-    """What to do about a file that is damaged."""
+    """Advice for a damaged file."""
     if not _is_packed(path):
         return "delete it and run again"
     run = path.parent.parent.parent
@@ -329,7 +327,7 @@ def _repair_advice(path: Path) -> str:
 def _decode(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
-    except Exception as error:  # each reader has its own kinds; all mean that these bytes are not what we wrote
+    except Exception as error:  # any error of a reader means that the file is damaged
         reason = str(error).split("\n", 1)[0]
         raise unreadable_error(path, reason) from error
 
