@@ -212,8 +212,8 @@ class Algorithm(Component):
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The server's state after the round.
 
-        Rules are for parameters: of a part that is uploaded under the name that it has here, as ``model``, the engine
-        takes the mean of the running statistics, whatever stands in their place or is missing.
+        The rule is for parameters. The engine averages the running statistics of each part that is uploaded with the
+        same name, such as ``model``, and ignores the rule's.
         """
         raise NotImplementedError
 
@@ -236,7 +236,7 @@ class Algorithm(Component):
         """Matrices of shape (C, C) to record, of a server's state or of an upload."""
         return {}
 
-    # -- what the plan says ------------------------------------------------------------------------------------------
+    # -- for the plan ------------------------------------------------------------------------------------------------
 
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Warnings about settings under which the method has no effect or becomes another method.

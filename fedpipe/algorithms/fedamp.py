@@ -83,7 +83,7 @@ class FedAMP(Algorithm):
     begin_at: Literal["mixture", "own"] = "mixture"
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """Nobody has uploaded, and nobody's model is mixed."""
+        """No client has uploaded, and no models are mixed."""
         model, clients = fresh(0), self.federation.clients
         mixing_weights = torch.eye(clients).to(model["head.weight"])
         return {

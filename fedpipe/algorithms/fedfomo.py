@@ -70,7 +70,7 @@ class FedFomo(Algorithm):
         return min(self.downloads, self.federation.clients - 1)
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """Nobody has uploaded, and nothing is known of anybody."""
+        """Initial state without uploads."""
         model, clients = fresh(0), self.federation.clients
         affinity = model["head.weight"].new_zeros(clients, clients)
         return {"models": repeat_model(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
@@ -177,5 +177,5 @@ class FedFomo(Algorithm):
 
 
 def _take_first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
-    """The first ``count`` of what lies along the first axis."""
+    """Take the first ``count`` entries along the first axis."""
     return slots.map(lambda value: value[:count]) if isinstance(slots, Tensors) else slots[:count]

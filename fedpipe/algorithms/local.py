@@ -15,7 +15,7 @@ from fedpipe.core.tensors import Tensors
 class Local(Algorithm):
     r"""Each client trains alone: the baseline that a federation has to beat.
 
-    Source: a baseline of the papers, without a paper of its own.
+    Source: a baseline of the papers, without its own paper.
 
     Method: from a common initial model, client k minimizes its mean cross-entropy :math:`F_k` for E epochs in every
     round in which it is a participant, with a new optimizer. In other rounds its model does not change. The personal

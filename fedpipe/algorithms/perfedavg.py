@@ -85,7 +85,7 @@ class PerFedAvg(FedAvg):
         return (Update.copy("model", to="personal"), personal_pass)
 
     def local_passes(self) -> Sequence[Pass]:
-        """Meta-learning; then the personal step anew."""
+        """Meta-learning, then the personal step."""
         epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches_per_step
         return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches_per_step), *self.personalize())
 

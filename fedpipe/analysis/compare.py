@@ -27,7 +27,7 @@ from fedpipe.report.tables import DASH
 from fedpipe.report.words import explain_metrics, format_metric
 from fedpipe.settings.report import Report
 
-WORKSPACE = "workspace"  #: what lies here, as DVC calls it
+WORKSPACE = "workspace"  #: DVC's name for the current files
 
 Row = tuple[str, str]  #: of the table: algorithm, and grid point in words
 
@@ -43,13 +43,13 @@ class Revision(NamedTuple):
 
 
 def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
-    """What ``fedpipe compare`` prints, and a sentence for each revision whose params.yaml gives another table.
+    """Compare revisions. Return the text, and a warning for each revision whose params.yaml gives another table.
 
     Parameters
     ----------
     names
-        Commits, tags, branches or experiments, the first of which is the baseline; one alone is compared with what lies
-        here, and without any that is HEAD.
+        Commits, tags, branches or experiments, beginning with the baseline. A single one is compared with the
+        workspace. By default HEAD.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def _get_record_row(plan: Plan, record: dict[Any, Any]) -> Row:
 
 
 def _read_settings(cell: Cell) -> dict[str, Any]:
-    """The settings of a cell's run, but for its seed."""
+    """Read the settings of a cell's run without its seed."""
     run_settings = read_generated_yaml(cell.files.settings)
     return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
         "federation.rounds": cell.rounds
@@ -163,7 +163,7 @@ def _canonicalize_plan(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
 
 
 def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
-    """A run's settings but for digests of code, and for where its files lie."""
+    """Remove digests of code and paths of files from a run's settings."""
     return {
         name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
     }

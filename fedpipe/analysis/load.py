@@ -79,8 +79,8 @@ class Results:
     def clients(self) -> pd.DataFrame:
         """Models on test sets: ``protocol``, ``round``, ``client``, ``correct``, ``total``, ``loss``, ``accuracy``.
 
-        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. By
-        class, ``hits`` were told right, ``support`` are there, and ``predicted`` were told to be of it: arrays.
+        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. Arrays
+        by class: ``hits`` (correctly classified), ``support`` (present), and ``predicted``.
         """
         with self._enter_folder():
             metrics = self._data.metrics
@@ -126,10 +126,10 @@ class Results:
 
     @cached_property
     def partitions(self) -> pd.DataFrame:
-        """Who owns which ``sample`` (its place in the data set) for which ``split``, by ``partition`` and ``client``.
+        """Samples of clients: ``partition``, ``client``, ``sample`` (index in the data set), ``split`` and class.
 
-        Client -1: nobody's, a sample of the global test set alone. ``label`` is its class, ``class_name`` what that is
-        called. :attr:`provenance` tells which runs have which partition.
+        Client -1 is for samples that are only in the global test set. ``label`` is the class and ``class_name`` its
+        name. :attr:`provenance` has the partition of each run.
         """
         frames: list[pd.DataFrame] = []
         with self._enter_folder():

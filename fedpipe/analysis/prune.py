@@ -1,8 +1,8 @@
 """Finds and removes runs with their diagnostics, partitions, data and features that no study and no commit needs.
 
-A key is needed by the studies that lie here (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch, tag
-or experiment whose ``results/keys`` name it. Only what lies in DVC's cache is removed, so that nothing is lost by it;
-what the cache itself no longer needs, `dvc gc` removes.
+A key is needed by the studies in this folder (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch,
+tag or experiment whose ``results/keys`` name it. Only files in DVC's cache are removed, so that nothing is lost. `dvc
+gc` cleans the cache itself.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def find_unneeded_files() -> list[UnneededFiles]:
     Raises
     ------
     SettingsError
-        A study can't be read, so that nobody knows what it needs.
+        A study can't be read, so that its needs are unknown.
     ArtifactError
         Here is no repository of git and DVC.
     """

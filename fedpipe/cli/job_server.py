@@ -148,7 +148,7 @@ def main() -> None:
     import_module("fedpipe.core.components.code_digest").compute_shared_digest()  # reads the code, once for all jobs
     gc.freeze()  # a fork need not copy what is here to look for garbage in it
     with socket.socket(fileno=int(sys.argv[2])) as listener:
-        if _compute_fingerprint() == fingerprint:  # else nobody knows which code was imported
+        if _compute_fingerprint() == fingerprint:  # otherwise the imported code is unknown
             _serve_commands(os.pidfd_open(int(sys.argv[1])), listener)
         os.unlink(sys.argv[3])
 
@@ -161,7 +161,7 @@ def _serve_commands(snakemake: int, listener: socket.socket) -> None:
         files: list[Any] = [snakemake, listener, *jobs, *(connection for _, connection in jobs.values())]
         readable, _, _ = select.select(files, [], [])
         for job, (process, connection) in list(jobs.items()):
-            if snakemake in readable or connection in readable:  # nobody waits for the job any more
+            if snakemake in readable or connection in readable:  # no process waits for the job any more
                 os.kill(process, signal.SIGKILL)
             if job in readable:
                 with suppress(OSError):

@@ -99,7 +99,7 @@ def segment(
     callbacks: Callbacks = "",
     needs_collection: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
 ) -> None:
-    """Run consecutive rounds: train, aggregate, evaluate; goes on from what it finds; SIGTERM ends it after a round."""
+    """Run or resume consecutive rounds: train, aggregate, evaluate. SIGTERM ends it after a round."""
     from fedpipe.core.callbacks import CallbackList
     from fedpipe.engine import collect as stage
     from fedpipe.engine import interrupts
@@ -292,7 +292,7 @@ def _parse_keep_models(keep_models: str) -> Any:
 
 
 def _build_section(section: type[Section], **values: Any) -> Any:
-    """A section of params.yaml, of which a job is told some by options."""
+    """Build a section of params.yaml from the options of a job."""
     from pydantic import ValidationError
 
     try:

@@ -86,9 +86,9 @@ def run(
         int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
     ] = None,
 ) -> None:
-    """Run a whole study: print the snakemake command that does it, and become that command.
+    """Run a study: print and execute the snakemake command.
 
-    Whatever else stands on the line is passed on to snakemake, as `fedpipe run --quiet rules`.
+    Other options are passed to snakemake, such as `fedpipe run --quiet rules`.
     """
     require_single_study(params, preset)
     if not params.is_file():
@@ -119,7 +119,7 @@ def papers(
     preset: Annotated[str, typer.Option("--preset", help="smoke, reduced or paper.")] = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
-    """Write the four papers' pages of what has been run at a preset, published numbers beside measured ones."""
+    """Write the four papers' pages for a preset, with published numbers next to measured ones."""
     from fedpipe.papers import make
 
     make.write_papers(preset, plan_fingerprint)

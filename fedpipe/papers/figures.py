@@ -1,6 +1,6 @@
 """The papers' figures: a tidy frame of each from its runs, its SVG, and its numbers as CSV.
 
-A form of `fedpipe.papers.layouts` has a function for its frame here, and no figure has a function of its own.
+A form of `fedpipe.papers.layouts` has a function for its frame here, and figures have no separate functions.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
             if value is None or figure.x not in run.cell.grid:
                 continue
             panel, x = run.panel, run.cell.grid[figure.x]
-            if isinstance(x, str):  # a column of its own, such as `Figure 8a/64`
+            if isinstance(x, str):  # a separate column, such as `Figure 8a/64`
                 panel, _, x = x.rpartition("/")
                 panel = figure.x_label[panel] if isinstance(figure.x_label, Mapping) else panel
             entry = {"measure": MEASURE_LABELS[measure]} if len(figure.measures) > 1 else {}

@@ -56,7 +56,7 @@ class Repeat(_LayoutModel):
 
 
 class Claim(_LayoutModel):
-    """What a paper says of a table: row ``own`` is above row ``over``, or above the best of the others."""
+    """A paper's claim about a table: row ``own`` is above row ``over``, or above the best of the others."""
 
     says: str
     own: str
@@ -65,7 +65,7 @@ class Claim(_LayoutModel):
 
 
 class Table(_LayoutModel):
-    """A table. Without ``columns`` it has no numbers, and ``reason`` says why.
+    """A table. Without ``columns`` it has no numbers, and ``reason`` explains it.
 
     ``shown`` names the protocol of a method that the table's own ``protocol`` is not for. ``parameters`` names, by row
     and column, the method's parameter that the cell contains or that its formula uses.
@@ -153,7 +153,7 @@ class RunSelection(_LayoutModel):
 
 
 class Figure(RunSelection):
-    """A figure: its form, what the paper says that it shows, and its runs: its own selection and those of ``beside``.
+    """A figure: its form, the paper's claim, and its runs, from its own selection and those of ``beside``.
 
     ``panels`` and ``lines`` name the values by which a run is in a panel and on a line (of the grid, ``algorithm`` or
     ``client``). ``x`` is the name of the grid on the horizontal axis, and ``x_label`` may name each panel's.

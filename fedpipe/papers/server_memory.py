@@ -19,8 +19,8 @@ def count_server_elements(
 ) -> dict[str, int]:
     """The number of elements in each part of the server's state, which has the same shapes in every round.
 
-    Nothing is allocated: tensors are on the meta device. What only names tensors, or is a function of the state, is no
-    memory of its own; a state that is made of one tensor several times counts each of them, since training parts them.
+    Tensors are on the meta device, so nothing is allocated. Parts that only name tensors, or are functions of the
+    state, do not count. A tensor that appears several times counts each time, because training separates the copies.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def download_dataset(name: str) -> Path:
     Returns
     -------
     Path
-        Where it lies now.
+        Path of the stored file.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     Returns
     -------
     Path
-        Where it lies now.
+        Path of the stored file.
 
     Raises
     ------

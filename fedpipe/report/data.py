@@ -183,8 +183,9 @@ class StudyData:
 
     @cached_property
     def table_rows(self) -> list[tuple[Hashable, ...]]:
-        """Rows of the pivoted table, as algorithm and grid values: all, or only the best of some lists
-        (:func:`fedpipe.report.results.select_best_rows`).
+        """Rows of the pivoted table, as algorithm and grid values: all, or the best of some lists.
+
+        See :func:`fedpipe.report.results.select_best_rows`.
         """
         return results.select_best_rows(self.plan, self.reported_rows)
 

@@ -66,7 +66,7 @@ def own_settings(plan: Plan) -> list[str]:
     Examples
     --------
     >>> own_settings(plan)  # doctest: +SKIP
-    ['scaffold has settings of its own: federation.optimizer=sgd, federation.learning_rate=0.05.']
+    ['scaffold has ... federation.optimizer=sgd, federation.learning_rate=0.05.']
     """
     found: dict[str, dict[str, list[str]]] = {}
     for cell in sort_cells(plan):

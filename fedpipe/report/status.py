@@ -128,7 +128,7 @@ class LoggedJob:
     def is_stopped(self) -> bool:
         """Whether Ctrl+C ended it, or SIGTERM ended a segment after a round, which its log's last line shows.
 
-        False for a segment without a log of its own, because the log belongs to the previous job.
+        False for a segment without its own log, because the log belongs to the previous job.
         """
         if self.interrupted:
             return True

@@ -1,6 +1,6 @@
-"""The contract of algorithms, as tests for anybody's: what `fedpipe check` runs, and fedpipe's own tests do.
+"""The contract of algorithms as tests, which `fedpipe check` and fedpipe's tests run.
 
-In a test of one's own::
+Use it in your test::
 
     from fedpipe import testing
 

@@ -1,7 +1,7 @@
-"""What holds for every algorithm: no executor, block or order changes a result, and all that counts is in the states.
+"""The contract of algorithms: results do not depend on executor, blocks or order, and all memory is in the states.
 
-A check takes an algorithm and gives a sentence for each breach. Federations are small and in float64, so that all that
-is more than rounding is a mistake.
+A check takes an algorithm and returns one message per violation. Federations are small and in float64, so that any
+difference beyond rounding is an error.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_memory(algorithm: Algorithm) -> Iterator[str]:
-    """What is remembered lies in the states alone: nothing on the algorithm, nothing changed in place."""
+    """All memory is in the states: nothing on the algorithm, and nothing changed in place."""
     trial = make_trial(algorithm)
     workers = cast(Loop, trial.executor)._idle_workers
     remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
@@ -310,7 +310,7 @@ def check_order_of_uploads(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_resuming(algorithm: Algorithm) -> Iterator[str]:
-    """A run that goes on from its files, block by block, gives the bits of one that never stopped."""
+    """A run that resumes from its files, block by block, gives the bits of an uninterrupted run."""
     straight_trial, resumed_trial = (make_trial(algorithm).run(2) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
 
@@ -340,7 +340,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_traffic(algorithm: Algorithm) -> Iterator[str]:
-    """The bytes counted are those of all tensors that travel; what `traffic` leaves out, nobody reads."""
+    """The counted bytes are those of all tensors that travel. Parts that `traffic` omits have no effect."""
     for width in (None, 3):
         trial = make_trial(algorithm, width=width).run(1)
         ids = trial.participants(2)
@@ -362,7 +362,7 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
-    """One class is nobody's at all, another's first owner joins in the third round; a client has a single sample."""
+    """One class has no owner, another's first owner joins in the third round, and a client has one sample."""
     clients = synthetic(labels=lambda client: [1, 2] if client in (3, 6) else [0, 1])
     advice = "no class needs to have an owner, and a client may have one sample"
     for width in (None, 3):

@@ -19,18 +19,18 @@ from fedpipe.testing.checks import check_algorithm
 
 
 def run_check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
-    """A sentence for each breach; also where the algorithm can't be built.
+    """Check an algorithm. Return one message per violation, also if it can't be built.
 
-    The federations of the contract are its own, whatever a study's is: small, and made so that breaches show.
+    The contract uses its own small federations, which reveal violations.
 
     Parameters
     ----------
     name
-        An algorithm's name or dotted path; with ``params`` a method of that study.
+        Name or dotted path of an algorithm. With ``params`` a method of that study.
     settings
-        Its parameters, each as ``key=value``, with a value as it stands in params.yaml.
+        Parameters as ``key=value``, with values as in params.yaml.
     params
-        A study, of whose method all other parameters are.
+        Study whose method has all other parameters.
     """
     torch.set_num_threads(1)
     try:

@@ -118,7 +118,7 @@ def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
 def compare_loop_and_stacks(
     algorithm: Algorithm, widths: Sequence[int], rounds: int, model: str = "mlp", **settings: Any
 ) -> Iterator[str]:
-    """Rounds in the loop, beside the same rounds in stacks."""
+    """Run rounds in the loop and the same rounds in stacks."""
     loop = make_trial(algorithm, model, **settings)
     stacks = [make_trial(algorithm, model, width=width, **settings) for width in widths]
     trained_clients = set()

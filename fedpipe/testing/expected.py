@@ -1,7 +1,7 @@
-"""What is expected of one algorithm beyond the contract: its traffic, and what is left where it is switched off.
+"""Expectations of one algorithm beyond the contract: its traffic, and a setting that switches it off.
 
-An algorithm's own test declares it once, as ``EXPECTED = Expected(...)``. It stands there and not in the algorithm,
-since all that stands in the algorithm is part of its runs' keys.
+An algorithm's test declares them once, as ``EXPECTED = Expected(...)``. They are not in the algorithm, because its code
+is part of its runs' keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a class says before anything runs: names that are nearly a hook's, and hooks that take the wrong arguments."""
+"""Checks a class before it runs: names that are similar to a hook's, and hooks with wrong arguments."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
 
 
 def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
-    """A name that is no hook's and that the class itself never uses: nobody calls it, so that it has no effect."""
+    """Check a name that the class never uses. If it is not a hook, it has no effect."""
     if name in used_names:
         return
     matches = difflib.get_close_matches(name, (*HOOKS, *FORMER_HOOKS), n=1, cutoff=SIMILARITY)

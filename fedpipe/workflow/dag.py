@@ -126,7 +126,7 @@ class StudySelection:
         return self.is_folder or any(freshness.needs_planning(path, self.preset) for path in self.studies)
 
     def write_plans(self) -> None:
-        """Plan all studies in a process of its own, because planning imports torch.
+        """Plan all studies in a separate process, because planning imports torch.
 
         Raises
         ------
@@ -400,7 +400,7 @@ def format_shell_prefix(environment: Mapping[str, object]) -> str:
     """What precedes the command of each job, with these variables.
 
     Jobs call `fedpipe` of the environment that Snakemake runs in, activated or not, with the code in this folder, so
-    that an experiment of DVC in a folder of its own runs its own code. Snakemake formats the prefix.
+    that an experiment of DVC in a separate folder runs its own code. Snakemake formats the prefix.
     """
     assignments = [
         f'PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',

@@ -150,13 +150,13 @@ def get_dw_refusal(method: Any) -> str:
 
 
 def resolve_algorithm_class(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
-    """The class that an entry's parameters ask for.
+    """Get the class for the parameters of an entry.
 
     Raises
     ------
     SettingsError
-        They ask for ``dw`` where the method refuses it, or it has a parameter of its own by that name; the sentence
-        begins with ``key``.
+        They contain ``dw``, but the method rejects it or has a parameter with that name. The message begins with
+        ``key``.
     """
     if "dw" in {field.name for field in dataclasses.fields(method)}:
         raise SettingsError(f"{key}: {method.__qualname__} has a field 'dw', which is FedDW's regularizer; rename it.")

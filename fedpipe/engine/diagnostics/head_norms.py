@@ -1,4 +1,4 @@
-"""Norms of the rows of heads, next to the class fractions of their owners (`head-norms`)."""
+"""Norms of the rows of heads, next to the class fractions of the owners (`head-norms`)."""
 
 from __future__ import annotations
 

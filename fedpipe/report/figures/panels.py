@@ -160,8 +160,8 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached")
 def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0) -> Figure:
     """Heat maps with one color scale. Zero is white.
 
-    ``frame`` has ``panel``, ``row``, ``column`` and ``value``. With ``measure``, each is a row of panels with a scale
-    of its own. ``gamma`` below 1 separates small values.
+    ``frame`` has ``panel``, ``row``, ``column`` and ``value``. With ``measure``, each is a row of panels with its
+    own scale. ``gamma`` below 1 separates small values.
     """
     frame = _fill_columns(frame, panel="", measure=z_label)
     measures = list(frame["measure"].unique())

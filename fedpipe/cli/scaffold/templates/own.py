@@ -1,4 +1,4 @@
-"""Algorithms of your own: classes that params.yaml names, as ``prox: {algorithm: own.Prox}`` under `algorithms`."""
+"""Custom algorithms: classes that params.yaml names, such as ``prox: {algorithm: own.Prox}`` under `algorithms`."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 class Prox(FedAvg):
     """FedAvg with a proximal term: local training is pulled towards the global model.
 
-    `fedpipe check own.Prox` holds it to the contract of algorithms, and says in a sentence what breaks it.
+    `fedpipe check own.Prox` tests it against the contract of algorithms, with one message per violation.
     """
 
     mu: float = 0.01  #: strength of the pull; params.yaml may set it

@@ -1,0 +1,66 @@
+"""Docstrings and comments follow the language rules of CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.small_studies import ROOT
+
+PACKAGE = ROOT / "fedpipe"
+#: Phrases that the rules ban, each with what to write.
+BANNED = {
+    r"of (?:your|its|their|one's) own": "custom, or your",
+    r"\banew\b": "recomputed",
+    r"\b(?:lies|tells|told|says|stands)\b": "is in, contains, shows, prints",
+    r"\bgoes on\b": "resumes, continues",
+    r"\bin place of\b": "instead of",
+    r"\bbut for\b": "except",
+    r"\bbeside\b": "next to",
+    r"\bwhat becomes of\b": "a noun",
+    r"\bprint's\b": "reported",
+    r"\bhence\b": "so",
+    r"\bnobody\b": "a sentence about what happens",
+}
+SEMICOLONS_PER_1000_WORDS = 2
+
+
+def read_prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of each comment and docstring of a module."""
+    source = path.read_text()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            yield node.body[0].lineno, ast.get_docstring(node) or ""
+
+
+def strip_code(text: str) -> str:
+    return re.sub(r"``[^`]*``|`[^`]*`|\.\. math::.*?(?:\n\n|$)|:math:`[^`]*`", "", text, flags=re.S)
+
+
+@pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()))
+def test_prose_has_no_banned_phrase(room: str) -> None:
+    """Each match is printed with its place and a better word."""
+    problems = [
+        f"{path.relative_to(ROOT)}:{line}: '{match.group(0)}' -> {advice}"
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for line, text in read_prose(path)
+        for pattern, advice in BANNED.items()
+        for match in re.finditer(pattern, strip_code(text), re.I)
+    ]
+    assert problems == []
+
+
+def test_prose_has_few_semicolons() -> None:
+    prose = [strip_code(text) for path in sorted(PACKAGE.rglob("*.py")) for _, text in read_prose(path)]
+    words = sum(len(text.split()) for text in prose)
+    semicolons = sum(len(re.findall(r";(?=\s)", text)) for text in prose)
+    assert semicolons * 1000 <= SEMICOLONS_PER_1000_WORDS * words, f"{semicolons} in {words} words"
