@@ -44,7 +44,7 @@ class RunKind(NamedTuple):
 
     @property
     def nearest_kinds(self) -> list[RunKind]:
-        """Kinds to try: this one, then other data sets, then other algorithms of this model. An empty name matches any."""
+        """Kinds to try: this one, then other data sets, then other algorithms of this model. Empty matches any."""
         return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
 
