@@ -157,7 +157,7 @@ def test_every_parameter_is_documented(kind: component.ComponentKind, name: str)
 def test_list_and_describe_know_diagnostics() -> None:
     lines = printed("list", "diagnostics").splitlines()
     assert [line.split()[0] for line in lines] == ["head-norms", "features", "surface", "gradients", "locals"]
-    assert lines[0] == "head-norms  Norms of the rows of heads beside the class shares of who owns them."
+    assert lines[0] == "head-norms  Norms of the rows of heads, next to the class fractions of the owners."
     for kind in code_digest.DIAGNOSTIC_MODULES:
         text, module = printed("describe", kind), importlib.import_module(code_digest.DIAGNOSTIC_MODULES[kind])
         columns = text.partition("Columns of its table")[2].splitlines()[1:]
