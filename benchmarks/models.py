@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
-from fedpipe.engine.clients.executor import ClientTask
+from fedpipe.engine.clients.executor import FIRST, ClientTask
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import Loop
 from fedpipe.models.base import FunctionalNetwork, Model, Network
@@ -90,7 +90,8 @@ def fedpipes(case: Case, family: Model, clients: FederatedData, **settings: Any)
     server, loop = algorithm.init(lambda _: net.make_initial_model(0)), Loop(algorithm, clients)
 
     def train() -> None:
-        list(loop.run(ClientTask("train", 1, [0], lambda _: {}, lambda ids: algorithm.send(server, ids))))
+        kept = {FIRST: torch.ones(())}
+        list(loop.run(ClientTask("train", 1, [0], lambda _: kept, lambda ids: algorithm.send(server, ids))))
 
     return train
 

@@ -95,7 +95,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     clone.commit("as shipped")
     typist = Typist(clone, "README.md")
 
-    assert "| feddw" in typist.next("make demo")
+    assert "| FedDW" in typist.next("make demo")
     typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
     first = clone.metrics()
     assert stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
@@ -133,7 +133,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert r"\toprule" in typist.next("fedpipe show --format latex")
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"
-    assert "| feddw" in typist.next("fedpipe show --params studies/gallery.yaml")
+    assert "| FedDW" in typist.next("fedpipe show --params studies/gallery.yaml")
     for line, preset in (
         ("make papers", "smoke"),
         ("make papers PRESET=reduced", "reduced"),
