@@ -157,7 +157,7 @@ def test_the_wheel_runs_a_study_in_an_empty_folder(tmp_path: Path) -> None:
     typed("fedpipe", "check", "own.Prox")
     typed("fedpipe", "run")
     table = (tmp_path / "study/results/tables/results.md").read_text()
-    assert "| fedavg" in table
+    assert "| FedAvg" in table
     assert "| prox" in table
     assert set(json.loads((tmp_path / "study/results/metrics.json").read_text())) == {"fedavg", "prox"}
     assert "Nothing to be done" in typed("fedpipe", "run")
