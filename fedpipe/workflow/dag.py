@@ -13,7 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -415,6 +415,9 @@ def escape_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def hash_files(paths: Iterable[Path]) -> str:
-    """A hash of what files contain."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()
+def hash_page_sources() -> str:
+    """Hash the sources of the papers' pages: published numbers, layouts, and the code that draws them."""
+    package = Path(__file__).parents[1]
+    report = [package / "report" / name for name in ("contrasts.py", "figures/panels.py", "figures/style.py")]
+    paths = [*sorted((package / "papers").glob("*.*")), *report]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -171,15 +171,19 @@ def test_numbers_in_running_text_are_made_of_cells(judged):
     found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
     mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
 
-    def of(*names):
+    def get_row(*names):
         return next(value for place, value in mean.items() if tuple(place)[:4] == names)
 
     drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
-    one_way, other = (of("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological"))
+    one_way, other = (
+        get_row("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
+    )
     assert drop == pytest.approx(one_way - other)
     milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
     assert milliseconds == pytest.approx(0)
-    gains = [of("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)]
+    gains = [
+        get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)
+    ]
     assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
 
 

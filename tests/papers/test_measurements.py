@@ -125,14 +125,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
         yield made
 
 
-def there(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
+def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
     """A paper's studies by their names."""
     return functools.cache(lambda name: PaperStudy.find(paper.stem, name, preset))
 
 
-def found(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
+def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
     """A paper's cells by their places."""
-    return measurements.measure_cells(paper, there(paper, preset))
+    return measurements.measure_cells(paper, make_finder(paper, preset))
 
 
 def number(cell: MeasuredCell) -> Number:
@@ -154,7 +154,7 @@ def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[
 
 def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) -> None:
     """Also where two lists have the same values, so that only the order of their names tells the cells apart."""
-    told, plan = found(PFPS), ran["pfps_lwc/table2"]
+    told, plan = measure_paper(PFPS), ran["pfps_lwc/table2"]
     rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
         cell = told[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
@@ -183,7 +183,7 @@ def test_test_samples_count_once(
 
 
 def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
-    told, plan = found(CW), ran["cwfedavg/table2"]
+    told, plan = measure_paper(CW), ran["cwfedavg/table2"]
     for row, method, protocol in (
         ("FedAvg", "fedavg", "personal-on-local"),
         ("FedAMP", "fedamp", "trained-on-local"),
@@ -194,7 +194,7 @@ def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]
 
 
 def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
-    told = found(CW)
+    told = measure_paper(CW)
     cost = {row: told[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
     assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
         "FedAvg": (2.0, 2.0),
@@ -203,7 +203,7 @@ def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> 
 
 
 def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
-    told, plan = found(PFPS), ran["pfps_lwc/figure8"]
+    told, plan = measure_paper(PFPS), ran["pfps_lwc/figure8"]
     gain = told[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
     one, two = (
         shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
@@ -213,7 +213,7 @@ def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) ->
 
 
 def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
-    made = figures.draw_figures(PFPS, there(PFPS))
+    made = figures.draw_figures(PFPS, make_finder(PFPS))
     figure = made["PFPS-LWC", "Figure 8"]
     assert isinstance(figure, SvgFigure)
     lines = figure.csv.splitlines()
@@ -230,7 +230,7 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
 def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
-    made = figures.draw_figures(CW, there(CW))
+    made = figures.draw_figures(CW, make_finder(CW))
     figure = made["cwFedAvg", "Figure 5"]
     assert isinstance(figure, SvgFigure)
     told = [line.split(",") for line in figure.csv.splitlines()]
@@ -257,7 +257,7 @@ def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(form="shares", says="norms", study="figure5", panels=("data",))
-    made = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), there(CW))[
+    made = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
     ]
     assert isinstance(made, SvgFigure)
@@ -288,10 +288,10 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
     gone = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
     column = f"{gone.grid['partition.alpha']}/{gone.grid['federation.participation']}"
     place = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
-    before = found(PFPS)
+    before = measure_paper(PFPS)
     away = gone.merged_files.path.rename(tmp_path / "away")
     try:
-        after = found(PFPS)
+        after = measure_paper(PFPS)
         assert number(after[place]).runs == 1, "the other seed is there"
         assert (before[place].is_incomplete, after[place].is_incomplete) == (False, True)
         other = place._replace(row="FedProto")
@@ -312,7 +312,7 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
-    told = found(CW, "full")
+    told = measure_paper(CW, "full")
     numbers, checked = published.load_published(), 0
     for place, cell in told.items():
         if place.metric in ("hyperparameter", "server_memory_million_parameters"):

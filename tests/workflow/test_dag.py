@@ -365,3 +365,16 @@ def test_importing_it_imports_nothing_that_takes_time() -> None:
     environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["papers/published.csv", "papers/pages.py", "report/contrasts.py", "report/figures/panels.py"]
+)
+def test_pages_depend_on_published_numbers_and_on_the_code_that_draws_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit of any of these files makes the pages again."""
+    before, read_bytes = dag.hash_page_sources(), Path.read_bytes
+    edited = Path(dag.__file__).parents[1] / name
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"\n" * (path == edited))
+    assert dag.hash_page_sources() != before

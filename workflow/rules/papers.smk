@@ -1,6 +1,5 @@
-# The papers' pages: the studies of a folder, made together, then what print has beside what came of them. They are made
-# after a failure, too (`onerror`): what did not come is a dash with its reason.
-from fedpipe import papers
+# The papers' pages: the studies of a folder, run together, and the published numbers next to the measured ones. They are
+# also made after a failure (`onerror`), with a dash and the reason for each missing number.
 
 PAGES = f"results/papers/{SELECTION.preset}"
 
@@ -39,7 +38,7 @@ rule pages:
         CONDA
     params:
         preset=SELECTION.preset,
-        printed=dag.hash_files(Path(papers.__file__).parent.glob("*.*")),  # and how pages show it
+        printed=dag.hash_page_sources(),  # the published numbers and the code of the pages
         shown=STUDY_DAG.plans_fingerprint,
     shell:
         "fedpipe papers --preset {params.preset} --plan-fingerprint {params.shown} > {log:q} 2>&1"
