@@ -163,8 +163,8 @@ def test_list_and_describe_know_diagnostics() -> None:
         columns = text.partition("Columns of its table")[2].splitlines()[1:]
         assert [line.split()[0] for line in columns] == module.SCHEMA.names, kind
         assert f"\n  kind: {kind}\n" in text
-        assert '\n  rounds: ["last"]    # After which rounds;' in text
-    assert "\n  norm    # Euclidean\n" in printed("describe", "head-norms")
+        assert '\n  rounds: ["last"]    # Rounds to analyze.' in text
+    assert "\n  norm    # Euclidean norm\n" in printed("describe", "head-norms")
 
 
 def test_describe_finds_ones_own_components() -> None:
