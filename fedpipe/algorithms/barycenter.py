@@ -115,7 +115,7 @@ class Barycenter(FedAvg):
         for name in () if isinstance(self.layers, int) else self.layers:
             if name not in layer_names:
                 raise SettingsError(
-                    f"{key}.layers: the network has no layer '{name}'; {suggest_name(name, layer_names)}"
+                    f"{key}.layers: the network has no layer '{name}'. {suggest_name(name, layer_names)}"
                 )
 
 

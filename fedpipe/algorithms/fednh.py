@@ -77,9 +77,7 @@ class FedNH(Algorithm):
         """
         head = network.head
         if not isinstance(head, nn.Linear):
-            raise SettingsError(
-                f"model.name: FedNH can't replace a head of {type(head).__name__}; it should be Linear."
-            )
+            raise SettingsError(f"model.name: FedNH can't replace a head of {type(head).__name__}. Use Linear.")
         network.head = PrototypeHead(head.in_features, head.out_features, self.scale)
         return network
 

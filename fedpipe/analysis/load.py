@@ -189,14 +189,14 @@ class Results:
         """
         protocol = self.plan.protocols[0] if protocol is None else protocol
         if not 0 < accuracy <= 1:
-            raise SettingsError(f"accuracy: {accuracy} can't be used; it should be a share, as 0.7 for 70 %.")
+            raise SettingsError(f"accuracy: {accuracy} can't be used. Use a share, as 0.7 for 70 %.")
         protocol_accuracies = self.accuracies[
             (self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)
         ]
         if protocol_accuracies.empty:
             measured_protocols = list(dict.fromkeys(self.accuracies["protocol"]))
             raise SettingsError(
-                f"protocol: nothing is measured by '{protocol}'; {suggest_name(protocol, measured_protocols)}"
+                f"protocol: nothing is measured by '{protocol}'. {suggest_name(protocol, measured_protocols)}"
             )
         return statistics.compute_cost_to_target(protocol_accuracies, self.traffic, self._run_columns, accuracy).drop(
             columns="protocol"
@@ -344,15 +344,15 @@ class Results:
 
     def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
         if algorithm not in self.plan.algorithms:
-            raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, self.plan.algorithms)}")
+            raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, self.plan.algorithms)}")
         seed = self.plan.seeds[0] if seed is None else seed
         if seed not in self.plan.seeds:
-            raise SettingsError(f"seed: {seed} is not in the study; it should be one of {list(self.plan.seeds)}.")
+            raise SettingsError(f"seed: {seed} is not in the study. Use one of {list(self.plan.seeds)}.")
         full_names = dict(zip(results.shorten_names(self.plan.grid), self.plan.grid, strict=True))
         names = {name: name for name in self.plan.grid} | full_names
         if unknown_names := [name for name in grid if name not in names]:
             raise SettingsError(
-                f"{unknown_names[0]}: not varied by the study's grid; "
+                f"{unknown_names[0]}: not varied by the study's grid. "
                 f"{suggest_name(unknown_names[0], list(full_names))}"
             )
         point = {names[name]: value for name, value in grid.items()}
@@ -378,7 +378,7 @@ class Results:
         cell = self._find_cell(algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not 0 <= number <= cell.rounds:
-            raise SettingsError(f"round: {number} is none of the run's; it should be from 0 to {cell.rounds}.")
+            raise SettingsError(f"round: {number} is none of the run's. Use from 0 to {cell.rounds}.")
         return cell, number
 
     def _get_dataset_name(self, cell: Cell) -> str:
@@ -418,7 +418,7 @@ def _read_current_plan(params: Path) -> Plan:
         It has no plan yet, or that is of an earlier state of the file.
     """
     if not params.is_file():
-        raise SettingsError(f"{params}: there is no such file; it should be a study's, or a folder of results.")
+        raise SettingsError(f"{params}: there is no such file. Use a study's, or a folder of results.")
     files = StudyFiles.from_params(params)
     if not files.plan.is_file():
         raise ArtifactError(f"{files.plan} is missing; type `{layout.format_run_command(params)}` first.")
@@ -478,4 +478,4 @@ def _require_state(files: RunFiles, number: int, client: int | None = None) -> N
 
 def _require_client(client: int, count: int) -> None:
     if not 0 <= client < count:
-        raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {count - 1}.")
+        raise SettingsError(f"client: {client} is none of the run's. Use from 0 to {count - 1}.")

@@ -98,7 +98,7 @@ def _get_global_model(run: Run, number: int) -> Tensors:
 
 def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
     if not 0 <= client < len(run.clients):
-        raise SettingsError(f"client: {client} is none of the run's; it should be from 0 to {len(run.clients) - 1}.")
+        raise SettingsError(f"client: {client} is none of the run's. Use from 0 to {len(run.clients) - 1}.")
     with numerics.preserve_torch_flags():
         capture = _ModelCapture(run.algorithm, run.clients)
         list(capture.run(run.make_task("receive", number + 1, [client], ["global"])))

@@ -56,7 +56,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         The table differs from the one of the plan's runs, or an artifact is missing or damaged.
     """
     if table.parent.name != "tables":
-        raise SettingsError(f"'{table}' is not a study's table; it should be as results/tables/results.md.")
+        raise SettingsError(f"'{table}' is not a study's table. Use as results/tables/results.md.")
     if RESULTS.resolve() not in table.resolve().parents:
         raise SettingsError(f"'{table}' is not a table of this folder's studies; go to the folder that it is of.")
     plan = Plan.read(table.parent.parent / "plan.json")
@@ -66,7 +66,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(
-            f"'{cell}' is not a cell of {table}; {suggest_name(cell, similar_names or list(table_cells))}"
+            f"'{cell}' is not a cell of {table}. {suggest_name(cell, similar_names or list(table_cells))}"
         )
     row = table_cells[cell]
     cells = tuple(

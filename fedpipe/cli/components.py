@@ -57,7 +57,7 @@ def describe(
             {component for kind in COMPONENT_KINDS for component in registry.list_components(kind)}
             | {*code_digest.DIAGNOSTIC_MODULES}
         )
-        raise SettingsError(f"'{name}' is unknown; {suggest_name(name, known_names)}")
+        raise SettingsError(f"'{name}' is unknown. {suggest_name(name, known_names)}")
     kind, component_class = (
         kinds[0],
         registry.add_extension_parameters(kinds[0], registry.find_component(kinds[0], name)),
@@ -143,5 +143,5 @@ def _find_kind(plural: str, *extra_choices: str) -> ComponentKind:
 
     kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}
     if plural not in kinds:
-        raise SettingsError(f"'{plural}' can't be listed; {suggest_name(plural, [*kinds, *extra_choices])}")
+        raise SettingsError(f"'{plural}' can't be listed. {suggest_name(plural, [*kinds, *extra_choices])}")
     return kinds[plural]

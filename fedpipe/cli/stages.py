@@ -82,7 +82,7 @@ def partition(
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
-        raise SettingsError("KEY: missing; it should be a partition of the plan (--preview shows them all).")
+        raise SettingsError("KEY: missing. Use a partition of the plan (--preview shows them all).")
     else:
         stage.partition_dataset(key)
 
@@ -241,7 +241,7 @@ def figure(
     from fedpipe.report.data import StudyData
 
     if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
-        raise SettingsError(f"'{name}' can't be drawn; it should be curves, matrices, or partition with its key.")
+        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, or partition with its key.")
     study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name == "curves":
@@ -261,7 +261,7 @@ def record(
     """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
     study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
-        raise SettingsError(f"'{algorithm}' is not in the study; {suggest_name(algorithm, study_plan.algorithms)}")
+        raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
     for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
         merged_files.check()
 

@@ -97,17 +97,17 @@ def find_callback(name: str) -> type[Callback]:
     module, _, member = name.rpartition(".")
     if not module:
         raise SettingsError(
-            f"{CALLBACKS_KEY}: unknown callback '{name}'; it should be {DVCLIVE}, or a class's path, as own.Board."
+            f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {DVCLIVE}, or a class's path, as own.Board."
         )
     try:
         candidate = getattr(importlib.import_module(module), member)
     except Exception as error:  # a user's module may raise anything
         raise SettingsError(
-            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}); it should be the path of a class, as own.Board."
+            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}). Use the path of a class, as own.Board."
         ) from error
     if not (isinstance(candidate, type) and issubclass(candidate, Callback)):
         raise SettingsError(
-            f"{CALLBACKS_KEY}: '{name}' is not a callback; it should derive from fedpipe.core.callbacks.Callback."
+            f"{CALLBACKS_KEY}: '{name}' is not a callback. It must derive from fedpipe.core.callbacks.Callback."
         )
     return candidate
 

@@ -76,34 +76,34 @@ def format_validation_errors(
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
-            messages.append(f"{key}: unknown key; {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
+            messages.append(f"{key}: unknown key. {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
         elif kind == "missing" and isinstance(problem["loc"][-1], int):  # an entry of a list with fixed length
-            expectations[key] = (problem["input"], [f"should have at least {problem['loc'][-1] + 1} items"])
+            expectations[key] = (problem["input"], [f"at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
-            messages.append(f"{key}: missing; it must be given.")
+            messages.append(f"{key}: missing. Give a value.")
         elif kind == "value_error":
             sentence = str(context["error"])
             has_key = not key or sentence.startswith(key.split(".")[0])
             messages += (sentence if has_key else f"{key}: {sentence}").splitlines()
         elif kind == "too_short":
             count = context["min_length"]
-            expectations[key] = (problem["input"], [f"should have at least {count} item{'s' if count > 1 else ''}"])
+            expectations[key] = (problem["input"], [f"at least {count} item{'s' if count > 1 else ''}"])
         elif kind == "too_long":
-            expectations[key] = (problem["input"], [f"should have at most {context['max_length']} items"])
+            expectations[key] = (problem["input"], [f"at most {context['max_length']} items"])
         elif kind == "string_pattern_mismatch":
-            expectations[key] = (problem["input"], [f"should match pattern '{context['pattern']}'"])
+            expectations[key] = (problem["input"], [f"text that matches the pattern '{context['pattern']}'"])
         else:
             words = TYPE_PHRASES.get(
                 kind, problem["msg"].removeprefix("Input should be ").split(", unable")[0].split(", got")[0]
             )
-            value, key_phrases = expectations.setdefault(key, (problem["input"], []))
-            key_phrases.append(words if key_phrases else f"should be {words}")
+            words = f"a value {words}" if words.startswith(("greater", "less")) else words
+            expectations.setdefault(key, (problem["input"], []))[1].append(words)
     for key, (value, phrases) in expectations.items():
-        if phrases[0].startswith("should have") and any(other.startswith(f"{key}.") for other in expectations):
+        if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
             continue  # the list is too short because of an invalid entry
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         value_text = value_text if len(value_text) <= SHOWN else f"{value_text[:SHOWN]}…"
-        messages.append(f"{key}: {value_text} can't be used; it {' or '.join(phrases)}.")
+        messages.append(f"{key}: {value_text} can't be used. Use {' or '.join(phrases)}.")
     more = len(messages) - LISTED
     return (
         messages
@@ -162,13 +162,13 @@ def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tupl
 
 
 def suggest_name(name: str, options: Sequence[str]) -> str:
-    """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them."""
+    """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them. A sentence."""
     if RENAMED_KEYS.get(name) in options:
-        return f"it is now '{RENAMED_KEYS[name]}'."
+        return f"It is now '{RENAMED_KEYS[name]}'."
     matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
     if matches:
-        return f"did you mean '{matches[0]}'?"
-    return f"it should be one of: {', '.join(options)}." if options else "remove it."
+        return f"Did you mean '{matches[0]}'?"
+    return f"Use one of: {', '.join(options)}." if options else "Remove it."
 
 
 def _clean_location(location: Location, settings: Any) -> Location:

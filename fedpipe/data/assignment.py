@@ -197,7 +197,7 @@ def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alterna
     if len(np.unique(sample)) < len(sample):
         raise SettingsError(
             f"{setting} can't be used with a partition in which clients share samples, since one would train on what "
-            f"another {verb} on; it should be {alternative}."
+            f"another {verb} on. Use {alternative}."
         )
 
 

@@ -67,15 +67,15 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
         if not isinstance(value, Tensors):
             constructor = "torch.tensor(...)" if isinstance(value, (bool, int, float)) else "Tensors(...)"
             raise SettingsError(
-                f"{get_algorithm_name(algorithm)}.{hook} gives '{part}' as {describe_value(value)}; it should be a "
+                f"{get_algorithm_name(algorithm)}.{hook} gives '{part}' as {describe_value(value)}. Use a "
                 "tensor or Tensors, "
                 f"as {constructor} makes them."
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
                 raise SettingsError(
-                    f"{get_algorithm_name(algorithm)}.{hook} gives '{name}' in '{part}' as {describe_value(tensor)}; "
-                    "it should be a tensor."
+                    f"{get_algorithm_name(algorithm)}.{hook} gives '{name}' in '{part}' as {describe_value(tensor)}. "
+                    "Use a tensor."
                 )
     return result
 
@@ -84,7 +84,7 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
     """Require that `send` returned two states."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.send gives {describe_value(result)}; it should give two states: what is "
+            f"{get_algorithm_name(algorithm)}.send gives {describe_value(result)}. It must give two states: what is "
             "common to all clients, "
             "and own parts stacked along a first axis, as ({'model': model}, {})."
         )
@@ -96,7 +96,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
     """Require that a hook returned a list of passes."""
     if not isinstance(result, Sequence) or not all(isinstance(pass_, (Train, Measure, Update)) for pass_ in result):
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.{hook} gives {describe_value(result)}; it should give a tuple of "
+            f"{get_algorithm_name(algorithm)}.{hook} gives {describe_value(result)}. It must give a tuple of "
             "passes, each a Train, Measure "
             "or Update, as (Train(self.loss),)."
         )
@@ -106,7 +106,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
             raise SettingsError(
                 f"federation.local_steps: {algorithm.federation.local_steps} can't be used with "
                 f"{get_algorithm_name(algorithm)}."
-                f"{hook}, whose `when` or `after` goes by epochs; it should be null, or the pass should have `epochs`."
+                f"{hook}, whose `when` or `after` goes by epochs. Use null, or the pass should have `epochs`."
             )
     return list(result)
 
@@ -116,7 +116,7 @@ def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[st
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}.metrics gives '{reserved_name}', which is recorded of every round "
-            "already; it should have "
+            "already. It must have "
             "another name."
         )
     return {name: float(value) for name, value in result.items()}
@@ -159,7 +159,7 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
     if problem:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but the client has "
-            f"{problem}; it should be a part "
+            f"{problem}. Use a part "
             f"that holds what the pass trains of '{training.group}', as `start` may give it."
         )
 
@@ -184,7 +184,7 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
     if not result.requires_grad:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: the loss of a Train pass depends on nothing that the pass trains of "
-            f"'{training.group}'; it should be computed from client['{training.group}'], without detach()."
+            f"'{training.group}'. Use computed from client['{training.group}'], without detach()."
         )
 
 
@@ -307,7 +307,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         if name in registry.list_components(component.ALGORITHM):
             return None
         if isinstance(error, NotImplementedError) and hasattr(Algorithm, frames[-1].name):
-            return f"{name} has no '{frames[-1].name}'; it should define that hook, or derive from FedAvg."
+            return f"{name} has no '{frames[-1].name}'. It must define that hook, or derive from FedAvg."
         last_frame = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE_FOLDER)][-1]
         path = Path(last_frame.filename).relative_to(_PACKAGE_FOLDER.parent)
         return (
@@ -331,7 +331,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
             "leave what is random to batches, dropout and initial models."
         )
     if any(words in error_text for words in IN_PLACE_ERRORS):
-        return f"{prefix}: `{line}` changes a tensor in place; it should make a new one, as a = a + b."
+        return f"{prefix}: `{line}` changes a tensor in place. It must make a new one, as a = a + b."
     if type(error).__name__ == "FrozenInstanceError":
         return (
             f"{prefix}: `{line}` keeps something on the algorithm, which is frozen and one for all clients; what a "
@@ -343,8 +343,8 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
             f"{_explain_unmatched_names(algorithm, error.names)}"
         )
     if isinstance(error, KeyError):
-        return f"{prefix}: `{line}` asks for {message}, which is not there; it should be one of the parts at hand."
-    return f"{prefix}: `{line}` fails ({type(error).__name__}: {message}); it should work for any client and round."
+        return f"{prefix}: `{line}` asks for {message}, which is not there. Use one of the parts at hand."
+    return f"{prefix}: `{line}` fails ({type(error).__name__}: {message}). It must work for any client and round."
 
 
 def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
@@ -352,7 +352,7 @@ def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
     summary = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} in one only"
     net = getattr(algorithm, "net", None)
     if net is None or not {*names} <= {*net.buffer_names}:
-        return f"{summary}; it should be tensors of the same names."
+        return f"{summary}. Use tensors of the same names."
     return (
         f"{summary}; BatchNorm's running statistics, which a gradient does not have, are left out by "
         "self.net.parameters(model)."

@@ -120,12 +120,12 @@ class Model(Component):
         for name, value in network_tensors.items():
             if name not in file_tensors:
                 raise SettingsError(
-                    f"model.weights: {self.weights} has no tensor '{name}'; it should have {expected_tensors}."
+                    f"model.weights: {self.weights} has no tensor '{name}'. It must have {expected_tensors}."
                 )
             if file_tensors[name].shape != value.shape or not file_tensors[name].is_floating_point():
                 raise SettingsError(
-                    f"model.weights: '{name}' of {self.weights} is {describe_tensor(file_tensors[name])}; it should "
-                    f"be {describe_tensor(value)}."
+                    f"model.weights: '{name}' of {self.weights} is {describe_tensor(file_tensors[name])}. "
+                    f"Use {describe_tensor(value)}."
                 )
             if not file_tensors[name].isfinite().all():
                 raise SettingsError(
@@ -170,7 +170,7 @@ class Model(Component):
         assert self.pinned_file is not None
         if not self.pinned_file.path.is_file():
             raise SettingsError(
-                f"model.weights: {self.pinned_file.path} is missing; it should be the file with SHA-256 {self.sha256}."
+                f"model.weights: {self.pinned_file.path} is missing. Use the file with SHA-256 {self.sha256}."
             )
         if problem := self.pinned_file.explain_mismatch("model", None):
             raise SettingsError(problem)
@@ -191,9 +191,7 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
     except Exception as error:  # a user's file may contain anything
         reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
-        raise SettingsError(
-            f"model.weights: {path} can't be read ({reason}); it should be a state dict, tensors by name."
-        )
+        raise SettingsError(f"model.weights: {path} can't be read ({reason}). Use a state dict, tensors by name.")
     return tensors
 
 

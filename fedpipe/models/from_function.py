@@ -104,14 +104,14 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "
-            f"({type(error).__name__}: {error}); it should return a body and a head."
+            f"({type(error).__name__}: {error}). It must return a body and a head."
         ) from error
     modules = (result.body, result.head) if isinstance(result, Network) else result
     if not (
         isinstance(modules, tuple) and len(modules) == 2 and all(isinstance(module, nn.Module) for module in modules)
     ):
         raise SettingsError(
-            f"model.name: '{name}' returns {type(result).__name__}; it should return a body and a head, both modules."
+            f"model.name: '{name}' returns {type(result).__name__}. It must return a body and a head, both modules."
         )
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -122,6 +122,6 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
         ) from error
     if logits.shape != (2, classes):
         raise SettingsError(
-            f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}; "
-            f"it should be {(2, classes)}, a logit a class."
+            f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}. "
+            f"Use {(2, classes)}, a logit a class."
         )

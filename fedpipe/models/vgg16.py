@@ -73,7 +73,7 @@ class VGG16(Model):
         require_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
             raise SettingsError(
-                "model.frozen: true can't be used with random weights, which would never train; it should be false, or "
+                "model.frozen: true can't be used with random weights, which would never train. Use false, or "
                 "model.weights imagenet or a file."
             )
         if self.weights == IMAGENET and self.imagenet_file.is_file():
@@ -165,6 +165,6 @@ class VGG16(Model):
         expected_shapes = {name: value.shape for name, value in base.state_dict().items()}
         if {name: value.shape for name, value in base_tensors.items()} != expected_shapes:
             raise SettingsError(
-                f"model.weights: {self.weights} holds another network; it should hold torchvision's VGG16."
+                f"model.weights: {self.weights} holds another network. It must contain torchvision's VGG16."
             )
         base.load_state_dict(base_tensors)

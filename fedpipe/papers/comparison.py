@@ -134,7 +134,7 @@ class PaperComparison:
 def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
     if preset not in get_args(Preset):
-        raise ValueError(f"preset {preset!r} is unknown; it should be one of {', '.join(get_args(Preset))}.")
+        raise ValueError(f"preset {preset!r} is unknown. Use one of {', '.join(get_args(Preset))}.")
     known_ids = set(list_cell_ids())
     all_measured = dict(measured_cells)
     for cell_id, cell in measured_cells.items():

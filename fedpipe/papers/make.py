@@ -36,7 +36,7 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
     """
     if preset not in get_args(Preset):
         raise SettingsError(
-            f"--preset: '{preset}' is no preset of the papers; {suggest_name(preset, list(get_args(Preset)))}"
+            f"--preset: '{preset}' is no preset of the papers. {suggest_name(preset, list(get_args(Preset)))}"
         )
     measured_cells: dict[CellId, MeasuredCell] = {}
     drawings: dict[tuple[str, str], SvgFigure | str] = {}

@@ -83,7 +83,7 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
 def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, number: int) -> PlannedDiagnostic:
     if number > cell.rounds:
         raise SettingsError(
-            f"diagnostics.{name}.rounds: {number} is beyond the last round, {cell.rounds}; it should be that at most."
+            f"diagnostics.{name}.rounds: {number} is beyond the last round, {cell.rounds}. Use that at most."
         )
     key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, number))
     return PlannedDiagnostic(
@@ -150,7 +150,7 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
     clients = getattr(diagnostic, "clients", None) or ()
     if too_large := [client for client in clients if client >= study_params.federation.clients]:
         raise SettingsError(
-            f"diagnostics.{name}.clients: there is no client {too_large[0]}; it should be less than federation.clients "
+            f"diagnostics.{name}.clients: there is no client {too_large[0]}. Use less than federation.clients "
             f"({study_params.federation.clients})."
         )
 

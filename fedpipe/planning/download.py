@@ -167,7 +167,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         if pin is None or pin.sha256:
             continue
         if not pin.path.is_file():
-            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing; it should be a file.")
+            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use a file.")
         sha256 = pinned_files.compute_content_sha256(pin.path)
         _require_usable_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
@@ -258,7 +258,7 @@ def _check_samples(
         expected_facts = declared_facts or measured_facts
         raise ArtifactError(
             f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
-            f"{samples.y.max() + 1} classes; it should be {expected_facts.size} of shape {expected_facts.shape} in "
+            f"{samples.y.max() + 1} classes. Use {expected_facts.size} of shape {expected_facts.shape} in "
             f"{expected_facts.classes}."
         )
 

@@ -38,7 +38,7 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
     keys_by_name: dict[str, list[str]] = {}
     for name, values in study_params.study.grid.items():
         if not values:
-            kind = "axis has no values; it should have" if isinstance(values, dict) else "list is empty; it should hold"
+            kind = "axis has no values. It must have" if isinstance(values, dict) else "list is empty. It must contain"
             raise SettingsError(f"study.grid.{name}: its {kind} at least one value.")
         axis = values.values() if isinstance(values, dict) else [[name]]
         keys_by_name[name] = list(dict.fromkeys(key for part in axis for key in part))

@@ -87,7 +87,7 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     from fedpipe.report.figures import partition
 
     if key not in plan.partitions:
-        raise SettingsError(f"'{key}' can't be drawn; it should be a partition of {plan.params}.")
+        raise SettingsError(f"'{key}' can't be drawn. Use a partition of {plan.params}.")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
     partition.draw_partition(key, plan.partitions[key], stem)
 

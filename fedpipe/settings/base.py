@@ -95,7 +95,7 @@ class Choice(Section):
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
             raise ValueError(
                 f"{key}.{name}: {getattr(self, name)} has no meaning for {getattr(self, selector)}, which takes "
-                f"{' and '.join(allowed_keys)}; remove it."
+                f"{' and '.join(allowed_keys)}. Remove it."
             )
 
     @model_serializer(mode="wrap")

@@ -102,9 +102,7 @@ def _check_diagnostic_kinds(entries: Any) -> Any:
         if isinstance(entry, _Diagnostic):
             continue
         if not isinstance(entry, dict) or "kind" not in entry:
-            raise ValueError(
-                f"diagnostics.{name}: its kind is missing; it should be one of: {', '.join(DIAGNOSTIC_KINDS)}."
-            )
+            raise ValueError(f"diagnostics.{name}: its kind is missing. Use one of: {', '.join(DIAGNOSTIC_KINDS)}.")
         if entry["kind"] not in DIAGNOSTIC_KINDS:
             hint = suggest_name(str(entry["kind"]), DIAGNOSTIC_KINDS)
             raise ValueError(f"diagnostics.{name}.kind: there is no diagnostic '{entry['kind']}'; {hint}")

@@ -42,7 +42,7 @@ class Execution(Section):
     @classmethod
     def _check_stack(cls, stack: int | str) -> int | str:
         if isinstance(stack, int) and stack < 1:
-            raise ValueError(f"{stack} can't be used; it should be at least 1.")
+            raise ValueError(f"{stack} can't be used. Use at least 1.")
         return stack
 
     @model_validator(mode="after")

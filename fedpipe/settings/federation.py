@@ -194,7 +194,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
             return raw
         epochs, steps = raw.get("local_epochs", 1), raw.get("local_steps")
         if epochs is None and steps is None:
-            raise ValueError("federation.local_epochs: null leaves no training; it should be given, or local_steps.")
+            raise ValueError("federation.local_epochs: null leaves no training. Use given, or local_steps.")
         if steps is not None and raw.get("local_epochs") is not None:
             raise ValueError(
                 f"federation.local_steps: {steps} can't be used beside local_epochs: {epochs}, since both say how long "
@@ -207,8 +207,8 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         minimum = self.schedule.minimum
         if minimum is not None and minimum > self.learning_rate:
             raise ValueError(
-                f"federation.schedule.minimum: {minimum} is more than federation.learning_rate ({self.learning_rate}); "
-                "it should be less."
+                f"federation.schedule.minimum: {minimum} is more than federation.learning_rate ({self.learning_rate}). "
+                "Use less."
             )
         return self
 
@@ -216,7 +216,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     def _check_precision(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
             raise ValueError(
-                f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}; it should be full, or "
+                f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}. Use full, or "
                 "federation.dtype float32."
             )
         return self
@@ -244,7 +244,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     def _check_momentum(self) -> Federation:
         if self.optimizer == "adam" and self.momentum:
             raise ValueError(
-                f"federation.momentum: {self.momentum} has no meaning for adam; it should be 0, or the optimizer sgd."
+                f"federation.momentum: {self.momentum} has no meaning for adam. Use 0, or the optimizer sgd."
             )
         return self
 

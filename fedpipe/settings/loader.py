@@ -23,7 +23,7 @@ def read_params(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
     except OSError as error:
-        raise SettingsError(f"{path}: it can't be read ({error.strerror}); it should be a YAML file.") from None
+        raise SettingsError(f"{path}: it can't be read ({error.strerror}). Use a YAML file.") from None
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
     if not isinstance(settings, dict):

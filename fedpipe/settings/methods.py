@@ -53,8 +53,7 @@ class MethodOptions(Section):
             not title or not title.isprintable() or title != " ".join(title.split()) or title[0] == "_" or "|" in title
         ):
             raise ValueError(
-                f"{title!r} can't be used; it should be a line of text with single spaces, without '|', and not begin "
-                "with '_'."
+                f"{title!r} can't be used. Use a line of text with single spaces, without '|', and not begin with '_'."
             )
         return title
 
@@ -64,7 +63,7 @@ class MethodOptions(Section):
         for key in overrides:
             if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
-                    f"'{key}' is the same for all methods, which are compared on the same data; it should be a key of "
+                    f"'{key}' is the same for all methods, which are compared on the same data. Use a key of "
                     "federation (other than clients), model or transforms."
                 )
             if key == "federation":
@@ -174,7 +173,7 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     entries = entries if isinstance(entries, dict) else {}
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:
-        raise SettingsError(f"'{label}' is no method of the study; {suggest_name(label, known_labels)}")
+        raise SettingsError(f"'{label}' is no method of the study. {suggest_name(label, known_labels)}")
     entry = entries.get(label, {})
     return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 

@@ -141,7 +141,7 @@ class Params(Section):
                 known_names = sorted({*self.algorithms, *registry.list_components(ALGORITHM)})
                 if label not in known_names:
                     raise SettingsError(
-                        f"study.algorithms: unknown algorithm '{label}'; {suggest_name(label, known_names)}"
+                        f"study.algorithms: unknown algorithm '{label}'. {suggest_name(label, known_names)}"
                     )
                 self.algorithms[label] = parse_method({}, label)
         options = {label: self.algorithms[label].options for label in self.study.algorithms}
@@ -150,14 +150,14 @@ class Params(Section):
             labels = [label for label in self.study.algorithms if not options[label].overrides]
         if self.report.baseline not in (None, *self.study.algorithms):
             raise SettingsError(
-                f"report.baseline: '{self.report.baseline}' is not in study.algorithms; "
+                f"report.baseline: '{self.report.baseline}' is not in study.algorithms. "
                 f"{suggest_name(str(self.report.baseline), self.study.algorithms)}"
             )
         for name in self.report.best_over:
             if name not in self.study.grid:
                 known_names = list(self.study.grid)
                 raise SettingsError(
-                    f"report.best_over: '{name}' is not in study.grid; {suggest_name(name, known_names)}"
+                    f"report.best_over: '{name}' is not in study.grid. {suggest_name(name, known_names)}"
                 )
         self._check_validation_samples()
         titles = {label: get_title(label, self.algorithms[label]) for label in self.study.algorithms}
@@ -172,12 +172,12 @@ class Params(Section):
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
                     f"report.best_on: validation chooses {label}'s best by {selection_protocol}, which is not "
-                    "measured; it should "
-                    f"be one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
+                    "measured. "
+                    f"Use one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
                 )
             if method_protocol and method_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"algorithms.{label}.protocol: {method_protocol} is not measured; it should be one of "
+                    f"algorithms.{label}.protocol: {method_protocol} is not measured. Use one of "
                     "evaluation.protocols, "
                     f"{', '.join(self.evaluation.protocols)}."
                 )
@@ -186,24 +186,24 @@ class Params(Section):
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
-                    f"needs sgd; it should be sgd, or algorithms.{label}.adam true to insist."
+                    f"needs sgd. Use sgd, or algorithms.{label}.adam true to insist."
                 )
             for key in algorithm.unsupported_settings:
                 value, default = getattr(self.federation, key), Federation.model_fields[key].default
                 if value != default:
                     raise SettingsError(
-                        f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps; "
-                        f"it should be {'null' if default is None else default}."
+                        f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps. "
+                        f"Use {'null' if default is None else default}."
                     )
             if self.federation.local_steps is not None and (reason := algorithm.local_steps_refusal):
                 raise SettingsError(
-                    f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}; it "
-                    f"should be null, or study.algorithms do without {label}."
+                    f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}. "
+                    f"Use null, or study.algorithms do without {label}."
                 )
             if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
                 raise SettingsError(
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
-                    f"move; it should be left out, or study.algorithms do without {label}."
+                    f"move. Use left out, or study.algorithms do without {label}."
                 )
         self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
         for label in labels if self.model.has_full_weights else ():
@@ -213,23 +213,23 @@ class Params(Section):
         if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, whose samples are "
-                f"those of the whole data set; remove it."
+                f"those of the whole data set. Remove it."
             )
         if (self.dataset.subset or 0) > facts.size:
             raise SettingsError(
-                f"dataset.subset: {self.dataset.subset} is more than there are; it should be at most {facts.size}."
+                f"dataset.subset: {self.dataset.subset} is more than there are. Use at most {facts.size}."
             )
         partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
         self.partition.check(self.federation.clients, facts.classes, partitioned_size)
         if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
-                "would train on what another tests on; it should be 'official'."
+                "would train on what another tests on. Use 'official'."
             )
         if self.partition.has_overlap and self.dataset.validation_fraction:
             raise SettingsError(
                 f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
-                f"which clients share samples, since one would train on what another validates on; it should be 0."
+                f"which clients share samples, since one would train on what another validates on. Use 0."
             )
         self.transforms.check(facts.shape)
         if self.model.has_frozen_base and self.transforms.is_random:
@@ -249,22 +249,22 @@ class Params(Section):
             default = [name for name, family in families.items() if hasattr(family, "vocabulary") == has_tokens]
             raise SettingsError(
                 f"model.name: '{registry.get_component_name(MODEL, type(self.model))}' can't take the "
-                f"{'token ids' if has_tokens else 'numbers'} of the data set; it should be one of: "
+                f"{'token ids' if has_tokens else 'numbers'} of the data set. Use one of: "
                 f"{', '.join(default)}."
             )
         self.model.check_weights(facts.shape, facts.classes)
         vocabulary = getattr(self.model, "vocabulary", None)
         if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
             raise SettingsError(
-                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set; "
-                f"it should be {facts.vocabulary}."
+                f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set. "
+                f"Use {facts.vocabulary}."
             )
         if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
             last = self.federation.rounds
             if self.federation.learning_rate and not self.federation.with_round_learning_rate(last + 1).learning_rate:
                 raise SettingsError(
                     f"federation.schedule: after round {last} the learning rate is 0, at which the models of finetuned "
-                    "protocols would stay as they are; it should have a minimum above 0, or another period."
+                    "protocols would stay as they are. It must have a minimum above 0, or another period."
                 )
         if self.federation.rounds % self.evaluation.every:
             raise SettingsError(
@@ -277,6 +277,6 @@ class Params(Section):
 def single_initial_model_error(algorithm: str) -> SettingsError:
     """Error about an algorithm with several initial models if a file contains only one."""
     return SettingsError(
-        f"model.weights: a file holds one initial model, and {algorithm} begins with several; it should be null, or "
+        f"model.weights: a file holds one initial model, and {algorithm} begins with several. Use null, or "
         f"study.algorithms do without {algorithm}."
     )

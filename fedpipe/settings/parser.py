@@ -141,7 +141,7 @@ def apply_preset(
     known_presets = list(presets) if isinstance(presets, Mapping) else []
     if preset not in known_presets:
         raise SettingsError(
-            f"--preset: '{preset}' is no preset of this study; {suggest_name(preset, [*known_presets, FULL_PRESET])}"
+            f"--preset: '{preset}' is no preset of this study. {suggest_name(preset, [*known_presets, FULL_PRESET])}"
         )
     changes = parse_params(settings, download_command).presets[preset]
     return override_settings(settings, changes), {

@@ -56,7 +56,7 @@ class Study(Section):
         path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
         if path:
             entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
-            raise ValueError(f"'{path}' needs a name; it should be an entry, as `{entry}` under algorithms.")
+            raise ValueError(f"'{path}' needs a name. Use an entry, as `{entry}` under algorithms.")
         return algorithms
 
     @field_validator("grid")
@@ -80,7 +80,7 @@ class Study(Section):
                 )
             if name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
                 raise ValueError(
-                    f"study.grid.{name}: an axis can't be called so; it should be a word of your own, as environment, "
+                    f"study.grid.{name}: an axis can't be called so. Use a word of your own, as environment, "
                     "that is no column of the tables."
                 )
         return grid

@@ -53,4 +53,4 @@ class Transforms(Section):
                 raise SettingsError(f"transforms.{name}: {value} is for images, not for inputs of shape {shape}.")
             if name in {"mean", "std"} and len(value) not in {0, 1, shape[0]}:
                 counts = "one number" if shape[0] == 1 else f"one number or {shape[0]}, one a channel"
-                raise SettingsError(f"transforms.{name}: {list(value)} can't be used; it should be {counts}.")
+                raise SettingsError(f"transforms.{name}: {list(value)} can't be used. Use {counts}.")

@@ -131,7 +131,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
         model = call_recording_hooks(trial)
         if model is not None and (missing_names := [name for name in trial.net.names if name not in model]):
             yield (
-                f"global_model gives no '{missing_names[0]}'; it should have all parameters of the network, or be None."
+                f"global_model gives no '{missing_names[0]}'. It must have all parameters of the network, or be None."
             )
 
 
@@ -173,7 +173,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
                 )
                 return
         if message := difference(collect_all(trials[1]), collect_all(trials[0])):
-            yield f"the same run twice gives other numbers ({message}); it should repeat bit by bit."
+            yield f"the same run twice gives other numbers ({message}). It must repeat bit by bit."
 
 
 # -- the same numbers on every way -------------------------------------------------------------------------------------

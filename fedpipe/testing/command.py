@@ -43,9 +43,7 @@ def run_check(name: str, settings: Sequence[str], params: Path | None = None) ->
     except SettingsError as error:
         return str(error).splitlines()
     except Exception as error:  # of its __post_init__: whatever a class of the user's own does as it is made
-        return [
-            f"{name}: can't be made with these parameters ({contract.describe_error(error)}); it should accept them."
-        ]
+        return [f"{name}: can't be made with these parameters ({contract.describe_error(error)}). It must accept them."]
     try:
         return check_algorithm(cast(Algorithm, algorithm), _print_progress if sys.stderr.isatty() else None)
     finally:
@@ -58,7 +56,7 @@ def _parse_parameters(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not (key and equals):
-            raise SettingsError(f"--set: '{setting}' can't be used; it should be KEY=VALUE, as mu=0.1.")
+            raise SettingsError(f"--set: '{setting}' can't be used. Use KEY=VALUE, as mu=0.1.")
         try:
             parameters[key] = read_yaml(text, key)
         except SettingsError:

@@ -54,9 +54,9 @@ def find_invalid_tensors(trial: Trial) -> Iterator[str]:
     for hook, hook_states in states.items():
         for value in pytree.tree_leaves(hook_states):
             if value.requires_grad:
-                yield f"{hook} gives a tensor with a gradient; it should be detached."
+                yield f"{hook} gives a tensor with a gradient. Use detached."
             elif value.dtype == torch.bool or value.is_complex():
-                yield f"{hook} gives a tensor of {value.dtype}; it should be of floating point or of integers."
+                yield f"{hook} gives a tensor of {value.dtype}. Use of floating point or of integers."
             elif not value.isfinite().all():
                 yield f"{hook} gives infinity or NaN on easy data; divisions and logarithms should be kept from 0."
             else:

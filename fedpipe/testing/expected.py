@@ -67,7 +67,7 @@ class Expected:
 
     def __post_init__(self) -> None:
         if not self.traffic:
-            raise ValueError("traffic: empty; it should be numbers down and up, as [({}, lambda n: (n.all, n.all))].")
+            raise ValueError("traffic: empty. Use numbers down and up, as [({}, lambda n: (n.all, n.all))].")
         for name in self.exceptions:
             if name not in EXPECTATIONS:
                 raise ValueError(f"exceptions: '{name}' is not one of {', '.join(EXPECTATIONS)}.")

@@ -51,7 +51,7 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
                 yield from _check_other_name(label, name, used_names)
     for name in fields:
         if name in HOOKS:
-            yield f"{label}: its field '{name}' hides the hook of that name; it should have another name."
+            yield f"{label}: its field '{name}' hides the hook of that name. It must have another name."
 
 
 def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
         argument for argument in inspect.signature(getattr(Algorithm, name)).parameters if argument != "self"
     ]
     if isinstance(value, property) or not callable(getattr(value, "__func__", value)):
-        yield f"{label}.{name} is no method; it should take ({', '.join(expected_arguments)})."
+        yield f"{label}.{name} is no method. It must take ({', '.join(expected_arguments)})."
         return
     if not isinstance(value, FunctionType):  # a static or class method, a partial: calls will say
         return
@@ -68,7 +68,7 @@ def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
         signature.bind(None, *expected_arguments)
     except TypeError:
         actual_arguments = [argument for argument in signature.parameters if argument != "self"]
-        yield f"{label}.{name} takes ({', '.join(actual_arguments)}); it should take ({', '.join(expected_arguments)})."
+        yield f"{label}.{name} takes ({', '.join(actual_arguments)}). It must take ({', '.join(expected_arguments)})."
 
 
 def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:

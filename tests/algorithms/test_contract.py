@@ -32,7 +32,7 @@ def expected_of(name):
         declared = None
     if not isinstance(declared, Expected):
         pytest.fail(
-            f"tests/algorithms/test_{name}.py: EXPECTED is missing; it should be fedpipe.testing.Expected, with the "
+            f"tests/algorithms/test_{name}.py: EXPECTED is missing. Use fedpipe.testing.Expected, with the "
             f"traffic of {name} and the parameters that switch off what it adds.",
             pytrace=False,
         )
@@ -88,5 +88,5 @@ def test_what_is_expected_is_checked():
     assert testing.check_expected(fedprox, right, "centralized")[0].startswith("centralized: one client alone trains")
     with pytest.raises(ValueError, match=r"^exceptions: 'U3' is not one of equal_uploads, centralized, no_learning"):
         Expected(traffic=whole, centralized={}, exceptions={"U3": "of no reason"})
-    with pytest.raises(ValueError, match=r"^traffic: empty; it should be numbers down and up, as \[\("):
+    with pytest.raises(ValueError, match=r"^traffic: empty. Use numbers down and up, as \[\("):
         Expected(traffic=[], centralized={})

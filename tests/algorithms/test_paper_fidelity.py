@@ -41,8 +41,8 @@ def test_pfedme_refuses_what_it_would_pass_over(planned, setting, right):
     told, status = planned(studies.settings(labels, federation=setting))
     assert status == 2
     assert told == (
-        f"fedpipe: federation.{key}: {value} can't be used with pfedme, which takes plain gradient steps; "
-        f"it should be {right}.\n"
+        f"fedpipe: federation.{key}: {value} can't be used with pfedme, which takes plain gradient steps. "
+        f"Use {right}.\n"
     )
     assert planned(studies.settings(labels, federation=ALONE))[1] in (0, None)
     assert planned(studies.settings(("fedavg",), federation=setting))[1] in (0, None)
@@ -61,8 +61,8 @@ def test_momentum_and_adam_are_refused_where_no_step_takes_them(planned, name, s
     told, status = planned(studies.settings(labels, federation=setting))
     assert status == 2
     assert told == (
-        f"fedpipe: federation.{key}: {value} can't be used with {name}, which takes plain gradient steps; "
-        f"it should be {right}.\n"
+        f"fedpipe: federation.{key}: {value} can't be used with {name}, which takes plain gradient steps. "
+        f"Use {right}.\n"
     )
     assert planned(studies.settings(labels, federation=ALONE | {"weight_decay": 0.01}))[1] in (0, None)
 

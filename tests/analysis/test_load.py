@@ -150,7 +150,7 @@ def test_rounds_and_bytes_to_a_target_are_those_of_the_first_round_that_has_it(r
         assert row["bytes"] == (5 * (sent["bytes_down"] + sent["bytes_up"])).sum() > 0
     assert reached
     assert results.to_target(1.0)["round"].isna().all()
-    with pytest.raises(SettingsError, match=r"accuracy: 70 can't be used; it should be a share, as 0.7 for 70 %"):
+    with pytest.raises(SettingsError, match=r"accuracy: 70 can't be used. Use a share, as 0.7 for 70 %"):
         results.to_target(70)
     with pytest.raises(SettingsError, match=r"protocol: nothing is measured by 'kept-on-local'"):
         results.to_target(0.5, "kept-on-local")
@@ -320,7 +320,7 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda results: results.model("fedagv"), "'fedagv' is not in the study; did you mean 'fedavg'"),
+        (lambda results: results.model("fedagv"), "'fedagv' is not in the study. Did you mean 'fedavg'"),
         (lambda results: results.model("fedavg", 7, alpha=0.3), r"seed: 7 is not in the study; .* \[0, 1\]"),
         (
             lambda results: results.model("fedavg"),
@@ -328,7 +328,7 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
         ),
         (
             lambda results: results.model("fedavg", alfa=0.3),
-            "alfa: not varied by the study's grid; did you mean",
+            "alfa: not varied by the study's grid. Did you mean",
         ),
         (lambda results: results.model("fedavg", alpha=0.3, round=4), "round: 4 is none of the run's; .* from 0 to 3"),
         (lambda results: results.model("fedavg", alpha=0.3, client=10), "client: 10 is none of the run's"),

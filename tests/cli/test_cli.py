@@ -74,9 +74,7 @@ def test_a_truth_value_is_no_number_and_changes_nothing(
     one = printed("plan", "--dry-run")
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: true"))
-    assert refused(monkeypatch, capsys, "plan") == (
-        "federation.learning_rate: true can't be used; it should be a valid number."
-    )
+    assert refused(monkeypatch, capsys, "plan") == ("federation.learning_rate: true can't be used. Use a valid number.")
     assert not Path("results").exists()
     Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: 1e0"))  # text, to YAML 1.1
     assert printed("plan", "--dry-run") == one
@@ -195,14 +193,14 @@ def test_a_study_that_was_never_run_is_told_how_to(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("describe", "fedavgg"), "'fedavgg' is unknown; did you mean 'fedavg'?"),
-        (("list", "algos"), "'algos' can't be listed; did you mean 'algorithms'?"),
+        (("describe", "fedavgg"), "'fedavgg' is unknown. Did you mean 'fedavg'?"),
+        (("list", "algos"), "'algos' can't be listed. Did you mean 'algorithms'?"),
         (
             ("list", "zzz"),
-            "'zzz' can't be listed; it should be one of: algorithms, datasets, models, partitions, diagnostics.",
+            "'zzz' can't be listed. Use one of: algorithms, datasets, models, partitions, diagnostics.",
         ),
-        (("figure", "pie"), "'pie' can't be drawn; it should be curves, matrices, or partition with its key."),
-        (("download", "digit"), "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
+        (("figure", "pie"), "'pie' can't be drawn. Use curves, matrices, or partition with its key."),
+        (("download", "digit"), "dataset.name: unknown data set 'digit'. Did you mean 'digits'?"),
         (("plan",), "params.yaml: there is no such file; run from the folder that holds it."),
         (("show",), "params.yaml: there is no such file; run from the folder that holds it."),
         *(
@@ -326,7 +324,7 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     assert len(runs) == 2
     assert said == "fedpipe: 2 studies: 1 run to make, 20 rounds in all."
     for text, sentence in (
-        ("federation: {rounds: 0}\n", "federation.rounds: 0 can't be used; it should be greater than or equal to 1."),
+        ("federation: {rounds: 0}\n", "federation.rounds: 0 can't be used. Use a value greater than or equal to 1."),
         ("a: [\n", "it is not valid YAML (line 2, column 1: expected the node content, but found '<stream end>')."),
     ):
         Path("studies/two.yaml").write_text(text)
@@ -334,7 +332,7 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
     Path("studies/one.yaml").write_text("presets: {smoke: {federation.rounds: 1}}\n")
     Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
     assert refused(monkeypatch, capsys, "plan", "--params", "studies", "--preset", "smoke") == (
-        "studies/two.yaml: --preset: 'smoke' is no preset of this study; it should be one of: full."
+        "studies/two.yaml: --preset: 'smoke' is no preset of this study. Use one of: full."
     )
     assert not Path("results").exists(), "nothing is written of the others"
 

@@ -60,7 +60,7 @@ def test_what_is_missing_of_an_algorithm_is_demanded(tmp_path: Path) -> None:
     ]
     done = subprocess.run(tests, cwd=clone, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "tests/algorithms/test_fake.py: EXPECTED is missing; it should be fedpipe.testing.Expected" in done.stdout
+    assert "tests/algorithms/test_fake.py: EXPECTED is missing. Use fedpipe.testing.Expected" in done.stdout
     assert "5 failed" in done.stdout
     assert "passed" not in done.stdout
     assert "skipped" not in done.stdout
@@ -75,12 +75,12 @@ def test_what_is_missing_of_an_algorithm_is_demanded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("MyAvg", "'MyAvg' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."),
-        ("own.Avg", "'own.Avg' can't be an algorithm's name; it should be small letters, digits and _, as my_avg."),
-        ("lambda", "'lambda' is a keyword of Python; it should be a name that can be imported, as my_avg."),
-        ("fedavg", "'fedavg' is taken by fedpipe/algorithms/fedavg.py; it should be a name of its own."),
-        ("base", "'base' is taken by fedpipe/algorithms/base.py; it should be a name of its own."),
-        ("mine", "'mine' is taken by tests/algorithms/test_mine.py; it should be a name of its own."),
+        ("MyAvg", "'MyAvg' can't be an algorithm's name. Use small letters, digits and _, as my_avg."),
+        ("own.Avg", "'own.Avg' can't be an algorithm's name. Use small letters, digits and _, as my_avg."),
+        ("lambda", "'lambda' is a keyword of Python. Use a name that can be imported, as my_avg."),
+        ("fedavg", "'fedavg' is taken by fedpipe/algorithms/fedavg.py. Use a name of its own."),
+        ("base", "'base' is taken by fedpipe/algorithms/base.py. Use a name of its own."),
+        ("mine", "'mine' is taken by tests/algorithms/test_mine.py. Use a name of its own."),
     ],
 )
 def test_nothing_is_overwritten(name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,9 +164,9 @@ def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None
         (["other.Board"], r"execution.callbacks: 'other.Board' can't be imported \(No module named 'other'\)"),
         (
             ["own.json"],
-            r"execution.callbacks: 'own.json' is not a callback; it should derive from fedpipe.core.callbacks",
+            r"execution.callbacks: 'own.json' is not a callback. It must derive from fedpipe.core.callbacks",
         ),
-        (["tensorboard"], r"execution.callbacks: unknown callback 'tensorboard'; it should be dvclive, or"),
+        (["tensorboard"], r"execution.callbacks: unknown callback 'tensorboard'. Use dvclive, or"),
         (["own.Diary", "own.Diary"], r"execution.callbacks: 'own.Diary' is listed twice"),
     ],
 )

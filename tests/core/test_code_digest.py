@@ -201,19 +201,19 @@ def test_data_files_that_a_module_declares_are_part_of_what_uses_it(digest: Call
         tmp_path / "helper.py",
     }
     (tmp_path / "prior.bin").unlink()
-    with pytest.raises(SettingsError, match=r"helper.FILES: prior.bin is missing; it should be a file beside params"):
+    with pytest.raises(SettingsError, match=r"helper.FILES: prior.bin is missing. Use a file beside params"):
         digest(declares)
-    with pytest.raises(SettingsError, match=r"helper.FILES can't be read; it should be a list of names"):
+    with pytest.raises(SettingsError, match=r"helper.FILES can't be read. Use a list of names"):
         digest(("helper.py", "ASIDE = 5", "FILES = sorted({'prior.bin'})"))
     (tmp_path / "prior.bin").write_bytes(b"1")
-    with pytest.raises(SettingsError, match=r"helper.FILES can't be read, since line \d+ adds to it; it should be one"):
+    with pytest.raises(SettingsError, match=r"helper.FILES can't be read, since line \d+ adds to it. Use one"):
         digest(("helper.py", "ASIDE = 5", "FILES = ['prior.bin']\nfor name in ('a', 'b'):\n    FILES.append(name)"))
 
 
 def test_what_has_no_source_is_refused() -> None:
     scope: dict[str, type] = {}
     exec("class Made: pass", {"__name__": "nowhere"}, scope)
-    with pytest.raises(SettingsError, match=r"'nowhere.Made' has no source that can be read; it should lie in a file"):
+    with pytest.raises(SettingsError, match=r"'nowhere.Made' has no source that can be read. It must lie in a file"):
         code_digest.compute_code_digest(scope["Made"])
 
 

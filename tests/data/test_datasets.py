@@ -385,7 +385,7 @@ def test_labels_of_any_kind() -> None:
     [
         (
             {"x_train": PIXELS, "y_train": np.zeros(6, int), "x_test": PIXELS, "ytest": np.zeros(6, int)},
-            "lacks y_test; it should hold both x_test and y_test, or neither",
+            "lacks y_test. It must contain both x_test and y_test, or neither",
         ),
         (
             {"x": np.array([[1.0], [np.nan], [2.0]]), "y": np.arange(3)},
@@ -395,10 +395,10 @@ def test_labels_of_any_kind() -> None:
             {"x": np.array([[1.0], [2.0], [1e300]]), "y": np.arange(3)},
             "first that of sample 2; all numbers should be finite, in 32 bits too.",
         ),
-        ({"images": PIXELS}, "holds none of these arrays; it should hold x_train and y_train"),
+        ({"images": PIXELS}, "holds none of these arrays. It must contain x_train and y_train"),
         ({"x": PIXELS.astype(np.int64), "y": np.zeros(6, int)}, "its inputs are int64 of shape (6, 3, 32, 32); they"),
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "a label is -1; labels should count from 0."),
-        ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,); it should be one"),
+        ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,). Use one"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
         (
             {"x": PIXELS, "y": np.zeros(5, int)},
@@ -429,7 +429,7 @@ def test_labels_of_any_kind() -> None:
         ),
         (
             {"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)},
-            "its array test holds <U2 of shape (6,); it should hold one truth value, or 0 or 1, for each sample.",
+            "its array test holds <U2 of shape (6,). It must contain one truth value, or 0 or 1, for each sample.",
         ),
         ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "its array test holds int64 of shape (6,); it should"),
         ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "a token id is -1; ids should count from 0."),
@@ -472,12 +472,12 @@ def test_a_table_of_images(cell: Callable[[bytes], Any]) -> None:
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"words": ["a"], "label": [0]}, "own.parquet has the columns words, label; it should have label, and text or"),
-        ({"text": ["a"], "label": [0], "split": ["dev"]}, "own.parquet: its column split holds 'dev'; it should hold"),
+        ({"words": ["a"], "label": [0]}, "own.parquet has the columns words, label. It must have label, and text or"),
+        ({"text": ["a"], "label": [0], "split": ["dev"]}, "own.parquet: its column split holds 'dev'. It must contain"),
         ({"image": [b"no image"], "label": [0]}, "own.parquet, row 0 can't be read as an image"),
         ({"text": ["a", None], "label": [0, 1]}, "own.parquet: its column text has rows without a value"),
         ({"text": ["a", "b"], "label": ["x", None]}, "own.parquet: its column label has rows without a value"),
-        ({"text": [1, 2], "label": [0, 1]}, "own.parquet: its column text holds int64; it should hold strings."),
+        ({"text": [1, 2], "label": [0, 1]}, "own.parquet: its column text holds int64. It must contain strings."),
         (
             {"image": [picture(np.full((2, 2), 300, np.uint16))], "label": [0]},
             "own.parquet, row 0 has more than 8 bits a pixel (Pillow's mode I;16); images should have 8, and other ",
@@ -497,7 +497,7 @@ def test_a_table_with_a_column_twice() -> None:
     write_parquet(Path("own.parquet"), table)
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="parquet", path="own.parquet")
-    assert str(error.value) == "own.parquet has the column label more than once; it should have it once."
+    assert str(error.value) == "own.parquet has the column label more than once. It must have it once."
 
 
 def write_folder(*names: str, grey: bool = False) -> None:
@@ -577,20 +577,20 @@ def test_the_stored_bytes_do_not_depend_on_names() -> None:
 @pytest.mark.parametrize(
     ("dataset", "sentence"),
     [
-        ({"name": "npz"}, "dataset.path: missing; it must be given."),
+        ({"name": "npz"}, "dataset.path: missing. Give a value."),
         (
             {"name": "npz", "path": "own.npz"},
-            "dataset.path: own.npz is missing; it should lie there.",
+            "dataset.path: own.npz is missing. It must lie there.",
         ),
         (
             {"name": "npz", "path": "own.npz", "sha256": "0" * 64},
             f"dataset.sha256: the file with SHA-256 {'0' * 64} is not stored; run `fedpipe download`.",
         ),
-        ({"name": "imdb", "lenght": 3}, "dataset.lenght: unknown key; did you mean 'length'?"),
-        ({"name": "mnist", "splitt": 3}, "dataset.splitt: unknown key; did you mean 'split'?"),
-        ({"name": "digits", "path": "own.npz"}, "dataset.path: unknown key; it should be one of: "),
-        ({"name": "imdb", "vocabulary": 4}, "dataset.vocabulary: 4 can't be used; it should be greater than or equal"),
-        ({"name": "mnist", "sha256": "abc"}, "dataset.sha256: 'abc' can't be used; it should match pattern"),
+        ({"name": "imdb", "lenght": 3}, "dataset.lenght: unknown key. Did you mean 'length'?"),
+        ({"name": "mnist", "splitt": 3}, "dataset.splitt: unknown key. Did you mean 'split'?"),
+        ({"name": "digits", "path": "own.npz"}, "dataset.path: unknown key. Use one of: "),
+        ({"name": "imdb", "vocabulary": 4}, "dataset.vocabulary: 4 can't be used. Use a value greater than or equal"),
+        ({"name": "mnist", "sha256": "abc"}, "dataset.sha256: 'abc' can't be used. It must match pattern"),
     ],
     ids=["no-path", "no-sha256", "not-stored", "lenght", "splitt", "digits", "vocabulary", "sha256"],
 )
@@ -613,7 +613,7 @@ def test_a_file_that_changed_after_it_was_declared_is_refused() -> None:
         f"should lie there, or the study declare that."
     )
     Path("own.npz").unlink()
-    with pytest.raises(ArtifactError, match=r"^dataset\.path: own\.npz is missing; it should be a file\.$"):
+    with pytest.raises(ArtifactError, match=r"^dataset\.path: own\.npz is missing. Use a file\.$"):
         source.load(Fetcher())
 
 

@@ -118,7 +118,7 @@ def test_the_preview_shows_all_partitions_or_one() -> None:
     assert one.output in every.output
     for arguments, sentence in (
         (["0123456789ab", "--preview"], "'0123456789ab' is not a partition of params.yaml"),
-        ([], "KEY: missing; it should be a partition of the plan"),
+        ([], "KEY: missing. Use a partition of the plan"),
     ):
         with pytest.raises(SettingsError, match=sentence):
             CliRunner().invoke(app.app, ["partition", *arguments], catch_exceptions=False)

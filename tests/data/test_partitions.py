@@ -514,10 +514,10 @@ def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"sample": [0, 1]}, "has no column 'client'; it should have sample and client, and may have split."),
+        ({"sample": [0, 1]}, "has no column 'client'. It must have sample and client, and may have split."),
         ({"sample": [0, 1.5], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
         ({"sample": [0, ""], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
-        ({"sample": [0, 1], "client": [0, 3]}, r"^federation\.clients: 2 .* client 3; it should be 4"),
+        ({"sample": [0, 1], "client": [0, 3]}, r"^federation\.clients: 2 .* client 3. Use 4"),
         ({"sample": [0, 1], "client": [0, 0]}, "gives client 1 no training sample"),
         ({"sample": [0, 1], "client": [0, 1], "split": ["train", "test"]}, "gives client 1 no training sample"),
         ({"sample": [0, 1], "client": [0, 1], "split": ["train", "tset"]}, "split 'tset' of .* should be one of train"),
@@ -560,9 +560,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
     with pytest.raises(SettingsError) as error:
         File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
-    assert str(error.value) == (
-        f"partition.path: {path} has the column '{name}' more than once; it should have it once."
-    )
+    assert str(error.value) == (f"partition.path: {path} has the column '{name}' more than once. It must have it once.")
 
 
 def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
@@ -601,14 +599,14 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
 @pytest.mark.parametrize(
     ("scheme", "clients", "samples", "sentence"),
     [
-        (IID(), 30, 20, "federation.clients: 30 is more than the 20 samples to deal; it should be at most 20."),
+        (IID(), 30, 20, "federation.clients: 30 is more than the 20 samples to deal. Use at most 20."),
         (
             Dirichlet(minimum=5),
             10,
             45,
             (
-                "partition.minimum: 5 for each of 10 clients is more than the 45 samples; "
-                "it should be at most 4, or federation.clients at most 9."
+                "partition.minimum: 5 for each of 10 clients is more than the 45 samples. "
+                "Use at most 4, or federation.clients at most 9."
             ),
         ),
         (
@@ -616,23 +614,23 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
             10,
             45,
             (
-                "partition.shards_per_client: 5 for each of 10 clients are more shards than the 45 samples; "
-                "it should be at most 4."
+                "partition.shards_per_client: 5 for each of 10 clients are more shards than the 45 samples. "
+                "Use at most 4."
             ),
         ),
         (
             Pathological(classes_per_client=11),
             10,
             1000,
-            "partition.classes_per_client: 11 is more than the 10 classes of the data set; it should be at most 10.",
+            "partition.classes_per_client: 11 is more than the 10 classes of the data set. Use at most 10.",
         ),
         (
             Pathological(),
             4,
             1000,
             (
-                "partition.classes_per_client: 2 for each of 4 clients can't cover the 10 classes of the data set; "
-                "it should be at least 3."
+                "partition.classes_per_client: 2 for each of 4 clients can't cover the 10 classes of the data set. "
+                "Use at least 3."
             ),
         ),
         (
@@ -640,8 +638,8 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
             10,
             25,
             (
-                "partition.classes_per_client: 3 for each of 10 clients needs 30 samples, but there are 25; "
-                "it should be at most 2."
+                "partition.classes_per_client: 3 for each of 10 clients needs 30 samples, but there are 25. "
+                "Use at most 2."
             ),
         ),
         (
@@ -659,15 +657,15 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
             100,
             1437,
             (
-                "partition.minimum: 40 for each of 100 clients is more than the 1437 samples; "
-                "it should be at most 14, or federation.clients at most 35."
+                "partition.minimum: 40 for each of 100 clients is more than the 1437 samples. "
+                "Use at most 14, or federation.clients at most 35."
             ),
         ),
         (
             Quantity(minimum=2000),
             10,
             1437,
-            "partition.minimum: 2000 for each of 10 clients is more than the 1437 samples; it should be at most 143.",
+            "partition.minimum: 2000 for each of 10 clients is more than the 1437 samples. Use at most 143.",
         ),
     ],
 )
@@ -695,7 +693,7 @@ def test_a_class_too_small_for_its_owners_is_refused() -> None:
         ("dirichlet-feddw", {"minimum": 10}, "partition.minimum: unknown key"),
         ("dirichlet-overlap", {"alpha": 0}, "partition.alpha: "),
         ("quantity", {"alpha": -1}, "partition.alpha: "),
-        ("file", {}, "partition.path: missing; it must be given."),
+        ("file", {}, "partition.path: missing. Give a value."),
         ("iid", {"alpha": 1}, "partition.alpha: unknown key"),
     ],
 )

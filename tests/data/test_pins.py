@@ -125,9 +125,9 @@ def test_a_file_that_is_missing_is_named_by_its_key() -> None:
     own_files()
     Path("own.csv").unlink()
     studies.write(study(), Path())
-    with pytest.raises(SettingsError, match=r"(?m)^partition\.path: own\.csv is missing; it should lie there\.$"):
+    with pytest.raises(SettingsError, match=r"(?m)^partition\.path: own\.csv is missing. It must lie there\.$"):
         typed("plan")
-    with pytest.raises(SettingsError, match=r"^partition\.path: own\.csv is missing; it should be a file\.$"):
+    with pytest.raises(SettingsError, match=r"^partition\.path: own\.csv is missing. Use a file\.$"):
         typed("download")
 
 
@@ -140,7 +140,7 @@ def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
     with pytest.raises(SettingsError) as error:
         typed("plan")
     sha256 = files.sha256_of(Path("other.csv"))
-    assert f"partition.sha256: missing for other.csv; it should be {sha256}. (at the point" in str(error.value)
+    assert f"partition.sha256: missing for other.csv. Use {sha256}. (at the point" in str(error.value)
 
 
 def test_data_that_is_not_stored_names_the_study() -> None:
@@ -439,17 +439,17 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
-        ("90,0,train", "sample 90 of own.csv can't be dealt; it should be one of the data set's 90 samples."),
+        ("90,0,train", "sample 90 of own.csv can't be dealt. Use one of the data set's 90 samples."),
         ("-1,0,train", "sample -1 of own.csv should be at least 0."),
         (
             "3,0,train\n3,1,test",
-            "own.csv gives sample 3 to be tested on and to be trained on or validated on; it should be one of them.",
+            "own.csv gives sample 3 to be tested on and to be trained on or validated on. Use one of them.",
         ),
         (
             "3,0,validation\n3,-1,test",
             "own.csv gives sample 3 to be tested on and to be trained on or validated on; it",
         ),
-        ("", "own.csv has no test sample; it should have at least one."),
+        ("", "own.csv has no test sample. It must have at least one."),
     ],
 )
 def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: str, told: str) -> None:

@@ -172,7 +172,7 @@ def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     monkeypatch.setattr(Changed, "checksum", store.compute_samples_sha256(FEW))
     monkeypatch.setattr(Changed, name, value)
-    with pytest.raises(ArtifactError, match=r"hold 3 samples of shape \(1, 2, 2\) in 2 classes; it should be "):
+    with pytest.raises(ArtifactError, match=r"hold 3 samples of shape \(1, 2, 2\) in 2 classes. Use "):
         download.obtain_dataset(Changed(), Fetcher())
 
 

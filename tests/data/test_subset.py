@@ -56,7 +56,5 @@ def test_one_without_test_samples_is_told_from_a_data_set_without_any(tmp_path, 
 
 def test_more_than_there_are_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        SettingsError, match=r"^dataset\.subset: 2000 is more than there are; it should be at most 1797"
-    ):
+    with pytest.raises(SettingsError, match=r"^dataset\.subset: 2000 is more than there are. Use at most 1797"):
         studies.prepare(studies.settings(dataset={"subset": 2000}))

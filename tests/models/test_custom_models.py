@@ -239,7 +239,7 @@ def test_what_it_is_can_be_asked() -> None:
 def test_what_is_no_model_is_refused(name: str, custom_models: Path) -> None:
     custom_models.write_text(OWN + "OWN = 3\n")
     wanted = (
-        rf"^model\.name: 'own_models\.{name}' is not a model; it should derive from Model, or be a function \(shape, "
+        rf"^model\.name: 'own_models\.{name}' is not a model. It must derive from Model, or be a function \(shape, "
     )
     with pytest.raises(SettingsError, match=wanted):
         registry.find_component(component.MODEL, f"own_models.{name}", "model.name")
@@ -249,7 +249,7 @@ def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.Monk
     """torchvision's take the shape for `pretrained`, and once downloaded weights for a plan."""
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
     with pytest.raises(
-        SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model; it should derive from"
+        SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model. It must derive from"
     ):
         parser.parse_params({"model": {"name": "torchvision.models.resnet18"}})
 
@@ -265,13 +265,11 @@ def test_a_network_is_tried_on_what_the_data_set_has() -> None:
 
 
 def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
-    with pytest.raises(
-        SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear; it should return a"
-    ):
+    with pytest.raises(SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear. It must return a"):
         parser.parse_params({"model": {"name": "own_models.head_only"}})
     message = (
         r"^model\.name: 'own_models\.failing' fails for inputs of shape \(1, 8, 8\) and 10 classes "
-        r"\(ValueError: too few pixels\); it should return a body and a head\.$"
+        r"\(ValueError: too few pixels\). It must return a body and a head\.$"
     )
     with pytest.raises(SettingsError, match=message):
         parser.parse_params({"model": {"name": "own_models.failing"}})
@@ -279,8 +277,8 @@ def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job
 
 def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> None:
     wanted = (
-        r"^model\.name: the network of 'own_models\.other_classes' turns two inputs into outputs of shape \(2, 3\); "
-        r"it should be \(2, 10\), a logit a class\.$"
+        r"^model\.name: the network of 'own_models\.other_classes' turns two inputs into outputs of shape \(2, 3\). "
+        r"Use \(2, 10\), a logit a class\.$"
     )
     with pytest.raises(SettingsError, match=wanted):
         parser.parse_params({"model": {"name": "own_models.other_classes"}})
@@ -350,7 +348,7 @@ def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
 
 
 def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
-    wanted = r"^model: 'own_models\.Bare' has fields; it should be a @dataclass\(frozen=True, kw_only=True\)\.$"
+    wanted = r"^model: 'own_models\.Bare' has fields. Use a @dataclass\(frozen=True, kw_only=True\)\.$"
     with pytest.raises(SettingsError, match=wanted):
         build_model("Bare")
 
@@ -368,7 +366,7 @@ def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, 
     with pytest.raises(SettingsError) as refused:
         build_model("make")
     assert str(refused.value) == (
-        f"model: 'own_models.make' can't be imported ({said}); it should be a function (shape, classes) -> (body, "
+        f"model: 'own_models.make' can't be imported ({said}). Use a function (shape, classes) -> (body, "
         "head), as own.network, a class, as my_module.MyClass, or a model of `fedpipe list models`."
     )
 
@@ -387,12 +385,12 @@ def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"name": "sized", "width": "wide"}, "model.width: 'wide' can't be used; it should be a valid integer."),
-        ({"name": "sized", "width": 0}, "model.width: 0 can't be used; it should be greater than 0."),
-        ({"name": "sized", "p": True}, "model.p: true can't be used; it should be a valid number."),
-        ({"name": "sized", "witdh": 3}, "model.witdh: unknown key; did you mean 'width'?"),
-        ({"name": "make", "width": 64}, "model.width: unknown key; did you mean 'weights'?"),
-        ({"name": "needed"}, "model.width: missing; it must be given."),
+        ({"name": "sized", "width": "wide"}, "model.width: 'wide' can't be used. Use a valid integer."),
+        ({"name": "sized", "width": 0}, "model.width: 0 can't be used. Use a value greater than 0."),
+        ({"name": "sized", "p": True}, "model.p: true can't be used. Use a valid number."),
+        ({"name": "sized", "witdh": 3}, "model.witdh: unknown key. Did you mean 'width'?"),
+        ({"name": "make", "width": 64}, "model.width: unknown key. Did you mean 'weights'?"),
+        ({"name": "needed"}, "model.width: missing. Give a value."),
         (
             {"name": "weighted"},
             "model.name: 'own_models.weighted' has a parameter 'weights', which means something else for every model; "

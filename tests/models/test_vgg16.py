@@ -117,7 +117,7 @@ def test_weights_that_are_not_those_of_the_settings_are_refused(file: Path) -> N
         SettingsError, match=rf"^model\.sha256: {OTHER} is declared, but {file} is .* SHA-256 {found}; "
     ):
         family(file, sha256=OTHER)
-    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}; it should be {found}\."):
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}. Use {found}\."):
         VGG16(weights=str(file)).build_initial_network(SHAPE, 10)
 
 
@@ -135,9 +135,7 @@ def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_pa
 
 def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp_path: Path) -> None:
     made = family(tmp_path / "absent.pth")
-    with pytest.raises(
-        SettingsError, match=r"^model\.weights: .*absent\.pth is missing; it should be the file with SHA"
-    ):
+    with pytest.raises(SettingsError, match=r"^model\.weights: .*absent\.pth is missing. Use the file with SHA"):
         made.build_initial_network(SHAPE, 10)
 
 
@@ -149,7 +147,7 @@ class Mischief:
 def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"features.0.weight": Mischief()}, "weights.pth")
-    with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*; it should be a state"):
+    with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*. Use a state"):
         family(Path("weights.pth")).build_initial_network(SHAPE, 10)
     assert not Path("mischief").exists()
 
@@ -157,11 +155,11 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("holds", "sentence"),
     [
-        ({}, r"has no tensor 'body\.0\.0\.weight'; it should have the 30 of the network, from "),
-        ({"features.0.weight": torch.zeros(1)}, "holds another network; it should hold torchvision's VGG16"),
+        ({}, r"has no tensor 'body\.0\.0\.weight'. It must have the 30 of the network, from "),
+        ({"features.0.weight": torch.zeros(1)}, "holds another network. It must contain torchvision's VGG16"),
         (
             {"body.weight": torch.zeros(1)},
-            r"has no tensor 'body\.0\.0\.weight'; it should have the 30 of the network, ",
+            r"has no tensor 'body\.0\.0\.weight'. It must have the 30 of the network, ",
         ),
     ],
 )

@@ -164,24 +164,24 @@ def wrong(change: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [
-        ({"head.bias": None}, "start.pt has no tensor 'head.bias'; it should have the 4 of the network, from 'body.1."),
+        ({"head.bias": None}, "start.pt has no tensor 'head.bias'. It must have the 4 of the network, from 'body.1."),
         (
             {"fc.bias": torch.zeros(10)},
-            "start.pt has a tensor 'fc.bias', which the network does not have; it should have the",
+            "start.pt has a tensor 'fc.bias', which the network does not have. It must have the",
         ),
         (
             {"head.weight": torch.zeros(10, 15)},
-            "'head.weight' of start.pt is float32 of shape (10, 15); it should be float32 of shape (10, 16).",
+            "'head.weight' of start.pt is float32 of shape (10, 15). Use float32 of shape (10, 16).",
         ),
         (
             {"head.bias": torch.zeros(10, dtype=torch.int64)},
-            "'head.bias' of start.pt is int64 of shape (10,); it should be float32 of shape (10,).",
+            "'head.bias' of start.pt is int64 of shape (10,). Use float32 of shape (10,).",
         ),
         (
             {"head.bias": torch.full((10,), torch.nan)},
             "'head.bias' of start.pt holds NaN or infinity; no tensor should.",
         ),
-        ({"head.bias": 3}, "start.pt can't be read ('head.bias' is no tensor); it should be a state dict, tensors by"),
+        ({"head.bias": 3}, "start.pt can't be read ('head.bias' is no tensor). Use a state dict, tensors by"),
         ({}, None),
     ],
     ids=["missing", "extra", "shape", "integers", "nan", "number", "right"],
@@ -235,9 +235,7 @@ def test_a_run_whose_file_is_gone_is_read_but_does_not_begin() -> None:
     made = studies.prepare(study(MLP))
     Path("start.pt").unlink()
     planner.make_plan(Path("params.yaml"))
-    with pytest.raises(
-        SettingsError, match=r"^model\.weights: start\.pt is missing; it should be the file with SHA-256"
-    ):
+    with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt is missing. Use the file with SHA-256"):
         studies.open_runs(made)
 
 

@@ -279,7 +279,7 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     assert "Changed at this preset: federation.rounds 2; dataset.subset 200." in text
     assert measurements.NO_STUDY in text
     assert not compared.orders, "smoke judges nothing"
-    with pytest.raises(SettingsError, match="'smok' is no preset of the papers; did you mean 'smoke'"):
+    with pytest.raises(SettingsError, match="'smok' is no preset of the papers. Did you mean 'smoke'"):
         make.write_papers("smok")
 
 

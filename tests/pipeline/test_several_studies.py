@@ -77,7 +77,7 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
     assert "type `fedpipe run --params studies/other.yaml --preset short` first" in told
     for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
-        assert "'smok' is no preset of this study; did you mean 'smoke'?" in project.run(*command, check=False)
+        assert "'smok' is no preset of this study. Did you mean 'smoke'?" in project.run(*command, check=False)
 
 
 @pytest.mark.slow

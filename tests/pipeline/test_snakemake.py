@@ -158,13 +158,13 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
 
 
 MISTAKES = [
-    ({"partition": {"alpha": -1}}, "partition.alpha: -1 can't be used; it should be greater than 0."),
-    ({"federation": {"participation": 0}}, "federation.participation: 0 can't be used; it should be greater than 0."),
+    ({"partition": {"alpha": -1}}, "partition.alpha: -1 can't be used. Use a value greater than 0."),
+    ({"federation": {"participation": 0}}, "federation.participation: 0 can't be used. Use a value greater than 0."),
     (
         {"federation": {"learningrate": 0.1}},
-        "federation.learningrate: unknown key; did you mean 'learning_rate'?",
+        "federation.learningrate: unknown key. Did you mean 'learning_rate'?",
     ),
-    ({"study": {"algorithms": ["fedavgg"]}}, "study.algorithms: unknown algorithm 'fedavgg'; did you mean 'fedavg'?"),
+    ({"study": {"algorithms": ["fedavgg"]}}, "study.algorithms: unknown algorithm 'fedavgg'. Did you mean 'fedavg'?"),
 ]
 
 

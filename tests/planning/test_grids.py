@@ -75,10 +75,10 @@ def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("mu", "study.grid: 'mu' is no key of params.yaml; did you mean algorithms.fedprox.mu?"),
-        ("alpha", "study.grid: 'alpha' is no key of params.yaml; did you mean partition.alpha?"),
-        ("clients", "study.grid: 'clients' is no key of params.yaml; did you mean federation.clients?"),
-        ("partitoin.alpha", "study.grid: 'partitoin.alpha' is no key of params.yaml; did you mean 'partition'?"),
+        ("mu", "study.grid: 'mu' is no key of params.yaml. Did you mean algorithms.fedprox.mu?"),
+        ("alpha", "study.grid: 'alpha' is no key of params.yaml. Did you mean partition.alpha?"),
+        ("clients", "study.grid: 'clients' is no key of params.yaml. Did you mean federation.clients?"),
+        ("partitoin.alpha", "study.grid: 'partitoin.alpha' is no key of params.yaml. Did you mean 'partition'?"),
     ],
 )
 def test_a_key_that_is_cut_short_is_told_in_full(name: str, told: str) -> None:

@@ -485,7 +485,7 @@ def test_a_preset_has_a_place_of_its_own() -> None:
 
 
 def test_a_preset_that_is_not_there_is_a_mistake() -> None:
-    with pytest.raises(SettingsError, match=r"^--preset: 'smok' is no preset of this study; did you mean 'smoke'\?$"):
+    with pytest.raises(SettingsError, match=r"^--preset: 'smok' is no preset of this study. Did you mean 'smoke'\?$"):
         scaled("smok")
     settings = study(study__grid={"partition.alpha": [0.1, 0.5]}) | {"presets": {"smoke": {"partition.alpha": 1.0}}}
     studies.write(settings, Path())

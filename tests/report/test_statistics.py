@@ -220,19 +220,17 @@ def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
 REFUSED = [
     (
         {"statistics": ["rounds_to_target"]},
-        "report.target: it is missing, and report.statistics lists rounds_to_target; it should be a share, as 0.7 for "
-        "70 %.",
+        "report.target: it is missing, and report.statistics lists rounds_to_target. Use a share, as 0.7 for 70 %.",
     ),
     (
         {"statistics": ["difference"]},
-        "report.baseline: it is missing, and report.statistics lists difference; it should be a method of "
-        "study.algorithms.",
+        "report.baseline: it is missing, and report.statistics lists difference. Use a method of study.algorithms.",
     ),
-    ({"target": 70}, "report.target: 70 can't be used; it should be less than or equal to 1."),
-    ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms; did you mean 'fedavg'?"),
+    ({"target": 70}, "report.target: 70 can't be used. Use a value less than or equal to 1."),
+    ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms. Did you mean 'fedavg'?"),
     (
         {"statistics": ["f1"]},
-        "report.statistics.0: 'f1' can't be used; it should be 'client_std', 'worst_tenth', 'lowest', 'macro_f1', "
+        "report.statistics.0: 'f1' can't be used. Use 'client_std', 'worst_tenth', 'lowest', 'macro_f1', "
         "'balanced_accuracy', 'rounds_to_target', 'bytes_to_target' or 'difference'.",
     ),
 ]

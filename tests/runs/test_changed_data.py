@@ -173,7 +173,7 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
     [
         ({"name": "imdb"}, "was edited: it names imdb-"),
         ({"name": "npz", "path": "own.npz"}, "is damaged ("),
-        ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'; did you mean 'digits'?)"),
+        ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'. Did you mean 'digits'?)"),
         ([], "is damaged ("),
     ],
     ids=str,

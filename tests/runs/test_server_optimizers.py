@@ -132,7 +132,7 @@ def test_a_method_that_averages_no_model_refuses_before_any_job(fedpipe: Command
     _, told, status = fedpipe("plan")
     assert status == 2
     assert told == (
-        f"fedpipe: federation.server: {name} has no averaged model that adam could move; it should be left out, or "
+        f"fedpipe: federation.server: {name} has no averaged model that adam could move. Use left out, or "
         f"study.algorithms do without {name}.\n"
     )
     studies.write(study("fedavg", name, server={"optimizer": "sgd"}), Path())
@@ -158,19 +158,19 @@ def test_every_other_method_is_planned_with_one(fedpipe: Command, name: str) -> 
 @pytest.mark.parametrize(
     ("server", "sentence"),
     [
-        ({"optimizer": "adm"}, "federation.server.optimizer: 'adm' can't be used; it should be 'sgd', 'momentum',"),
-        ({"optimiser": "adam"}, "federation.server.optimiser: unknown key; did you mean 'optimizer'?"),
-        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key; did you mean 'beta2'?"),
+        ({"optimizer": "adm"}, "federation.server.optimizer: 'adm' can't be used. Use 'sgd', 'momentum',"),
+        ({"optimiser": "adam"}, "federation.server.optimiser: unknown key. Did you mean 'optimizer'?"),
+        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key. Did you mean 'beta2'?"),
         ({"optimizer": "momentum", "tau": 0.1}, "federation.server.tau: 0.1 has no meaning for momentum, which takes"),
-        ({"beta1": 0.9}, "federation.server.beta1: 0.9 has no meaning for sgd, which takes learning_rate; remove it."),
-        ({"optimizer": "adam", "tau": 0}, "federation.server.tau: 0 can't be used; it should be greater than 0"),
-        ({"optimizer": "adam", "beta2": 1.0}, "federation.server.beta2: 1.0 can't be used; it should be less than 1"),
+        ({"beta1": 0.9}, "federation.server.beta1: 0.9 has no meaning for sgd, which takes learning_rate. Remove it."),
+        ({"optimizer": "adam", "tau": 0}, "federation.server.tau: 0 can't be used. Use a value greater than 0"),
+        ({"optimizer": "adam", "beta2": 1.0}, "federation.server.beta2: 1.0 can't be used. Use a value less than 1"),
         (
             {"learning_rate": -1},
-            "federation.server.learning_rate: -1 can't be used; it should be greater than or",
+            "federation.server.learning_rate: -1 can't be used. Use a value greater than or",
         ),
-        ({"learning_rate": True}, "federation.server.learning_rate: true can't be used; it should be a valid number."),
-        ("adam", "federation.server: 'adam' can't be used; it should be a valid mapping"),
+        ({"learning_rate": True}, "federation.server.learning_rate: true can't be used. Use a valid number."),
+        ("adam", "federation.server: 'adam' can't be used. Use a valid mapping"),
     ],
 )
 def test_a_mistake_is_one_sentence(fedpipe: Command, server: Any, sentence: str) -> None:

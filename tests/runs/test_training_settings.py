@@ -153,13 +153,13 @@ REFUSED = [
     ),
     (
         {"schedule": {"name": "cosine", "period": 5, "minimum": 0.2}},
-        "federation.schedule.minimum: 0.2 is more than federation.learning_rate (0.1); it should be less.",
+        "federation.schedule.minimum: 0.2 is more than federation.learning_rate (0.1). Use less.",
     ),
     (
         {"schedule": {"name": "cosin", "period": 5}},
-        "federation.schedule.name: 'cosin' can't be used; it should be 'constant', 'step', 'exponential' or 'cosine'.",
+        "federation.schedule.name: 'cosin' can't be used. Use 'constant', 'step', 'exponential' or 'cosine'.",
     ),
-    ({"schedule": {"steps": 5}}, "federation.schedule.steps: unknown key; did you mean 'step_size'?"),
+    ({"schedule": {"steps": 5}}, "federation.schedule.steps: unknown key. Did you mean 'step_size'?"),
     (
         {"local_steps": 5, "local_epochs": 1},
         "federation.local_steps: 5 can't be used beside local_epochs: 1, since both say how long a client trains; one "
@@ -167,9 +167,9 @@ REFUSED = [
     ),
     (
         {"local_epochs": None},
-        "federation.local_epochs: null leaves no training; it should be given, or local_steps.",
+        "federation.local_epochs: null leaves no training. Use given, or local_steps.",
     ),
-    ({"clip_norm": 0}, "federation.clip_norm: 0 can't be used; it should be greater than 0."),
+    ({"clip_norm": 0}, "federation.clip_norm: 0 can't be used. Use a value greater than 0."),
 ]
 
 
@@ -190,13 +190,12 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
         "feddual": "whose adaptive loss is weighed anew before each epoch",
     }.items():
         assert refused(studies.settings((label,), federation={"local_steps": 5})) == (
-            f"federation.local_steps: 5 can't be used with {label}, {reason}; it should be null, or study.algorithms "
+            f"federation.local_steps: 5 can't be used with {label}, {reason}. Use null, or study.algorithms "
             f"do without {label}."
         )
     for label in ("pfedme", "perfedavg"):
         assert refused(studies.settings((label,), federation={"clip_norm": 5.0})) == (
-            f"federation.clip_norm: 5.0 can't be used with {label}, which takes plain gradient steps; it should be "
-            "null."
+            f"federation.clip_norm: 5.0 can't be used with {label}, which takes plain gradient steps. Use null."
         )
     alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
     alone["algorithms"]["fedrep"] = {"overrides": {"federation.local_steps": None, "federation.local_epochs": 1}}
@@ -211,7 +210,7 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert refused(settings) == (
         "federation.schedule: after round 4 the learning rate is 0, at which the models of finetuned protocols would "
-        "stay as they are; it should have a minimum above 0, or another period."
+        "stay as they are. It must have a minimum above 0, or another period."
     )
     settings["federation"]["schedule"]["minimum"] = 0.01
     studies.write(settings, Path())

@@ -40,13 +40,13 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def upload(self, client):\n        return {'model': client['model'], 'n': 0.5}",
             "1",
-            "fedpipe: own.Own.upload gives 'n' as 0.5, a Python float; it should be a tensor or Tensors, as "
+            "fedpipe: own.Own.upload gives 'n' as 0.5, a Python float. Use a tensor or Tensors, as "
             "torch.tensor(...) makes them.",
         ),
         (
             "def start(self, kept, received, info):\n        {'model': received['model']}",
             "2",
-            "fedpipe: own.Own.start gives nothing (None); it should give named parts, each a tensor or Tensors, as "
+            "fedpipe: own.Own.start gives nothing (None). It must give named parts, each a tensor or Tensors, as "
             "{'model': model}.",
         ),
         (
@@ -65,18 +65,18 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
         (
             "def metrics(self, server):\n        return {'participants': torch.ones(())}",
             "1",
-            "fedpipe: own.Own.metrics gives 'participants', which is recorded of every round already; it should have "
+            "fedpipe: own.Own.metrics gives 'participants', which is recorded of every round already. It must have "
             "another name.",
         ),
         (
             "def extra_models(self, server):\n        return {'global': server['model']}",
             "1",
-            "fedpipe: own.Own.extra_models gives 'global', which is a model of protocols; it should have another name.",
+            "fedpipe: own.Own.extra_models gives 'global', which is a model of protocols. It must have another name.",
         ),
         (
             "def local_passes(self):\n        return Train(self.loss)",
             "1",
-            "fedpipe: own.Own.local_passes gives a Train; it should give a tuple of passes, each a Train, Measure or "
+            "fedpipe: own.Own.local_passes gives a Train. It must give a tuple of passes, each a Train, Measure or "
             "Update, as (Train(self.loss),).",
         ),
         (
@@ -88,13 +88,13 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
             "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",
             "1",
             "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0)['nothing']}` asks for 'nothing', "
-            "which is not there; it should be one of the parts at hand.",
+            "which is not there. Use one of the parts at hand.",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0) + fresh(0).without(['head.bias'])}",
             "1",
             "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0) + fresh(0).without(['head.bias'])}`"
-            " combines tensors of different names: head.bias is in one only; it should be tensors of the same names.",
+            " combines tensors of different names: head.bias is in one only. Use tensors of the same names.",
         ),
     ],
 )
@@ -119,10 +119,10 @@ def test_a_job_says_it(
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
-        (["diagnostic", "--stack", "wide"], "execution.stack: 'wide' can't be used; it should be"),
+        (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used. It must be"),
+        (["diagnostic", "--stack", "wide"], "execution.stack: 'wide' can't be used. It must be"),
         (["segment", "--stop", "1", "--keep-models", "some"], "artifacts.keep_models: 'some' can't be used; it should"),
-        (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used; it should be"),
+        (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used. It must be"),
     ],
 )
 def test_a_wrong_option_of_a_job_is_a_sentence(

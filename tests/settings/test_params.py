@@ -63,33 +63,33 @@ def list_errors(settings: dict[str, Any]) -> list[str]:
 FLOATS = "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # sections and keys
-    ("unknown-section", {"datasett": {}}, "datasett: unknown key; did you mean 'dataset'?"),
-    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key; it should be one of: {SECTIONS}."),
-    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key; did you mean 'clients'?"),
-    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key; did you mean 'alpha'?"),
+    ("unknown-section", {"datasett": {}}, "datasett: unknown key. Did you mean 'dataset'?"),
+    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key. Use one of: {SECTIONS}."),
+    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key. Did you mean 'clients'?"),
+    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key. Did you mean 'alpha'?"),
     (
         "unknown-model-key",
         {"model": {"name": "cnn", "chanels": [1, 2]}},
-        "model.chanels: unknown key; did you mean 'channels'?",
+        "model.chanels: unknown key. Did you mean 'channels'?",
     ),
     (
         "unknown-hyper-parameter",
         {"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}},
-        "algorithms.fedprox.muu: unknown key; did you mean 'mu'?",
+        "algorithms.fedprox.muu: unknown key. Did you mean 'mu'?",
     ),
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key; it should be one of: overrides, protocol, title, dw.",
+        "algorithms.fedavg.mu: unknown key. Use one of: overrides, protocol, title, dw.",
     ),
     # types
     (
         "text-for-integer",
         {"federation__clients": "ten"},
-        "federation.clients: 'ten' can't be used; it should be a valid integer.",
+        "federation.clients: 'ten' can't be used. Use a valid integer.",
     ),
     *[
-        (f"truth-for-{key}", {key: value}, f"{key}{place}: {shown} can't be used; it should be a valid {wanted}.")
+        (f"truth-for-{key}", {key: value}, f"{key}{place}: {shown} can't be used. Use a valid {wanted}.")
         for key, value, place, shown, wanted in (
             ("federation.learning_rate", True, "", "true", "number"),
             ("federation.weight_decay", False, "", "false", "number"),
@@ -110,16 +110,16 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "truth-in-a-grid",
         {"study.grid": {"federation.learning_rate": [0.1, True]}},
-        "federation.learning_rate: true can't be used; it should be a valid number. "
+        "federation.learning_rate: true can't be used. Use a valid number. "
         "(at the point federation.learning_rate: True of study.grid)",
     ),
     (
         "truth-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
-        "algorithms.faulty.size: true can't be used; it should be a valid integer.",
+        "algorithms.faulty.size: true can't be used. Use a valid integer.",
     ),
     *[
-        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used; it should be {wanted}.")
+        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used. Use {wanted}.")
         for key, value, wanted in (
             ("federation.learning_rate", 1e300, FLOATS),
             ("federation.server.tau", 1e-40, FLOATS),
@@ -132,107 +132,107 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "too-large-in-a-grid",
         {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
-        f"federation.learning_rate: '1e300' can't be used; it should be {FLOATS}. "
+        f"federation.learning_rate: '1e300' can't be used. Use {FLOATS}. "
         "(at the point federation.learning_rate: 1e300 of study.grid)",
     ),
     (
         "fraction-for-integer",
         {"federation__clients": 2.5},
-        "federation.clients: 2.5 can't be used; it should be a valid integer.",
+        "federation.clients: 2.5 can't be used. Use a valid integer.",
     ),
     (
         "truth-for-integer",
         {"federation__clients": True},
-        "federation.clients: true can't be used; it should be a valid integer.",
+        "federation.clients: true can't be used. Use a valid integer.",
     ),
     (
         "text-for-number",
         {"federation__learning_rate": "fast"},
-        "federation.learning_rate: 'fast' can't be used; it should be a valid number.",
+        "federation.learning_rate: 'fast' can't be used. Use a valid number.",
     ),
     (
         "value-for-section",
         {"partition": 3},
-        "partition: 3 can't be used; it should be a mapping with 'scheme'.",
+        "partition: 3 can't be used. Use a mapping with 'scheme'.",
     ),
-    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 can't be used; it should be a name."),
+    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 can't be used. Use a name."),
     (
         "number-for-algorithm",
         {"algorithms": {"fedavg": {"algorithm": 3}}},
-        "algorithms.fedavg.algorithm: 3 can't be used; it should be a name.",
+        "algorithms.fedavg.algorithm: 3 can't be used. Use a name.",
     ),
     (
         "text-for-list",
         {"study__algorithms": "fedavg"},
-        "study.algorithms: 'fedavg' can't be used; it should be a valid list.",
+        "study.algorithms: 'fedavg' can't be used. Use a valid list.",
     ),
-    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 can't be used; it should be a valid list."),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 can't be used. Use a valid list."),
     (
         "fraction-in-seeds",
         {"study__seeds": [0.5]},
-        "study.seeds.0: 0.5 can't be used; it should be a valid integer.",
+        "study.seeds.0: 0.5 can't be used. Use a valid integer.",
     ),
     # impossible values
-    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 can't be used; it should be greater than 0."),
-    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 can't be used; it should be greater than 0."),
+    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 can't be used. Use a value greater than 0."),
+    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 can't be used. Use a value greater than 0."),
     (
         "participation-0",
         {"federation__participation": 0},
-        "federation.participation: 0 can't be used; it should be greater than 0.",
+        "federation.participation: 0 can't be used. Use a value greater than 0.",
     ),
     (
         "participation-1.5",
         {"federation__participation": 1.5},
-        "federation.participation: 1.5 can't be used; it should be less than or equal to 1.",
+        "federation.participation: 1.5 can't be used. Use a value less than or equal to 1.",
     ),
     (
         "clients-0",
         {"federation__clients": 0},
-        "federation.clients: 0 can't be used; it should be greater than or equal to 1.",
+        "federation.clients: 0 can't be used. Use a value greater than or equal to 1.",
     ),
     (
         "clients-5000",
         {"federation__clients": 5000},
-        "federation.clients: 5000 is more than the 1437 samples to deal; it should be at most 1437.",
+        "federation.clients: 5000 is more than the 1437 samples to deal. Use at most 1437.",
     ),
     (
         "rounds-0",
         {"federation__rounds": 0},
-        "federation.rounds: 0 can't be used; it should be greater than or equal to 1.",
+        "federation.rounds: 0 can't be used. Use a value greater than or equal to 1.",
     ),
     (
         "learning-rate-infinite",
         {"federation__learning_rate": float("inf")},
-        "federation.learning_rate: inf can't be used; it should be a finite number.",
+        "federation.learning_rate: inf can't be used. Use a finite number.",
     ),
     (
         "mu-infinite",
         {"algorithms": {"fedavg": {}, "fedprox": {"mu": float("inf")}}, "study__algorithms": ["fedprox"]},
-        "algorithms.fedprox.mu: inf can't be used; it should be a finite number.",
+        "algorithms.fedprox.mu: inf can't be used. Use a finite number.",
     ),
     (
         "eleven-classes-of-ten",
         {"partition": {"scheme": "pathological", "classes_per_client": 11}},
-        "partition.classes_per_client: 11 is more than the 10 classes of the data set; it should be at most 10.",
+        "partition.classes_per_client: 11 is more than the 10 classes of the data set. Use at most 10.",
     ),
-    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 can't be used; it should be at least 1."),
+    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 can't be used. Use at least 1."),
     (
         "stack-text",
         {"execution__stack": "wide"},
-        "execution.stack: 'wide' can't be used; it should be a valid integer or 'auto'.",
+        "execution.stack: 'wide' can't be used. Use a valid integer or 'auto'.",
     ),
     (
         "keep-models-0",
         {"artifacts__keep_models": 0},
-        "artifacts.keep_models: 0 can't be used; it should be 'all' or 'last' or greater than or equal to 1.",
+        "artifacts.keep_models: 0 can't be used. Use 'all' or 'last' or greater than or equal to 1.",
     ),
-    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] can't be used; it should have at least 1 item."),
+    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] can't be used. Use at least 1 item."),
     (
         "protocols-empty",
         {"evaluation__protocols": []},
-        "evaluation.protocols: [] can't be used; it should have at least 1 item.",
+        "evaluation.protocols: [] can't be used. Use at least 1 item.",
     ),
-    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] can't be used; it should have at least 1 item."),
+    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] can't be used. Use at least 1 item."),
     (
         "model-too-large",
         {"model": {"name": "cnn4"}},
@@ -240,61 +240,60 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "smaller ones).",
     ),
     # names
-    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl'; did you mean 'mlp'?"),
-    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit'; did you mean 'digits'?"),
+    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl'. Did you mean 'mlp'?"),
+    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit'. Did you mean 'digits'?"),
     (
         "unknown-partition",
         {"partition__scheme": "dirichlett"},
-        "partition.scheme: unknown partition scheme 'dirichlett'; did you mean 'dirichlet'?",
+        "partition.scheme: unknown partition scheme 'dirichlett'. Did you mean 'dirichlet'?",
     ),
     (
         "unknown-protocol",
         {"evaluation__protocols": ["global-on-globel"]},
-        f"evaluation.protocols.0: 'global-on-globel' can't be used; it should be {PROTOCOLS}.",
+        f"evaluation.protocols.0: 'global-on-globel' can't be used. Use {PROTOCOLS}.",
     ),
     (
         "unknown-algorithm",
         {"study__algorithms": ["fedavgg"]},
-        "study.algorithms: unknown algorithm 'fedavgg'; did you mean 'fedavg'?",
+        "study.algorithms: unknown algorithm 'fedavgg'. Did you mean 'fedavg'?",
     ),
     (
         "unknown-algorithm-in-algorithms",
         {"algorithms": {"fedavg": {}, "fedproxx": {}}},
-        "algorithms.fedproxx: unknown algorithm 'fedproxx'; did you mean 'fedprox'?",
+        "algorithms.fedproxx: unknown algorithm 'fedproxx'. Did you mean 'fedprox'?",
     ),
     (
         "no-component",
         {"algorithms": {"fedavg": {}, "base": {}}},
-        f"algorithms.base: unknown algorithm 'base'; it should be one of: {ALGORITHMS}.",
+        f"algorithms.base: unknown algorithm 'base'. Use one of: {ALGORITHMS}.",
     ),
     (
         "no-import",
         {"algorithms": {"fedavg": {"algorithm": "no.such.Thing"}}},
-        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no'); "
-        "it should be the path of a class, as my_module.MyClass.",
+        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no'). "
+        "Use the path of a class, as my_module.MyClass.",
     ),
     (
         "no-module-name",
         {"algorithms": {"fedavg": {"algorithm": ".Thing"}}},
-        "algorithms.fedavg: '.Thing' can't be imported (Empty module name); "
-        "it should be the path of a class, as my_module.MyClass.",
+        "algorithms.fedavg: '.Thing' can't be imported (Empty module name). "
+        "Use the path of a class, as my_module.MyClass.",
     ),
     (
         "no-algorithm",
         {"algorithms": {"fedavg": {"algorithm": "pathlib.Path"}}},
-        "algorithms.fedavg: 'pathlib.Path' is not an algorithm; it should derive from Algorithm.",
+        "algorithms.fedavg: 'pathlib.Path' is not an algorithm. It must derive from Algorithm.",
     ),
     (
         "label-with-hyphen",
         {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
-        "algorithms.Fed-Prox: 'Fed-Prox' can't be used; it should match pattern '^[a-z][a-z0-9_]*$'.",
+        "algorithms.Fed-Prox: 'Fed-Prox' can't be used. Use text that matches the pattern '^[a-z][a-z0-9_]*$'.",
     ),
     # what does not go together
     (
         "path-without-entry",
         {"study__algorithms": ["fedavg", "own.Prox"]},
-        "study.algorithms: 'own.Prox' needs a name; it should be an entry, as `prox: {algorithm: own.Prox}` under "
-        "algorithms.",
+        "study.algorithms: 'own.Prox' needs a name. Use an entry, as `prox: {algorithm: own.Prox}` under algorithms.",
     ),
     (
         "algorithm-twice",
@@ -305,7 +304,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "momentum-with-adam",
         {"federation__optimizer": "adam", "federation__momentum": 0.9},
-        "federation.momentum: 0.9 has no meaning for adam; it should be 0, or the optimizer sgd.",
+        "federation.momentum: 0.9 has no meaning for adam. Use 0, or the optimizer sgd.",
     ),
     (
         "scaffold-with-adam",
@@ -314,7 +313,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             "study__algorithms": ["scaffold"],
             "federation__optimizer": "adam",
         },
-        "federation.optimizer: adam can't be used with scaffold, whose theory needs sgd; it should be sgd, or "
+        "federation.optimizer: adam can't be used with scaffold, whose theory needs sgd. Use sgd, or "
         "algorithms.scaffold.adam true to insist.",
     ),
     (
@@ -339,13 +338,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "grid-bad-value",
         {"study__grid": {"partition.alpha": [0.1, -1]}},
-        "partition.alpha: -1 can't be used; it should be greater than 0. "
-        "(at the point partition.alpha: -1 of study.grid)",
+        "partition.alpha: -1 can't be used. Use a value greater than 0. (at the point partition.alpha: -1 of study.grid)",
     ),
     (
         "grid-unknown-key",
         {"study__grid": {"partition.alfa": [0.1]}},
-        "partition.alfa: unknown key; did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
+        "partition.alfa: unknown key. Did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
     ),
     (
         "grid-of-a-section-with-many-keys",
@@ -389,7 +387,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "axis-empty",
         {"study__grid": {"environment": {}}},
-        "study.grid.environment: its axis has no values; it should have at least one value.",
+        "study.grid.environment: its axis has no values. It must have at least one value.",
     ),
     (
         "axis-without-keys",
@@ -405,37 +403,37 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "axis-that-is-a-column",
         {"study__grid": {"round": {"early": {"federation.rounds": 2}}}},
-        "study.grid.round: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "study.grid.round: an axis can't be called so. Use a word of your own, as environment, that is no "
         "column of the tables.",
     ),
     (
         "axis-that-is-a-column-of-clients",
         {"study__grid": {"clients": {"few": {"federation.clients": 2}}}},
-        "study.grid.clients: an axis can't be called so; it should be a word of your own, as environment, that is no "
+        "study.grid.clients: an axis can't be called so. Use a word of your own, as environment, that is no "
         "column of the tables.",
     ),
     (
         "axis-without-a-mapping",
         {"study__grid": {"environment": {"mild": 0.5}}},
-        "study.grid.environment.mild: 0.5 can't be used; it should be a valid mapping.",
+        "study.grid.environment.mild: 0.5 can't be used. Use a valid mapping.",
     ),
     (
         "axis-value-that-is-no-text",
         {"study__grid": {"alphas": {0.5: {"partition.alpha": 0.5}}}},
-        "study.grid.alphas: 0.5 can't be used; it should be a name.",
+        "study.grid.alphas: 0.5 can't be used. Use a name.",
     ),
     # what one method has for itself
     (
         "with-data-of-its-own",
         {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
         "algorithms.fedavg.overrides: 'partition.alpha' is the same for all methods, which are compared on the same "
-        "data; it should be a key of federation (other than clients), model or transforms.",
+        "data. Use a key of federation (other than clients), model or transforms.",
     ),
     (
         "with-clients-of-its-own",
         {"algorithms__fedavg": {"overrides": {"federation.clients": 5}}},
         "algorithms.fedavg.overrides: 'federation.clients' is the same for all methods, which are compared on the same "
-        "data; it should be a key of federation (other than clients), model or transforms.",
+        "data. Use a key of federation (other than clients), model or transforms.",
     ),
     (
         "with-a-whole-federation",
@@ -446,13 +444,13 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "with-a-bad-value",
         {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
-        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0. "
+        "federation.learning_rate: -1 can't be used. Use a value greater than or equal to 0. "
         "(with algorithms.fedavg.overrides)",
     ),
     (
         "with-no-mapping",
         {"algorithms__fedavg": {"overrides": 0.1}},
-        "algorithms.fedavg.overrides: 0.1 can't be used; it should be a valid mapping.",
+        "algorithms.fedavg.overrides: 0.1 can't be used. Use a valid mapping.",
     ),
     (
         "with-what-the-grid-varies",
@@ -466,28 +464,28 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "overrides-mistyped",
         {"algorithms__fedavg": {"overides": {"federation.learning_rate": 0.1}}},
-        "algorithms.fedavg.overides: unknown key; did you mean 'overrides'?",
+        "algorithms.fedavg.overides: unknown key. Did you mean 'overrides'?",
     ),
     # keys of version 0.1
-    ("scales", {"scales": {}}, "scales: unknown key; it is now 'presets'."),
-    ("probes", {"probes": {}}, "probes: unknown key; it is now 'diagnostics'."),
-    ("test-share", {"dataset__test_share": 0.2}, "dataset.test_share: unknown key; it is now 'test_fraction'."),
+    ("scales", {"scales": {}}, "scales: unknown key. It is now 'presets'."),
+    ("probes", {"probes": {}}, "probes: unknown key. It is now 'diagnostics'."),
+    ("test-share", {"dataset__test_share": 0.2}, "dataset.test_share: unknown key. It is now 'test_fraction'."),
     (
         "validation-share",
         {"dataset__validation_share": 0.2},
-        "dataset.validation_share: unknown key; it is now 'validation_fraction'.",
+        "dataset.validation_share: unknown key. It is now 'validation_fraction'.",
     ),
-    ("absent", {"dataset__absent": "generate"}, "dataset.absent: unknown key; it is now 'on_missing'."),
-    ("with", {"algorithms__fedavg": {"with": {}}}, "algorithms.fedavg.with: unknown key; it is now 'overrides'."),
+    ("absent", {"dataset__absent": "generate"}, "dataset.absent: unknown key. It is now 'on_missing'."),
+    ("with", {"algorithms__fedavg": {"with": {}}}, "algorithms.fedavg.with: unknown key. It is now 'overrides'."),
     (
         "shown",
         {"algorithms__fedavg": {"shown": "global-on-global"}},
-        "algorithms.fedavg.shown: unknown key; it is now 'protocol'.",
+        "algorithms.fedavg.shown: unknown key. It is now 'protocol'.",
     ),
     (
         "shown-unmeasured",
         {"algorithms__fedavg": {"protocol": "kept-on-local"}},
-        "algorithms.fedavg.protocol: kept-on-local is not measured; it should be one of evaluation.protocols, "
+        "algorithms.fedavg.protocol: kept-on-local is not measured. Use one of evaluation.protocols, "
         "global-on-global, personal-on-local.",
     ),
     (
@@ -506,7 +504,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         (
             f"title-{number}",
             {"algorithms__fedavg": {"title": title}},
-            f"algorithms.fedavg.title: {title!r} can't be used; it should be a line of text with single spaces, "
+            f"algorithms.fedavg.title: {title!r} can't be used. Use a line of text with single spaces, "
             "without '|', and not begin with '_'.",
         )
         for number, title in enumerate(["", "a|b", "two\nlines", " FedAvg", "Fed  Avg", "_fedavg", "bell\a"])
@@ -514,7 +512,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "title-no-text",
         {"algorithms__fedavg": {"title": 10}},
-        "algorithms.fedavg.title: 10 can't be used; it should be a name.",
+        "algorithms.fedavg.title: 10 can't be used. Use a name.",
     ),
     (
         "title-twice",
@@ -543,7 +541,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "best-over-what-is-not-varied",
         {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
-        "report.best_over: 'federation.learning_rat' is not in study.grid; did you mean 'federation.learning_rate'?",
+        "report.best_over: 'federation.learning_rat' is not in study.grid. Did you mean 'federation.learning_rate'?",
     ),
     # presets
     (
@@ -582,8 +580,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "axis-bad-value",
         {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
-        "partition.alpha: -1 can't be used; it should be greater than 0. (at the point environment: mild of "
-        "study.grid)",
+        "partition.alpha: -1 can't be used. Use a value greater than 0. (at the point environment: mild of study.grid)",
     ),
     (
         "grid-of-seeds",
@@ -593,7 +590,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "grid-empty",
         {"study__grid": {"partition.alpha": []}},
-        "study.grid.partition.alpha: its list is empty; it should hold at least one value.",
+        "study.grid.partition.alpha: its list is empty. It must contain at least one value.",
     ),
     (
         "grid-twice",
@@ -608,22 +605,22 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "list-too-short",
         {"model": {"name": "cnn", "channels": [16]}},
-        "model.channels: [16] can't be used; it should have at least 2 items.",
+        "model.channels: [16] can't be used. Use at least 2 items.",
     ),
     (
         "list-too-long",
         {"model": {"name": "cnn", "channels": [16, 32, 64]}},
-        "model.channels: [16, 32, 64] can't be used; it should have at most 2 items.",
+        "model.channels: [16, 32, 64] can't be used. Use at most 2 items.",
     ),
     (
         "mean-of-other-channels",
         {"transforms": {"mean": [0.1, 0.2, 0.3]}},
-        "transforms.mean: [0.1, 0.2, 0.3] can't be used; it should be one number.",
+        "transforms.mean: [0.1, 0.2, 0.3] can't be used. Use one number.",
     ),
     (
         "grid-no-list",
         {"study__grid": {"partition.alpha": 0.1}},
-        "study.grid.partition.alpha: 0.1 can't be used; it should be a valid list.",
+        "study.grid.partition.alpha: 0.1 can't be used. Use a valid list.",
     ),
     (
         "grid-through-a-value",
@@ -650,9 +647,9 @@ def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
 def test_several_mistakes_are_several_lines() -> None:
     changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
     assert sorted(list_errors(study(**changes))) == [
-        "datasett: unknown key; did you mean 'dataset'?",
-        "federation.client: unknown key; did you mean 'clients'?",
-        "federation.learning_rate: -1 can't be used; it should be greater than or equal to 0.",
+        "datasett: unknown key. Did you mean 'dataset'?",
+        "federation.client: unknown key. Did you mean 'clients'?",
+        "federation.learning_rate: -1 can't be used. Use a value greater than or equal to 0.",
     ]
 
 
@@ -702,7 +699,7 @@ def test_no_mapping(text: str) -> None:
 
 def test_a_folder() -> None:
     Path("params.yaml").mkdir()
-    assert refusal(None) == "params.yaml: it can't be read (Is a directory); it should be a YAML file."
+    assert refusal(None) == "params.yaml: it can't be read (Is a directory). Use a YAML file."
 
 
 def test_no_yaml() -> None:
@@ -739,7 +736,7 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
 
 
 def test_a_key_that_is_no_text() -> None:
-    assert list_errors({**studies.settings(), 3: {}}) == [f"3: unknown key; it should be one of: {SECTIONS}."]
+    assert list_errors({**studies.settings(), 3: {}}) == [f"3: unknown key. Use one of: {SECTIONS}."]
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------
@@ -904,7 +901,7 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
     assert parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
     with pytest.raises(SettingsError) as refused:
         parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
-    sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set; it should be 10000."
+    sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set. Use 10000."
     assert str(refused.value) == sentence
 
 
@@ -918,7 +915,7 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
     with pytest.raises(SettingsError) as refused:
         parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
     assert str(refused.value).startswith(
-        f"model.name: '{name}' can't take the {kind} of the data set; it should be one of: {other}"
+        f"model.name: '{name}' can't take the {kind} of the data set. Use one of: {other}"
     )
 
 
@@ -930,9 +927,9 @@ def test_one_number_is_a_list_of_one() -> None:
         == parser.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
     )
     for wrong in (True, "grey", {}):
-        with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used; it should be a valid list\.$"):
+        with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used. Use a valid list\.$"):
             parser.parse_params({"transforms": {"mean": wrong}})
-    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used; it should be greater than 0\.$"):
+    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used. Use a value greater than 0\.$"):
         parser.parse_params({"transforms": {"std": 0}})
 
 

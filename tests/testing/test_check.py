@@ -65,36 +65,36 @@ BREACHES = {
     "prototype = True": (
         "own.Own.prototype is never called, since no hook has that name; if 'has_prototype_logits' is meant"
     ),
-    "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads); it should take (server, uploads)",
-    "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name; it should have another name.",
+    "def aggregate(self, uploads):\n  return {}": "own.Own.aggregate takes (uploads). It must take (server, uploads)",
+    "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name. It must have another name.",
     # what hooks give
     "def upload(self, client):\n  return {'model': client['model'], 'norm': 0.5}": (
-        "own.Own.upload gives 'norm' as 0.5, a Python float; it should be a tensor or Tensors, as torch.tensor(...)"
+        "own.Own.upload gives 'norm' as 0.5, a Python float. Use a tensor or Tensors, as torch.tensor(...)"
     ),
     "def keep(self, client):\n  {'last': client['model']}": (
-        "own.Own.keep gives nothing (None); it should give named parts, each a tensor or Tensors"
+        "own.Own.keep gives nothing (None). It must give named parts, each a tensor or Tensors"
     ),
     "def keep(self, client):\n  return {'last': client['model']}": (
         "own.Own.keep gives 'last.body.1.weight', which init_client does not give; a state should have the same parts"
     ),
     "def init(self, fresh):\n  return {'model': dict(fresh(0))}": (
-        "own.Own.init gives 'model' as a dict; it should be a tensor or Tensors, as Tensors(...) makes them."
+        "own.Own.init gives 'model' as a dict. Use a tensor or Tensors, as Tensors(...) makes them."
     ),
     "def send(self, server, ids):\n  return {'model': server['model']}": (
-        "own.Own.send gives a dict; it should give two states: what is common to all clients, and own parts stacked"
+        "own.Own.send gives a dict. It must give two states: what is common to all clients, and own parts stacked"
     ),
-    "def local_passes(self):\n  return Train(self.loss)": "own.Own.local_passes gives a Train; it should give a tuple",
+    "def local_passes(self):\n  return Train(self.loss)": "own.Own.local_passes gives a Train. It must give a tuple",
     "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model'), 'n': torch.ones(len(uploads))}": (
         "own.Own.aggregate gives 'n', which init does not give; a state should have the same parts"
     ),
     "def upload(self, client):\n  return {**super().upload(client), 'big': client['model'].norm() > 1}": (
-        "own.Own: upload gives a tensor of torch.bool; it should be of floating point or of integers."
+        "own.Own: upload gives a tensor of torch.bool. Use of floating point or of integers."
     ),
     "def metrics(self, server):\n  return {'bytes_up': server['model'].norm()}": (
-        "own.Own.metrics gives 'bytes_up', which is recorded of every round already; it should have another name."
+        "own.Own.metrics gives 'bytes_up', which is recorded of every round already. It must have another name."
     ),
     "def extra_models(self, server):\n  return {'personal': server['model']}": (
-        "own.Own.extra_models gives 'personal', which is a model of protocols; it should have another name."
+        "own.Own.extra_models gives 'personal', which is a model of protocols. It must have another name."
     ),
     # passes
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
@@ -113,7 +113,7 @@ BREACHES = {
         "own.Own: loss (own.py, line 35) gives a tensor of shape (1,); a loss should be a scalar, a mean over the"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch).detach()": (
-        "own.Own: the loss of a Train pass depends on nothing that the pass trains of 'model'; it should be computed "
+        "own.Own: the loss of a Train pass depends on nothing that the pass trains of 'model'. Use computed "
         "from client['model'], without detach()."
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) + client['anchor'].norm()": (
@@ -121,24 +121,24 @@ BREACHES = {
     ),
     "def local_passes(self):\n  return Train(self.loss), Update(lambda client: {'model': client['model']}),\n"
     " def start(self, kept, received, info):\n  return {'model': received['model'], 'n': info.size}": (
-        "own.Own: <lambda> (own.py, line 36) gives no 'n', which the client had; it should be the client with"
+        "own.Own: <lambda> (own.py, line 36) gives no 'n', which the client had. Use the client with"
     ),
     "def local_passes(self):\n  return (Train(self.loss, when=lambda client: True),)": (
         "own.Own: <lambda> (own.py, line 36) gives True, a Python bool; a condition should be one truth value, as a"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)": (
-        "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'; it should be a part that holds "
+        "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'. Use a part that holds "
         "what the pass trains of 'model', as `start` may give it."
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
     "  return {'model': received['model'], 'anchor': received['model'].only(['head.weight'])}": (
-        "but the client has no 'body.1.weight' in 'anchor'; it should be a part that holds what the pass trains of"
+        "but the client has no 'body.1.weight' in 'anchor'. Use a part that holds what the pass trains of"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
     "  return {'model': received['model'], 'anchor': received['model'].flat()}": (
-        "but the client has 'anchor' as a bare tensor; it should be a part that holds what the pass trains of 'model'"
+        "but the client has 'anchor' as a bare tensor. Use a part that holds what the pass trains of 'model'"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
@@ -146,7 +146,7 @@ BREACHES = {
         "but the client has 'body.1.weight' in 'anchor' as float32 of shape"
     ),
     "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
-        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place; it should make a new one"
+        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place. It must make a new one"
     ),
     # what is remembered, and what is random
     "def keep(self, client):\n  self.last = client['model']\n  return {}": (
@@ -204,7 +204,7 @@ LATER = {
     ),
     "def traffic(self, state):\n  return {}": (
         checks.check_traffic,
-        "own.Own: traffic leaves out a part of the download that clients read; it should count all tensors, or leave",
+        "own.Own: traffic leaves out a part of the download that clients read. It must count all tensors, or leave",
     ),
     "def loss(self, client, batch):\n  return -0.01 * self.risk(client, batch)": (
         checks.check_training_on_digits,
@@ -299,11 +299,11 @@ def test_a_studys_method_is_checked_with_its_parameters(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("mien",), "'mien' is no method of the study; did you mean 'mine'?"),
-        (("mine",), "algorithms.mine.mu: -1 can't be used; it should be greater than or equal to 0."),
-        (("mine", "--set", "nu=1", "--set", "mu=1"), "algorithms.mine.nu: unknown key; did you mean 'mu'?"),
-        (("fedprox", "--set", "mu=-2"), "algorithms.fedprox.mu: -2 can't be used; it should be greater than or equal"),
-        (("none",), "algorithms.none: None can't be used; it should be a valid mapping."),
+        (("mien",), "'mien' is no method of the study. Did you mean 'mine'?"),
+        (("mine",), "algorithms.mine.mu: -1 can't be used. Use a value greater than or equal to 0."),
+        (("mine", "--set", "nu=1", "--set", "mu=1"), "algorithms.mine.nu: unknown key. Did you mean 'mu'?"),
+        (("fedprox", "--set", "mu=-2"), "algorithms.fedprox.mu: -2 can't be used. Use a value greater than or equal"),
+        (("none",), "algorithms.none: None can't be used. Use a valid mapping."),
     ],
 )
 def test_what_a_study_does_not_say(
@@ -365,20 +365,20 @@ def test_all_breaches_are_told_at_once(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1)); it should be the"),
+        ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1)). Use the"),
         ("import torch\n1 / 0\n", "can't be imported (ZeroDivisionError: division by zero, own.py, line 2); it"),
-        ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1); it should be"),
+        ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1). It must be"),
         (
             f"{HEAD}@dataclass\nclass Own(FedAvg):\n mu: float = 1\n",
             "(TypeError: cannot inherit non-frozen dataclass from a frozen one, own.py, line 32); write "
             "`@dataclass(frozen=True, kw_only=True)` above class Own.",
         ),
-        ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm; it should derive from Algorithm."),
-        (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields; it should be a @dataclass(frozen=True"),
+        ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm. It must derive from Algorithm."),
+        (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields. Use a @dataclass(frozen=True"),
         (
             f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n"
             " def __post_init__(self):\n  {}['a']\n",
-            "own.Own: can't be made with these parameters (KeyError: 'a', own.py, line 35); it should accept them.",
+            "own.Own: can't be made with these parameters (KeyError: 'a', own.py, line 35). It must accept them.",
         ),
     ],
 )
@@ -395,10 +395,10 @@ def test_what_cannot_be_made(
 @pytest.mark.parametrize(
     ("args", "status", "sentence"),
     [
-        (("fedprx",), 1, "fedprx: unknown algorithm 'fedprx'; did you mean 'fedprox'?"),
-        (("fedprox", "--set", "mu=-1"), 1, "fedprox.mu: -1 can't be used; it should be greater than or equal to 0."),
-        (("fedprox", "--set", "nu=1"), 1, "fedprox.nu: unknown key; did you mean 'mu'?"),
-        (("fedprox", "--set", "mu"), 1, "--set: 'mu' can't be used; it should be KEY=VALUE, as mu=0.1."),
+        (("fedprx",), 1, "fedprx: unknown algorithm 'fedprx'. Did you mean 'fedprox'?"),
+        (("fedprox", "--set", "mu=-1"), 1, "fedprox.mu: -1 can't be used. Use a value greater than or equal to 0."),
+        (("fedprox", "--set", "nu=1"), 1, "fedprox.nu: unknown key. Did you mean 'mu'?"),
+        (("fedprox", "--set", "mu"), 1, "--set: 'mu' can't be used. Use KEY=VALUE, as mu=0.1."),
     ],
 )
 def test_what_is_typed_wrong(

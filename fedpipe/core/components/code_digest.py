@@ -146,7 +146,7 @@ def _digest_names(
         try:
             walk.visit_entry(module, name)
         except (OSError, ModuleNotFoundError):
-            raise SettingsError(f"'{module}.{name}' has no source that can be read; it should lie in a file.") from None
+            raise SettingsError(f"'{module}.{name}' has no source that can be read. It must lie in a file.") from None
     for module, name in optional_names:
         walk.visit_name_if_followed(module, name)
     walk.add_statement_order()
@@ -426,8 +426,8 @@ def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
             and getattr(node.value, "id", None) == DATA_FILES_VARIABLE
         ):
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, since line {node.lineno} adds to it; it should "
-                "be one list of "
+                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, since line {node.lineno} adds to it. "
+                "Use one list of "
                 "names, as ['prior.npy']."
             )
     for statement in source.bindings[DATA_FILES_VARIABLE]:

@@ -93,7 +93,7 @@ def get_type_adapter(component: Any) -> TypeAdapter[Component]:
     except PydanticUserError as error:
         reason = str(error).split("\n", 1)[0]
         raise SettingsError(
-            f"'{component.__module__}.{component.__qualname__}' can't be used ({reason}); it should be a "
+            f"'{component.__module__}.{component.__qualname__}' can't be used ({reason}). Use a "
             "@dataclass(frozen=True, kw_only=True) with typed fields."
         ) from error
 

@@ -205,11 +205,11 @@ def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterat
         names = None
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise SettingsError(
-            f"{source.name}.{DATA_FILES_VARIABLE} can't be read; it should be a list of names, as ['prior.npy']."
+            f"{source.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, as ['prior.npy']."
         )
     for name in names:
         if not Path(name).is_file():
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing; it should be a file beside params.yaml."
+                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a file beside params.yaml."
             )
         yield Path(name)

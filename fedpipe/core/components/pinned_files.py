@@ -33,7 +33,7 @@ class PinnedFile(NamedTuple):
             Command that declares the SHA-256. None if there is none.
         """
         if self.sha256 is None and not self.path.exists():
-            return f"{section}.{self.parameter}: {self.path} is missing; it should lie there."
+            return f"{section}.{self.parameter}: {self.path} is missing. It must lie there."
         if self.sha256 is None:
             advice = (
                 f"run `{download_command}`, which fills it in"

@@ -76,23 +76,23 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             )
             kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
             raise SettingsError(
-                f"{key}: '{name}' is not {kind_phrase}; it should derive from "
+                f"{key}: '{name}' is not {kind_phrase}. It must derive from "
                 f"{_get_base_class(kind).__qualname__}{alternative}."
             )
         if not f"{candidate.__module__}.".startswith(f"{module_name}."):
             raise SettingsError(
-                f"{key}: '{name}' is defined in {candidate.__module__}, and jobs import nothing else; it should be "
-                f"'{candidate.__module__}.{candidate.__qualname__}'."
+                f"{key}: '{name}' is defined in {candidate.__module__}, and jobs import nothing else. "
+                f"Use '{candidate.__module__}.{candidate.__qualname__}'."
             )
         types = vars(candidate).get("__annotations__", {}).values()
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(candidate):
-            raise SettingsError(f"{key}: '{name}' has fields; it should be a @dataclass(frozen=True, kw_only=True).")
+            raise SettingsError(f"{key}: '{name}' has fields. Use a @dataclass(frozen=True, kw_only=True).")
         if "code" in vars(candidate).get("__dataclass_fields__", {}):
             raise SettingsError(f"{key}: '{name}' has a field 'code', which stands for its source in keys; rename it.")
         return candidate
     if name not in list_components(kind):
-        raise SettingsError(f"{key}: unknown {kind.name} '{name}'; {suggest_name(name, list_components(kind))}")
+        raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
     classes = [
         value
@@ -174,11 +174,11 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
         expected_type = "valid mapping" if label else f"mapping with '{kind.selector}'"
-        raise SettingsError(f"{key}: {settings!r} can't be used; it should be a {expected_type}.")
+        raise SettingsError(f"{key}: {settings!r} can't be used. Use a {expected_type}.")
     parameters = dict(settings)
     name, selector_key = parameters.pop(kind.selector, label or kind.default), f"{key}.{kind.selector}"
     if not isinstance(name, str):
-        raise SettingsError(f"{selector_key}: {name!r} can't be used; it should be a name.")
+        raise SettingsError(f"{selector_key}: {name!r} can't be used. Use a name.")
     find_component(kind, name, key if label else selector_key)
     return build_component(kind, name, parameters, key, other_keys)
 

@@ -279,7 +279,7 @@ class StudyFiles:
         suffix = "" if preset == FULL_PRESET else f"@{preset}"
         if not re.fullmatch("[a-z][a-z0-9_]*", preset):
             raise SettingsError(
-                f"'{preset}' is no preset; it should be a name of the study's section presets, or {FULL_PRESET}."
+                f"'{preset}' is no preset. Use a name of the study's section presets, or {FULL_PRESET}."
             )
         if params == PARAMS:
             return cls(RESULTS / "studies" / suffix if suffix else RESULTS)
@@ -292,7 +292,7 @@ class StudyFiles:
                 raise SettingsError(f"{params}: '{parent}/{part}' is for files of a study '{parent}'; rename '{part}'.")
         if invalid_character := re.search(r"[^\w ./+()=-]", str(params)):
             raise SettingsError(
-                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path; it should be of letters, "
+                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path. Use of letters, "
                 "digits, spaces "
                 "and ./_-+=()."
             )
@@ -404,7 +404,7 @@ def list_studies(params: Path) -> list[Path]:
         return [normalize_study_path(params)]
     paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
     if not paths:
-        raise SettingsError(f"{params}: there is no study in that folder; it should hold some, as NAME.yaml.")
+        raise SettingsError(f"{params}: there is no study in that folder. It must contain some, as NAME.yaml.")
     return paths
 
 

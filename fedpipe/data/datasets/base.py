@@ -194,7 +194,7 @@ class PublishedTexts(PublishedDataset):
     def _read_substitute(self, path: Path) -> Samples:
         table = formats.read_parquet(path)
         if table.texts is None:
-            raise ArtifactError(f"{path} holds images; it should hold text.")
+            raise ArtifactError(f"{path} holds images. It must contain text.")
         return self._encode_texts(table.texts, table.labels, table.test)
 
     def _encode_texts(
@@ -239,7 +239,7 @@ class UserDataset(PinnedDataset):
     def _compute_sha256(self) -> str:
         path = Path(self.path)
         if not path.is_file():
-            raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a file.")
+            raise ArtifactError(f"dataset.path: {self.path} is missing. Use a file.")
         return pinned_files.compute_content_sha256(path)
 
     def _read(self, path: Path) -> Samples:

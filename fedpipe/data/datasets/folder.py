@@ -27,7 +27,7 @@ class Folder(UserDataset):
     def _compute_sha256(self) -> str:
         root = Path(self.path)
         if not root.is_dir():
-            raise ArtifactError(f"dataset.path: {self.path} is missing; it should be a folder.")
+            raise ArtifactError(f"dataset.path: {self.path} is missing. Use a folder.")
         return pinned_files.compute_content_sha256(root)
 
     def _read(self, path: Path) -> Samples:

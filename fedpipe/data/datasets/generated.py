@@ -74,7 +74,7 @@ class Generated(Dataset):
             else None
         )
         if not isinstance(dataset, PublishedDataset):
-            raise SettingsError(f"dataset.like: '{self.like}' is no published data set; it should be one, as cifar10.")
+            raise SettingsError(f"dataset.like: '{self.like}' is no published data set. Use one, as cifar10.")
         return dataset
 
 

@@ -64,8 +64,7 @@ class Scheme(Component):
         """
         if clients > samples:
             raise SettingsError(
-                f"federation.clients: {clients} is more than the {samples} samples to deal; "
-                f"it should be at most {samples}."
+                f"federation.clients: {clients} is more than the {samples} samples to deal. Use at most {samples}."
             )
 
     def partition_samples(
@@ -131,8 +130,8 @@ class DirichletBase(Scheme):
             max_clients = samples // self.minimum
             alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
-                f"partition.minimum: {self.minimum} for each of {clients} clients is more than the {samples} samples; "
-                f"it should be at most {samples // clients}{alternative}."
+                f"partition.minimum: {self.minimum} for each of {clients} clients is more than the {samples} samples. "
+                f"Use at most {samples // clients}{alternative}."
             )
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:

@@ -84,24 +84,24 @@ class File(Scheme):
         pairs = self._load_pairs()
         if self.has_fixed_splits and pairs.sample.max(initial=0) >= samples:
             raise SettingsError(
-                f"partition.path: sample {pairs.sample.max()} of {self.path} can't be dealt; it should be one of the "
+                f"partition.path: sample {pairs.sample.max()} of {self.path} can't be dealt. Use one of the "
                 f"data set's {samples} samples."
             )
         train = np.ones(len(pairs.client), dtype=np.bool_) if pairs.split is None else pairs.split == "train"
         if len(pairs.client) and pairs.client.max() >= clients:
             raise SettingsError(
                 f"federation.clients: {clients} can't be used with {self.path}, which gives samples to client "
-                f"{pairs.client.max()}; it should be {pairs.client.max() + 1}."
+                f"{pairs.client.max()}. Use {pairs.client.max() + 1}."
             )
         missing_clients = np.setdiff1d(np.arange(clients), pairs.client[train])
         if len(missing_clients):
             raise SettingsError(
-                f"partition.path: {self.path} gives client {missing_clients[0]} no training sample; it should give "
+                f"partition.path: {self.path} gives client {missing_clients[0]} no training sample. It must give "
                 "each of "
                 f"federation.clients ({clients}) at least one."
             )
         if pairs.split is not None and not (pairs.split == "test").any():
-            raise SettingsError(f"partition.path: {self.path} has no test sample; it should have at least one.")
+            raise SettingsError(f"partition.path: {self.path} has no test sample. It must have at least one.")
 
     def partition_samples(
         self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
@@ -117,7 +117,7 @@ class File(Scheme):
         invalid_samples = np.setdiff1d(pairs.sample, samples if pairs.split is None else np.arange(len(labels)))
         if len(invalid_samples):
             raise SettingsError(
-                f"partition.path: sample {invalid_samples[0]} of {self.path} can't be dealt; it should be one of the "
+                f"partition.path: sample {invalid_samples[0]} of {self.path} can't be dealt. Use one of the "
                 "data set's "
                 f"{len(labels)} samples, and a training sample if dataset.split is official and there is no column "
                 f"split."
@@ -150,7 +150,7 @@ class File(Scheme):
     def _validate_table(self, table: pa.Table) -> SampleClientPairs:
         if duplicates := [name for name in ("sample", "client", "split") if table.column_names.count(name) > 1]:
             raise SettingsError(
-                f"partition.path: {self.path} has the column '{duplicates[0]}' more than once; it should have it once."
+                f"partition.path: {self.path} has the column '{duplicates[0]}' more than once. It must have it once."
             )
         sample, client = (self._read_integers(table, name) for name in ("sample", "client"))
         split = table["split"].to_numpy(zero_copy_only=False).astype(str) if "split" in table.column_names else None
@@ -177,7 +177,7 @@ class File(Scheme):
             raise SettingsError(
                 f"partition.path: {self.path} gives sample {ambiguous_samples[0]} to be tested on and to be trained "
                 "on or validated "
-                f"on; it should be one of them."
+                f"on. Use one of them."
             )
         return SampleClientPairs(sample, client, split)
 
@@ -186,7 +186,7 @@ class File(Scheme):
 
         if name not in table.column_names:
             raise SettingsError(
-                f"partition.path: {self.path} has no column '{name}'; it should have sample and client, and may have "
+                f"partition.path: {self.path} has no column '{name}'. It must have sample and client, and may have "
                 f"split."
             )
         if table[name].null_count or not pa.types.is_integer(table[name].type):

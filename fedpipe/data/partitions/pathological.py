@@ -37,17 +37,17 @@ class Pathological(Scheme):
         k, key = self.classes_per_client, "partition.classes_per_client"
         if k > classes:
             raise SettingsError(
-                f"{key}: {k} is more than the {classes} classes of the data set; it should be at most {classes}."
+                f"{key}: {k} is more than the {classes} classes of the data set. Use at most {classes}."
             )
         if clients * k < classes:
             raise SettingsError(
-                f"{key}: {k} for each of {clients} clients can't cover the {classes} classes of the data set; "
-                f"it should be at least {-(-classes // clients)}."
+                f"{key}: {k} for each of {clients} clients can't cover the {classes} classes of the data set. "
+                f"Use at least {-(-classes // clients)}."
             )
         if clients * k > samples:
             raise SettingsError(
-                f"{key}: {k} for each of {clients} clients needs {clients * k} samples, but there are {samples}; "
-                f"it should be at most {samples // clients}."
+                f"{key}: {k} for each of {clients} clients needs {clients * k} samples, but there are {samples}. "
+                f"Use at most {samples // clients}."
             )
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:

@@ -37,7 +37,7 @@ class Shards(Scheme):
         if clients * self.shards_per_client > samples:
             raise SettingsError(
                 f"partition.shards_per_client: {self.shards_per_client} for each of {clients} clients are more shards "
-                f"than the {samples} samples; it should be at most {samples // clients}."
+                f"than the {samples} samples. Use at most {samples // clients}."
             )
 
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:

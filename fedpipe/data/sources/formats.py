@@ -49,7 +49,7 @@ def read_npz(path: Path) -> Samples:
     except Exception as error:  # any error of zip, NumPy or the system
         raise ArtifactError(f"{path} can't be read as .npz ({_format_error(error)}).") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
-        raise ArtifactError(f"{path} lacks {unpaired.pop()}; it should hold both x_test and y_test, or neither.")
+        raise ArtifactError(f"{path} lacks {unpaired.pop()}. It must contain both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
         splits = ["train", "test"] if {"x_test", "y_test"} <= arrays.keys() else ["train"]
         for split in splits:
@@ -65,7 +65,7 @@ def read_npz(path: Path) -> Samples:
         test = _to_bool_mask(path, _flatten_column(arrays.get("test", np.zeros(len(y), dtype=np.bool_))))
     else:
         raise ArtifactError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}; it should hold x_train and y_train "
+            f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}. It must contain x_train and y_train "
             f"(and x_test and y_test), or x and y (and test)."
         )
     labels = encode_labels(path, _flatten_column(y))
@@ -86,10 +86,10 @@ def read_parquet(path: Path) -> ParquetSamples:
         raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
     names = set(table.column_names)
     if duplicates := sorted(name for name in names & SAMPLE_COLUMNS if table.column_names.count(name) > 1):
-        raise ArtifactError(f"{path} has the column {duplicates[0]} more than once; it should have it once.")
+        raise ArtifactError(f"{path} has the column {duplicates[0]} more than once. It must have it once.")
     if "label" not in names or not names & {"text", "image"}:
         raise ArtifactError(
-            f"{path} has the columns {', '.join(table.column_names)}; it should have label, and text or image."
+            f"{path} has the columns {', '.join(table.column_names)}. It must have label, and text or image."
         )
     if incomplete_columns := sorted(name for name in names & SAMPLE_COLUMNS if table[name].null_count):
         raise ArtifactError(
@@ -98,12 +98,12 @@ def read_parquet(path: Path) -> ParquetSamples:
     labels = encode_labels(path, table["label"].to_numpy())
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
-        raise ArtifactError(f"{path}: its column split holds '{invalid_splits[0]}'; it should hold 'train' or 'test'.")
+        raise ArtifactError(f"{path}: its column split holds '{invalid_splits[0]}'. It must contain 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     if "text" in names:
         texts = table["text"].to_pylist()
         if not all(isinstance(text, str) for text in texts):
-            raise ArtifactError(f"{path}: its column text holds {table['text'].type}; it should hold strings.")
+            raise ArtifactError(f"{path}: its column text holds {table['text'].type}. It must contain strings.")
         return ParquetSamples(texts, None, labels, test)
     cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()]
 
@@ -128,7 +128,7 @@ def read_folder(path: Path) -> Samples:
     try:
         classes, index = find_classes(str(split_folders[0]))
     except OSError as error:
-        raise ArtifactError(f"{split_folders[0]} holds no folders; it should hold one for each class.") from error
+        raise ArtifactError(f"{split_folders[0]} holds no folders. It must contain one for each class.") from error
     files: list[tuple[Path, int, bool]] = []
     for split in split_folders:
         for folder in sorted(path for path in split.iterdir() if path.is_dir()):
@@ -139,7 +139,7 @@ def read_folder(path: Path) -> Samples:
                 (file, index[folder.name], split.name == "test" and len(split_folders) == 2) for file in image_files
             ]
     if not files:
-        raise ArtifactError(f"{path} holds no images; it should hold a folder of them for each of {classes}.")
+        raise ArtifactError(f"{path} holds no images. It must contain a folder of them for each of {classes}.")
     x = read_images([(str(file), lambda file=file: file.open("rb")) for file, _, _ in files])  # type: ignore[misc]
     return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
 
@@ -184,7 +184,7 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
 def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Convert labels to classes 0 to C-1. Integers stay as they are, other values are numbered in sorted order."""
     if not len(labels) or labels.ndim != 1:
-        raise ArtifactError(f"{path} has labels of shape {labels.shape}; it should be one for each sample.")
+        raise ArtifactError(f"{path} has labels of shape {labels.shape}. Use one for each sample.")
     if np.issubdtype(labels.dtype, np.integer):
         if labels.min() < 0:
             raise ArtifactError(f"{path}: a label is {labels.min()}; labels should count from 0.")
@@ -248,7 +248,7 @@ def _concatenate_splits(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> n
 def _to_bool_mask(path: Path, test: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if test.ndim != 1 or test.dtype.kind not in "biuf" or not np.isin(test, (0, 1)).all():
         raise ArtifactError(
-            f"{path}: its array test holds {test.dtype} of shape {test.shape}; it should hold one truth value, "
+            f"{path}: its array test holds {test.dtype} of shape {test.shape}. It must contain one truth value, "
             f"or 0 or 1, for each sample."
         )
     return test.astype(np.bool_)

@@ -99,10 +99,10 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         ),
         (NORMS | {"models": ["class"]}, r"diagnostics\.n\.models: 'class' can't be used with fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
-        (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key; did you mean 'models'\?"),
+        (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key. Did you mean 'models'\?"),
         (
             {"kind": "head_norms"},
-            r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'; did you mean 'head-norms'\?",
+            r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'. Did you mean 'head-norms'\?",
         ),
         ({"rounds": [1]}, r"diagnostics\.n: its kind is missing"),
         ({"kind": "locals", "clients": [10]}, r"diagnostics\.n\.clients: there is no client 10"),
