@@ -1,4 +1,4 @@
-"""Docstrings and comments follow the language rules of CONTRIBUTING.md."""
+"""Docstrings, comments and messages follow the language rules of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import messages
 from tests.small_studies import ROOT
 
 PACKAGE = ROOT / "fedpipe"
@@ -27,13 +28,15 @@ BANNED = {
     r"\bprint's\b": "reported",
     r"\bhence\b": "so",
     r"\bnobody\b": "a sentence about what happens",
+    r"\bit should\b": "Use ..., or: It must ...",
 }
 SEMICOLONS_PER_1000_WORDS = 2
 
 
 def read_prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each comment and docstring of a module."""
+    """Yield line and text of each comment, docstring and message of a module. A message has the line 0."""
     source = path.read_text()
+    yield from ((0, message) for message in messages.read_messages(path))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
@@ -64,3 +67,8 @@ def test_prose_has_few_semicolons() -> None:
     words = sum(len(text.split()) for text in prose)
     semicolons = sum(len(re.findall(r";(?=\s)", text)) for text in prose)
     assert semicolons * 1000 <= SEMICOLONS_PER_1000_WORDS * words, f"{semicolons} in {words} words"
+
+
+def test_all_messages_are_in_the_file_that_is_reviewed() -> None:
+    """If this fails, run ``python tests/docs/messages.py`` and read the difference."""
+    assert messages.GOLDEN.read_text() == messages.render_messages()
