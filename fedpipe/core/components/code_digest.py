@@ -146,11 +146,11 @@ def _digest_names(
         try:
             walk.visit_entry(module, name)
         except (OSError, ModuleNotFoundError):
-            raise SettingsError(f"'{module}.{name}' has no source that can be read. It must lie in a file.") from None
+            raise SettingsError(f"'{module}.{name}' has no readable source. Define it in a file.") from None
     for module, name in optional_names:
         walk.visit_name_if_followed(module, name)
     walk.add_statement_order()
-    text = "\n".join(f"{location}: {what}" for location, what in sorted(walk.texts.items()))
+    text = "\n".join(f"{location}: {code}" for location, code in sorted(walk.texts.items()))
     return Digest(
         hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], frozenset(walk.files)
     )
@@ -426,9 +426,8 @@ def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
             and getattr(node.value, "id", None) == DATA_FILES_VARIABLE
         ):
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, since line {node.lineno} adds to it. "
-                "Use one list of "
-                "names, as ['prior.npy']."
+                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, because line {node.lineno} adds to it. "
+                "Use one list of names, such as ['prior.npy']."
             )
     for statement in source.bindings[DATA_FILES_VARIABLE]:
         yield from parse_data_files(source, statement)
