@@ -21,9 +21,7 @@ def read_params(path: Path) -> dict[str, Any]:
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
-        raise SettingsError(
-            f"{path}: the file does not exist. Run the command in the folder that contains it."
-        ) from None
+        raise SettingsError(f"{path}: the file does not exist. Change to the folder that contains it.") from None
     except OSError as error:
         raise SettingsError(f"{path}: can't be read ({error.strerror}). Use a YAML file.") from None
     except UnicodeDecodeError as error:

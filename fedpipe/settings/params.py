@@ -170,8 +170,8 @@ class Params(Section):
             selection_protocol = to_validation_protocol(method_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"report.best_on: validation needs {selection_protocol} for {label}, which is not measured. "
-                    "Add it to evaluation.protocols."
+                    f"report.best_on: validation selects {label}'s best value by {selection_protocol}, which is "
+                    "not measured. Add it to evaluation.protocols."
                 )
             if method_protocol and method_protocol not in self.evaluation.protocols:
                 raise SettingsError(

@@ -66,6 +66,6 @@ class Report(Section):
             if name in needed_keys and getattr(self, needed_keys[name]) is None:
                 key = needed_keys[name]
                 raise ValueError(
-                    f"report.{key}: missing, but report.statistics lists {name}. Use {expected_values[key]}."
+                    f"report.{key}: it is missing, and report.statistics lists {name}. Use {expected_values[key]}."
                 )
         return self

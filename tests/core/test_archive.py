@@ -63,7 +63,7 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     assert storage_files.display_path(run.round(0).server_state) == str(run.round(0).server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
         storage_files.read_json(run.round(2).marker)
-    with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged \(0001/round\.json has the SHA-256 "):
+    with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json "):
         storage_files.read_json(run.round(1).marker, "0" * 64)
 
 

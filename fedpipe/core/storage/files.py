@@ -298,9 +298,9 @@ def _missing_error(path: Path) -> ArtifactError:
 
 
 def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
-    subject = archive.locate_member(path)[1] if _is_packed(path) else "it"
-    reason = f"{subject} has the SHA-256 {actual_sha256[:12]}… instead of {sha256[:12]}…"
-    return ArtifactError(f"{find_containing_file(path)} is damaged ({reason}). {_repair_advice(path)}.")
+    subject = f"the SHA-256 of {archive.locate_member(path)[1]}" if _is_packed(path) else "its SHA-256"
+    reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
+    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_repair_advice(path)}.")
 
 
 def unreadable_error(path: Path, reason: object) -> ArtifactError:
