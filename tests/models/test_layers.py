@@ -219,11 +219,11 @@ def test_dropout_under_vmap_is_dropout_one_by_one():
         torch.arange(3),
     )
 
-    def train_one(x, key):
+    def apply_one(x, key):
         with mode.activate(True, noise_key=key):
             return ours(x)
 
-    assert torch.equal(vmap(train_one)(x, keys), torch.stack([train_one(*pair) for pair in zip(x, keys, strict=True)]))
+    assert torch.equal(vmap(apply_one)(x, keys), torch.stack([apply_one(*pair) for pair in zip(x, keys, strict=True)]))
 
 
 def test_dropout_without_a_key_is_an_internal_error():

@@ -122,8 +122,8 @@ def test_the_key_contains_the_sha256_of_the_file_and_not_its_path() -> None:
     settings = make_study(MLP)
     Path("elsewhere").mkdir()
     shutil.copy("start.pt", "elsewhere/first.pt")
-    moved_settings = settings | {"model": settings["model"] | {"weights": "elsewhere/first.pt"}}
-    assert compute_key(moved_settings) == compute_key(settings)
+    other_settings = settings | {"model": settings["model"] | {"weights": "elsewhere/first.pt"}}
+    assert compute_key(other_settings) == compute_key(settings)
     assert (
         len(
             {
@@ -137,14 +137,14 @@ def test_the_key_contains_the_sha256_of_the_file_and_not_its_path() -> None:
 
     studies.write(settings, Path())
     planner.write_plan(planner.make_plan(Path("params.yaml")))
-    studies.write(moved_settings, Path())
+    studies.write(other_settings, Path())
     planner.write_plan(plan := planner.make_plan(Path("params.yaml")))
     run_yaml = yaml.safe_load((plan.runs[0].path / "run.yaml").read_text())
     assert "weights" not in run_yaml["model"]
     assert run_yaml["model"]["sha256"] == settings["model"]["sha256"]
     assert run_yaml["origin"] == {"model": {"weights": "elsewhere/first.pt"}}
     run_settings = RunSettings.read(plan.runs[0].path / "run.yaml")
-    assert run_settings.build_model() == registry.parse_component(component.MODEL, moved_settings["model"])
+    assert run_settings.build_model() == registry.parse_component(component.MODEL, other_settings["model"])
 
 
 def test_an_algorithm_with_another_head_draws_it_at_random() -> None:
@@ -249,9 +249,9 @@ def test_a_sha256_without_a_file_is_rejected() -> None:
 
 def test_several_initial_models_are_rejected() -> None:
     settings = make_study(MLP)
-    several = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}
+    two_methods = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}
     with pytest.raises(SettingsError, match=r"^model\.weights: .*one initial model.* ifca"):
-        parser.parse_params(several)
+        parser.parse_params(two_methods)
     parser.parse_params(studies.settings(("fedavg", "ifca")))
     custom = studies.settings() | {
         "model": settings["model"],
