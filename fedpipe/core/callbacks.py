@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from typing_extensions import override
+
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet
@@ -56,8 +58,8 @@ class Callback:
 class DVCLive(Callback):
     """Logs accuracies with DVCLive, one folder per run below ``dvclive``, for curves in DVC and VS Code."""
 
+    @override
     def begin(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         live = importlib.import_module(DVCLIVE).Live
         folder = Path(DVCLIVE) / run.name
         self._live = live(
@@ -68,15 +70,15 @@ class DVCLive(Callback):
             dvcyaml=str(folder / "dvc.yaml"),
         )
 
+    @override
     def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
-        """See :class:`Callback`."""
         self._live.step = number
         for protocol, accuracy in accuracies.items():
             self._live.log_metric(protocol, accuracy)
         self._live.next_step()
 
+    @override
     def end(self, run: RunInfo) -> None:
-        """See :class:`Callback`."""
         self._live.end()
 
 
@@ -91,19 +93,19 @@ def find_callback(name: str) -> type[Callback]:
     if name == DVCLIVE:
         if importlib.util.find_spec(DVCLIVE) is None:
             raise SettingsError(
-                f"{CALLBACKS_KEY}: dvclive is not installed; `pip install dvclive`, or remove it from the list."
+                f"{CALLBACKS_KEY}: dvclive is not installed. Type `pip install dvclive`, or remove it from the list."
             )
         return DVCLive
     module, _, member = name.rpartition(".")
     if not module:
         raise SettingsError(
-            f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {DVCLIVE}, or a class's path, as own.Board."
+            f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {DVCLIVE}, or the path of a class, such as own.Board."
         )
     try:
         candidate = getattr(importlib.import_module(module), member)
     except Exception as error:  # a user's module may raise anything
         raise SettingsError(
-            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}). Use the path of a class, as own.Board."
+            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}). Use the path of a class, such as own.Board."
         ) from error
     if not (isinstance(candidate, type) and issubclass(candidate, Callback)):
         raise SettingsError(
@@ -177,8 +179,8 @@ class CallbackList:
     def _report_failure(self, callback_name: str, error: Exception) -> None:
         """Print a warning about a failed callback, which is removed."""
         print(
-            f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}); {self._files.path} "
-            "goes on without it.",
+            f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}). "
+            f"{self._files.path} continues without it.",
             file=sys.stderr,
         )
 

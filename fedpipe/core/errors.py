@@ -17,7 +17,7 @@ Location = tuple[int | str, ...]
 
 LARGEST = 2**63 - 1  #: integer in tables
 TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: range of normal float32 numbers
-SHOWN, LISTED = 120, 20  #: maximum printed characters of a value, and printed mistakes
+MAX_VALUE_LENGTH, MAX_MESSAGES = 120, 20  #: maximum printed characters of a value, and printed mistakes
 #: Names of version 0.1 in params.yaml and on the command line, with their new names.
 RENAMED_KEYS = {
     "scales": "presets",
@@ -82,9 +82,9 @@ def format_validation_errors(
         elif kind in {"missing", "missing_argument"}:
             messages.append(f"{key}: missing. Give a value.")
         elif kind == "value_error":
-            sentence = str(context["error"])
-            has_key = not key or sentence.startswith(key.split(".")[0])
-            messages += (sentence if has_key else f"{key}: {sentence}").splitlines()
+            message = str(context["error"])
+            has_key = not key or message.startswith(key.split(".")[0])
+            messages += (message if has_key else f"{key}: {message}").splitlines()
         elif kind == "too_short":
             count = context["min_length"]
             expectations[key] = (problem["input"], [f"at least {count} item{'s' if count > 1 else ''}"])
@@ -102,24 +102,24 @@ def format_validation_errors(
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
             continue  # the list is too short because of an invalid entry
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
-        value_text = value_text if len(value_text) <= SHOWN else f"{value_text[:SHOWN]}…"
+        value_text = value_text if len(value_text) <= MAX_VALUE_LENGTH else f"{value_text[:MAX_VALUE_LENGTH]}…"
         messages.append(f"{key}: {value_text} can't be used. Use {' or '.join(phrases)}.")
-    more = len(messages) - LISTED
+    omitted_count = len(messages) - MAX_MESSAGES
     return (
         messages
-        if more <= 0
-        else [*messages[:LISTED], f"{prefix or 'params.yaml'}: {more:,} more values can't be used."]
+        if omitted_count <= 0
+        else [*messages[:MAX_MESSAGES], f"{prefix or 'params.yaml'}: {omitted_count:,} more values can't be used."]
     )
 
 
-def refuse_numbers(given: Any, made: Any) -> None:
+def reject_invalid_numbers(raw: Any, parsed: Any) -> None:
     """Reject Booleans for numbers, which pydantic converts to 0 and 1, and numbers out of range.
 
     Parameters
     ----------
-    given
+    raw
         Value, list or mapping of params.yaml.
-    made
+    parsed
         Pydantic's result.
 
     Raises
@@ -130,35 +130,37 @@ def refuse_numbers(given: Any, made: Any) -> None:
     from pydantic import ValidationError
     from pydantic_core import InitErrorDetails, PydanticCustomError
 
-    wrong = [
-        InitErrorDetails(type=PydanticCustomError("number", wanted), loc=place, input=value)
-        for place, value, wanted in _find_wrong_numbers(given, made, ())
+    problems = [
+        InitErrorDetails(type=PydanticCustomError("number", phrase), loc=location, input=value)
+        for location, value, phrase in _find_invalid_numbers(raw, parsed, ())
     ]
-    if wrong:
-        raise ValidationError.from_exception_data("number", wrong)
+    if problems:
+        raise ValidationError.from_exception_data("number", problems)
 
 
-def _find_wrong_numbers(given: Any, made: Any, place: Location) -> Iterator[tuple[Location, Any, LiteralString]]:
-    if isinstance(given, Mapping):
-        for name, value in given.items():
-            part = made.get(name) if isinstance(made, Mapping) else getattr(made, str(name), None)
-            yield from _find_wrong_numbers(value, part, (*place, name))
-    elif isinstance(made, (list, tuple)):
-        if not isinstance(given, (list, tuple)):  # one number instead of a list
-            yield from (found for part in made for found in _find_wrong_numbers(given, part, place))
+def _find_invalid_numbers(raw: Any, parsed: Any, location: Location) -> Iterator[tuple[Location, Any, LiteralString]]:
+    """Locations of invalid numbers, with the raw value and a phrase that describes valid ones."""
+    if isinstance(raw, Mapping):
+        for name, value in raw.items():
+            part = parsed.get(name) if isinstance(parsed, Mapping) else getattr(parsed, str(name), None)
+            yield from _find_invalid_numbers(value, part, (*location, name))
+    elif isinstance(parsed, (list, tuple)):
+        if not isinstance(raw, (list, tuple)):  # one number instead of a list
+            for part in parsed:
+                yield from _find_invalid_numbers(raw, part, location)
             return
-        for index, pair in enumerate(zip(given, made, strict=False)):
-            yield from _find_wrong_numbers(*pair, (*place, index))
-    elif type(made) is int:
-        if isinstance(given, bool):
-            yield place, given, "a valid integer"
-        elif not -LARGEST <= made <= LARGEST:
-            yield place, given, "an integer of at most 64 bits"
-    elif type(made) is float:
-        if isinstance(given, bool):
-            yield place, given, "a valid number"
-        elif made and not TINY <= abs(made) <= HUGE:
-            yield place, given, "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
+        for index, (value, part) in enumerate(zip(raw, parsed, strict=False)):
+            yield from _find_invalid_numbers(value, part, (*location, index))
+    elif type(parsed) is int:
+        if isinstance(raw, bool):
+            yield location, raw, "a valid integer"
+        elif not -LARGEST <= parsed <= LARGEST:
+            yield location, raw, "an integer of at most 64 bits"
+    elif type(parsed) is float:
+        if isinstance(raw, bool):
+            yield location, raw, "a valid number"
+        elif parsed and not TINY <= abs(parsed) <= HUGE:
+            yield location, raw, "0, or a size from 1.2e-38 to 3.4e+38, the range of float32"
 
 
 def suggest_name(name: str, options: Sequence[str]) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 
-DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
-ALIASED = 100_000  #: maximum number of values that aliases repeat
-DIGITS = 100  #: maximum digits of a number, because parsing takes time
+MAX_DEPTH = 100  #: maximum nesting of lists and mappings. Settings need about ten
+MAX_ALIASED_VALUES = 100_000  #: maximum number of values that aliases repeat
+MAX_DIGITS = 100  #: maximum digits of a number, because parsing takes time
 PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: kinds of values: those of JSON
 _FAST_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -24,25 +25,30 @@ _FAST_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 class _Loader(yaml.SafeLoader):
     """A safe loader of plain values. Dates are text, and duplicate keys are errors."""
 
+    @override
     def fetch_flow_collection_start(self, token: Any) -> None:
-        if self.flow_level > DEPTH:  # the scanner's time grows with the square of the depth
+        if self.flow_level > MAX_DEPTH:  # the scanner's time grows with the square of the depth
             raise RecursionError
         super().fetch_flow_collection_start(token)
 
+    @override
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}.")
+                raise SettingsError(f"{key.value}: duplicate key, lines {lines[key.value]} and {line}. Remove one.")
             lines[key.value] = line
         return node
 
+    @override
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         kind = node.tag.rpartition(":")[2]
-        if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > DIGITS:
-            raise _make_error(f"a number of {len(node.value):,} characters can't be used", node)
+        if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > MAX_DIGITS:
+            raise _make_error(
+                f"a number has {len(node.value):,} characters, and at most {MAX_DIGITS} can be used", node
+            )
         try:
             return super().construct_object(node, deep)
         except (
@@ -52,12 +58,12 @@ class _Loader(yaml.SafeLoader):
             TypeError,
             ValueError,
         ):  # for example `!!int ten` and `0x_`
-            raise _make_error(f"'{str(node.value)[:DIGITS]}' is no {kind}", node) from None
+            raise _make_error(f"'{str(node.value)[:MAX_DIGITS]}' is not a valid {kind}", node) from None
 
 
 _Loader.yaml_constructors = {
-    tag: make
-    for tag, make in yaml.SafeLoader.yaml_constructors.items()
+    tag: constructor
+    for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag.rpartition(":")[2] in PLAIN
 }
 _Loader.yaml_implicit_resolvers = {
@@ -90,12 +96,14 @@ def read_yaml(text: str, name: Path | str) -> Any:
         return _copy_value(loader.construct_document(node))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise SettingsError(f"{name}: it is not valid YAML ({where}{error.problem}).") from None
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise SettingsError(f"{name}: not valid YAML ({position}{error.problem}).") from None
     except yaml.YAMLError as error:
-        raise SettingsError(f"{name}: it is not valid YAML ({' '.join(str(error).split())}).") from None
+        raise SettingsError(f"{name}: not valid YAML ({' '.join(str(error).split())}).") from None
     except RecursionError:
-        raise SettingsError(f"{name}: its lists or mappings lie too deep in one another to be read.") from None
+        raise SettingsError(
+            f"{name}: lists or mappings are nested too deeply. Use at most {MAX_DEPTH} levels."
+        ) from None
 
 
 def read_generated_yaml(path: Path) -> Any:
@@ -109,10 +117,10 @@ def read_generated_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_FAST_LOADER)
     except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+        raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ArtifactError(f"{path} is damaged ({reason}); delete it and run `fedpipe plan`.") from None
+        raise ArtifactError(f"{path} is damaged ({reason}). Delete it and run `fedpipe plan`.") from None
 
 
 def format_yaml(value: Any) -> str:
@@ -124,24 +132,24 @@ def _reject_endless_aliases(root: yaml.Node) -> None:
     """Reject aliases that contain themselves, aliases that repeat too much, and deep nesting."""
     sizes: dict[int, int] = {}
     depths: dict[int, int] = {}
-    above: set[int] = set()
+    ancestors: set[int] = set()
     stack = [(root, False)]
     while stack:
         node, is_counted = stack.pop()
         parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
         parts = [] if isinstance(node, yaml.ScalarNode) else parts
         if is_counted:
-            above.remove(id(node))
+            ancestors.remove(id(node))
             sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
             depths[id(node)] = 1 + max((depths[id(part)] for part in parts), default=0)
-        elif id(node) in above:
-            raise _make_error("an alias repeats what contains it, without end", node)
+        elif id(node) in ancestors:
+            raise _make_error("an alias contains itself", node)
         elif id(node) not in sizes:
-            above.add(id(node))
+            ancestors.add(id(node))
             stack += [(node, True), *((part, False) for part in parts)]
-    if sizes[id(root)] - len(sizes) > ALIASED:
-        raise _make_error(f"its aliases repeat more than {ALIASED:,} values", root)
-    if depths[id(root)] > DEPTH:
+    if sizes[id(root)] - len(sizes) > MAX_ALIASED_VALUES:
+        raise _make_error(f"aliases repeat more than {MAX_ALIASED_VALUES:,} values", root)
+    if depths[id(root)] > MAX_DEPTH:
         raise RecursionError
 
 
@@ -152,5 +160,5 @@ def _copy_value(value: Any) -> Any:
     return [_copy_value(part) for part in value] if isinstance(value, list) else value
 
 
-def _make_error(sentence: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=sentence, problem_mark=node.start_mark)
+def _make_error(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark)

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.component import Component
@@ -85,8 +86,8 @@ class Model(Component):
         return self.build(shape, classes)
 
     @property
+    @override
     def pinned_file(self) -> PinnedFile | None:
-        """See :class:`~fedpipe.core.components.component.Component`."""
         return None if self.weights is None else PinnedFile("weights", Path(self.weights), self.sha256)
 
     @property
@@ -114,14 +115,12 @@ class Model(Component):
         }
         file_tensors = {name: value for name, value in tensors.items() if not name.endswith(BATCH_COUNTER)}
         expected_tensors = (
-            f"the {len(network_tensors)} of the network, from '{next(iter(network_tensors))}' to "
-            f"'{next(reversed(network_tensors))}'"
+            f"The network has {len(network_tensors)} tensors, from '{next(iter(network_tensors))}' to "
+            f"'{next(reversed(network_tensors))}'."
         )
         for name, value in network_tensors.items():
             if name not in file_tensors:
-                raise SettingsError(
-                    f"model.weights: {self.weights} has no tensor '{name}'. It must have {expected_tensors}."
-                )
+                raise SettingsError(f"model.weights: {self.weights} has no tensor '{name}'. {expected_tensors}")
             if file_tensors[name].shape != value.shape or not file_tensors[name].is_floating_point():
                 raise SettingsError(
                     f"model.weights: '{name}' of {self.weights} is {describe_tensor(file_tensors[name])}. "
@@ -129,13 +128,12 @@ class Model(Component):
                 )
             if not file_tensors[name].isfinite().all():
                 raise SettingsError(
-                    f"model.weights: '{name}' of {self.weights} holds NaN or infinity; no tensor should."
+                    f"model.weights: '{name}' of {self.weights} contains NaN or infinity. Use finite numbers."
                 )
         if extra_names := [name for name in file_tensors if name not in network_tensors]:
             raise SettingsError(
-                f"model.weights: {self.weights} has a tensor '{extra_names[0]}', which the network does not have; it "
-                "should "
-                f"have {expected_tensors}."
+                f"model.weights: {self.weights} has a tensor '{extra_names[0]}', which the network does not have. "
+                f"{expected_tensors}"
             )
         if any(value.dtype == torch.float64 for value in file_tensors.values()):
             network.double()  # rounded later, to federation.dtype
@@ -152,9 +150,7 @@ class Model(Component):
             One sentence that begins with the key of params.yaml.
         """
         if self.sha256 is not None and self.weights is None:
-            raise SettingsError(
-                "model.sha256: there is no model.weights that it could belong to; name that file, or remove it."
-            )
+            raise SettingsError("model.sha256: model.weights is missing. Name the file there, or remove model.sha256.")
         if self.pinned_file is not None and self.pinned_file.path.is_file():
             with torch.random.fork_rng(devices=[]):
                 self.build_initial_network(shape, classes)
@@ -187,11 +183,13 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
     try:
         tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
         non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
-        reason = f"'{non_tensors[0]}' is no tensor" if non_tensors else ""
+        reason = f"'{non_tensors[0]}' is not a tensor" if non_tensors else ""
     except Exception as error:  # a user's file may contain anything
         reason = str(error).split("\n", 1)[0] or type(error).__name__
     if reason:
-        raise SettingsError(f"model.weights: {path} can't be read ({reason}). Use a state dict, tensors by name.")
+        raise SettingsError(
+            f"model.weights: {path} can't be read ({reason}). Use a state dict, which contains tensors by name."
+        )
     return tensors
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_tokens
@@ -63,10 +64,11 @@ class BiLSTM(Model):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require sequences of token ids."""
         require_tokens(self, shape)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         return Network(Extractor(self.vocabulary, self.dropout), nn.Linear(WIDTH, classes, bias=self.bias))

@@ -22,10 +22,10 @@ def require_images(model: Model, shape: tuple[int, ...], side: int = 1, channels
         return
     name = get_component_name(MODEL, type(model))
     channel_text = f" with {channels} channels" if channels else ""
-    min_size = f" of {side}x{side} or more" if side > 1 else ""
-    min_size += " ('cnn' is made for smaller ones)" if side > 4 and len(shape) == 3 else ""
+    min_size = f" of at least {side}x{side} pixels" if side > 1 else ""
+    advice = " Use 'cnn' for smaller ones." if side > 4 and len(shape) == 3 else ""
     raise SettingsError(
-        f"model.name: '{name}' can't take inputs of shape {shape}; it needs images{channel_text}{min_size}."
+        f"model.name: '{name}' can't take inputs of shape {shape}. It needs images{channel_text}{min_size}.{advice}"
     )
 
 
@@ -40,7 +40,7 @@ def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
     if len(shape) != 1:
         name = get_component_name(MODEL, type(model))
         raise SettingsError(
-            f"model.name: '{name}' can't take inputs of shape {shape}; it needs sequences of token ids."
+            f"model.name: '{name}' can't take inputs of shape {shape}. It needs sequences of token ids."
         )
 
 

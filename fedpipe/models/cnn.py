@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_images
@@ -33,12 +34,13 @@ class CNN(Model):
     batch_norm: bool = False
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images of at least 4x4 pixels, for two poolings."""
         require_images(self, shape, side=4)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         (first, second), (depth, height, width) = self.channels, shape
         body = nn.Sequential(
             *self._make_block(depth, first),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_images
@@ -38,12 +39,13 @@ class CNN5(Model):
     hidden: PositiveIntPair = (120, 84)
     batch_norm: bool = False
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         (first, second), (depth, height, width) = self.channels, shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_tokens
@@ -38,12 +39,13 @@ class FastText(Model):
     vocabulary: Annotated[int, Field(ge=1)] = 98_635
     hidden: Annotated[int, Field(ge=1)] = 32
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require sequences of token ids."""
         require_tokens(self, shape)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         body = nn.Sequential(
             nn.Embedding(self.vocabulary, self.hidden, padding_idx=0), Mean(), nn.Linear(self.hidden, self.hidden)
         )

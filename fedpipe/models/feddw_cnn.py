@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import make_mapped_network, require_images
@@ -34,12 +35,13 @@ class FedDWCNN(Model):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         (first, second), (depth, height, width) = self.channels, shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         extractor: list[nn.Module] = [

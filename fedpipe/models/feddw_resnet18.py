@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import make_mapped_network, require_images
@@ -57,12 +58,13 @@ class FedDWResNet18(Model):
 
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         extractor: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
         channels = 64
         for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

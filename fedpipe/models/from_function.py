@@ -77,9 +77,9 @@ def _read_fields(factory: Factory) -> list[tuple[str, Any, Any]]:
             continue
         subject, default = f"'{_format_name(factory)}' has a parameter '{parameter.name}'", parameter.default
         if parameter.name in {*dir(Model), *(field.name for field in dataclasses.fields(Model)), "name", "code"}:
-            raise SettingsError(f"model.name: {subject}, which means something else for every model; rename it.")
+            raise SettingsError(f"model.name: {subject}. Rename it, because every model uses this name.")
         if isinstance(default, (list, dict, set)):
-            raise SettingsError(f"model.name: {subject} whose default is a {type(default).__name__}; use a tuple.")
+            raise SettingsError(f"model.name: {subject} whose default is a {type(default).__name__}. Use a tuple.")
         required = default is Parameter.empty
         type_ = types.get(parameter.name, Any if required or default is None else type(default))
         fields.append((parameter.name, type_, dataclasses.field() if required else dataclasses.field(default=default)))
@@ -122,6 +122,6 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
         ) from error
     if logits.shape != (2, classes):
         raise SettingsError(
-            f"model.name: the network of '{name}' turns two inputs into outputs of shape {tuple(logits.shape)}. "
-            f"Use {(2, classes)}, a logit a class."
+            f"model.name: the network of '{name}' returns outputs of shape {tuple(logits.shape)} for two inputs. "
+            f"It must return {(2, classes)}, one logit per class."
         )

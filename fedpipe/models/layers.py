@@ -93,7 +93,7 @@ class BatchNorm(nn.Module):
         super().__init__()
         self.weight, self.bias = module.weight, module.bias
         if module.momentum is None and track and module.track_running_stats:
-            raise NotImplementedError(f"{name}: BatchNorm with momentum=None, a cumulative mean, is not supported")
+            raise NotImplementedError(f"{name}: BatchNorm with momentum=None (a cumulative mean) is not supported")
         self.eps, self.momentum = module.eps, module.momentum or 0.0
         self._name, self._mode = name, mode
         self.track = track and module.running_mean is not None
@@ -134,11 +134,11 @@ class BatchNorm(nn.Module):
         return y
 
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-        share = self.momentum * (count > 1).to(mean.dtype)
+        fraction = self.momentum * (count > 1).to(mean.dtype)
         unbiased = variance * count / (count - 1).clamp(min=1)
-        known_mean, known_variance = self._running_statistics()
+        old_mean, old_variance = self._running_statistics()
         self._store_statistics(
-            known_mean + share * (mean - known_mean), known_variance + share * (unbiased - known_variance)
+            old_mean + fraction * (mean - old_mean), old_variance + fraction * (unbiased - old_variance)
         )
 
     def _running_statistics(self) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ class Dropout(nn.Module):
         if not self._mode.training or self.p == 0:
             return x
         if self._mode.noise_key is None:
-            raise RuntimeError("a network with dropout was trained without a key for its noise")
+            raise RuntimeError("training a network with dropout needs a noise key")
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._is_channelwise else x.shape
         key = _mix(self._mode.noise_key) + (
             self._index + CALL_STRIDE * self._mode.calls[self._index]
@@ -217,7 +217,7 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
     named_layers = list(module.named_modules(remove_duplicate=False))  # a layer may be in several modules
     for index, (name, layer) in enumerate(list(module.named_modules())):
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported; nn.Dropout is")
+            raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported, use nn.Dropout")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             replacements[layer] = BatchNorm(layer, name, mode, track)
         elif isinstance(layer, nn.modules.dropout._DropoutNd):

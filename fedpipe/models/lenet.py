@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import require_images
@@ -19,12 +20,13 @@ class LeNet(Model):
     164,116 parameters for Fashion-MNIST. Source: FedDUAL, its LeNet, and its code.
     """
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         depth, height, width = shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 
@@ -28,8 +29,8 @@ class MLP(Model):
     hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64,)
     biases: bool = True
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         widths = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in itertools.pairwise(widths):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import make_mapped_network, require_images
@@ -67,12 +68,13 @@ class MobileNet(Model):
 
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         channels, last = 32, 640
         extractor: list[nn.Module] = [nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)]
         extractor += [nn.BatchNorm2d(channels), nn.ReLU()]

@@ -77,22 +77,19 @@ def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has
         ) from error
     if random_layers:
         raise SettingsError(
-            f"model.name: {random_layers[0]} of '{name}' draws random numbers that no seed of the study gives; layers "
-            "of "
-            "nn.Dropout are what a network should have, in place of F.dropout, RReLU and the dropout within attention "
-            "and recurrent layers."
+            f"model.name: {random_layers[0]} of '{name}' draws random numbers that do not depend on the study's seeds. "
+            "Use layers of nn.Dropout instead of F.dropout, RReLU, and dropout within attention or recurrent layers."
         )
     for buffer_name, value in network.named_buffers():
         if not torch.equal(value, initial_buffers[buffer_name]):
             raise SettingsError(
-                f"model.name: '{name}' changes its buffer '{buffer_name}' as it is called, which no client would send "
-                "or "
-                "keep; only BatchNorm should have statistics of its own."
+                f"model.name: '{name}' changes its buffer '{buffer_name}' when it is called, but clients do not send "
+                "or store it. Only BatchNorm may have running statistics."
             )
     if not torch.allclose(train_logits, eval_logits, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise SettingsError(
-            f"model.name: '{name}' computes otherwise after .train() than after .eval(); only BatchNorm and nn.Dropout "
-            "should."
+            f"model.name: '{name}' has other outputs in train mode than in eval mode. Only BatchNorm and nn.Dropout "
+            "may depend on the mode."
         )
 
 

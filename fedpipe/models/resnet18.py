@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torchvision
 from torch import nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import disable_inplace_relu, require_images
@@ -20,12 +21,13 @@ class ResNet18(Model):
     Deep residual learning (CVPR 2016), and Lee and Choi, cwFedAvg (ICCV 2025), its ResNet-18.
     """
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require color images."""
         require_images(self, shape, channels=3)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         body = torchvision.models.resnet18(num_classes=classes)
         head, body.fc = body.fc, nn.Identity()
         disable_inplace_relu(body)

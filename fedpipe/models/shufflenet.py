@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
 from fedpipe.models.blocks import make_mapped_network, require_images
@@ -70,12 +71,13 @@ class ShuffleNet(Model):
 
     bias: bool = True
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         extractor: list[nn.Module] = [
             nn.Conv2d(shape[0], FIRST_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(FIRST_CHANNELS),

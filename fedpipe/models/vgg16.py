@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import nn
 from torchvision.models import VGG16_Weights
 from torchvision.models.vgg import cfgs, make_layers
+from typing_extensions import override
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.pinned_files import PinnedFile
@@ -53,37 +54,41 @@ class VGG16(Model):
     frozen: bool = True
 
     @property
+    @override
     def pinned_file(self) -> PinnedFile | None:
         """None for torchvision's weights."""
         return None if self.weights == IMAGENET else super().pinned_file
 
+    @override
     def key_parameters(self) -> dict[str, Any]:
-        """See :class:`~fedpipe.core.components.component.Component`."""
         return super().key_parameters() | ({"sha256": self._sha256} if self.weights == IMAGENET else {})
 
     @property
+    @override
     def has_full_weights(self) -> bool:
         """False if the file contains only the convolutional base."""
         if self.pinned_file is None or not self.pinned_file.path.is_file():
             return False
         return not any(name.startswith(BASE_PREFIX) for name in read_tensors(self.weights_file()))
 
+    @override
     def check(self, shape: tuple[int, ...], classes: int) -> None:
         """Require color images of at least 32x32 pixels."""
         require_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
             raise SettingsError(
-                "model.frozen: true can't be used with random weights, which would never train. Use false, or "
-                "model.weights imagenet or a file."
+                "model.frozen: true can't be used with random weights, which would never be trained. Use false, "
+                "or set model.weights to imagenet or a file."
             )
         if self.weights == IMAGENET and self.imagenet_file.is_file():
             self._verify_imagenet_file()
 
     @property
+    @override
     def has_frozen_base(self) -> bool:
-        """See :class:`~fedpipe.models.base.Model`."""
         return self.frozen
 
+    @override
     def split_frozen_base(self, network: Network) -> tuple[nn.Module, Network]:
         """Split off the convolutions with their pool."""
         body = cast(nn.Sequential, network.body)
@@ -96,6 +101,7 @@ class VGG16(Model):
         """Path of torchvision's weights in its cache."""
         return Path(torch.hub.get_dir(), "checkpoints", Path(WEIGHTS_URL).name)
 
+    @override
     def weights_file(self) -> Path:
         """Path of the weights file. Downloads torchvision's weights if they are missing.
 
@@ -112,8 +118,8 @@ class VGG16(Model):
                 torch.hub.download_url_to_file(WEIGHTS_URL, str(self.imagenet_file), hash_prefix=self._sha256)
             except (OSError, RuntimeError) as error:
                 raise SettingsError(
-                    f"model.weights: imagenet can't be downloaded from {WEIGHTS_URL} ({error}); put that file at "
-                    f"{self.imagenet_file}, or name one that you have."
+                    f"model.weights: imagenet can't be downloaded from {WEIGHTS_URL} ({error}). Put that file at "
+                    f"{self.imagenet_file}, or name a file that you have."
                 ) from None
         self._verify_imagenet_file()
         return self.imagenet_file
@@ -125,11 +131,11 @@ class VGG16(Model):
     def _verify_imagenet_file(self) -> None:
         if (actual_sha256 := pinned_files.compute_content_sha256(self.imagenet_file)) != self._sha256:
             raise SettingsError(
-                f"model.sha256: {self._sha256} is not that of {self.imagenet_file}, which is {actual_sha256}; it "
-                "should be, unless "
-                f"that file is damaged or another one is meant."
+                f"model.sha256: {self._sha256} is declared, but {self.imagenet_file} has the SHA-256 "
+                f"{actual_sha256}. Delete that file if it is damaged, or declare this SHA-256."
             )
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """Make the network, with the weights of the convolutional base if the file contains only those.
 
@@ -152,8 +158,8 @@ class VGG16(Model):
         body = nn.Sequential(base, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 64), nn.ReLU())
         return Network(body, nn.Linear(64, classes))
 
+    @override
     def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
-        """See :class:`~fedpipe.models.base.Model`."""
         with torch.device("meta"):
             return dataclasses.replace(self, weights=None).build(shape, classes)
 
@@ -165,6 +171,6 @@ class VGG16(Model):
         expected_shapes = {name: value.shape for name, value in base.state_dict().items()}
         if {name: value.shape for name, value in base_tensors.items()} != expected_shapes:
             raise SettingsError(
-                f"model.weights: {self.weights} holds another network. It must contain torchvision's VGG16."
+                f"model.weights: {self.weights} contains another network. It must contain torchvision's VGG16."
             )
         base.load_state_dict(base_tensors)

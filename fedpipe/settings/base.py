@@ -15,7 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
-from fedpipe.core.errors import refuse_numbers
+from fedpipe.core.errors import reject_invalid_numbers
 
 Protocol = Literal[
     "global-on-global",
@@ -49,10 +49,10 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _computable(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        made = handler(value)
-        refuse_numbers(value, made)
-        return made
+    def _reject_invalid_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        parsed = handler(value)
+        reject_invalid_numbers(value, parsed)
+        return parsed
 
 
 def late_field(default: Any, **arguments: Any) -> Any:
@@ -65,19 +65,19 @@ def late_field(default: Any, **arguments: Any) -> Any:
 
 def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raise an error if a value is listed twice."""
-    seen = set()
+    earlier_values = set()
     for value in values:
-        if (known := _hashable(value)) in seen:
-            raise ValueError(f"'{value}' is listed twice; each may appear once.")
-        seen.add(known)
+        if (hashable := _to_hashable(value)) in earlier_values:
+            raise ValueError(f"'{value}' is listed twice. Remove one.")
+        earlier_values.add(hashable)
     return values
 
 
-def _hashable(value: Any) -> Any:
+def _to_hashable(value: Any) -> Any:
     """Convert a value to a hashable one that is equal for equal values."""
     if isinstance(value, Mapping):
-        return "mapping", frozenset((key, _hashable(part)) for key, part in value.items())
-    return ("list", *map(_hashable, value)) if isinstance(value, (list, tuple)) else value
+        return "mapping", frozenset((key, _to_hashable(part)) for key, part in value.items())
+    return ("list", *map(_to_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 def to_number(value: Any) -> Any:
@@ -94,7 +94,7 @@ class Choice(Section):
     def _reject_other_keys(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
             raise ValueError(
-                f"{key}.{name}: {getattr(self, name)} has no meaning for {getattr(self, selector)}, which takes "
+                f"{key}.{name}: {getattr(self, name)} can't be used with {getattr(self, selector)}, which has "
                 f"{' and '.join(allowed_keys)}. Remove it."
             )
 

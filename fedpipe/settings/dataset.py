@@ -138,7 +138,7 @@ class Data(Section):
         """
         size, tests = self.facts.size, self.facts.tests
         if self.split == "official" and not tests:
-            raise SettingsError("dataset.split: 'official' needs a test set, and the data set has none; use 'pooled'.")
+            raise SettingsError("dataset.split: 'official' needs a test set, but the data set has none. Use 'pooled'.")
         if self.split == "official":
             return (self.subset or size) * (size - tests) // size
         return self.subset or size
@@ -170,13 +170,13 @@ class Data(Section):
                 store.read_dataset_info(self.file)
             except ArtifactError:
                 sha256 = getattr(source, "sha256", None)
-                return f"dataset.sha256: the file with SHA-256 {sha256} is not stored; run `{download_command}`."
+                return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
         if not isinstance(source, PublishedDataset) or source.sha256 or not fetcher.is_local or self.file.is_file():
             return None
         if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):
             return (
-                f"dataset.sha256: missing; the mirror has no original of '{self.name}' but a {source.substitute_name}, "
-                f"which is taken by its SHA-256: run `{download_command}`, which fills it in."
+                f"dataset.sha256: missing for {source.substitute_name}, which the mirror has instead of the original "
+                f"files of '{self.name}'. Run `{download_command}`, which fills it in."
             )
         return None
 

@@ -102,10 +102,10 @@ def _check_diagnostic_kinds(entries: Any) -> Any:
         if isinstance(entry, _Diagnostic):
             continue
         if not isinstance(entry, dict) or "kind" not in entry:
-            raise ValueError(f"diagnostics.{name}: its kind is missing. Use one of: {', '.join(DIAGNOSTIC_KINDS)}.")
+            raise ValueError(f"diagnostics.{name}: kind is missing. Use one of: {', '.join(DIAGNOSTIC_KINDS)}.")
         if entry["kind"] not in DIAGNOSTIC_KINDS:
             hint = suggest_name(str(entry["kind"]), DIAGNOSTIC_KINDS)
-            raise ValueError(f"diagnostics.{name}.kind: there is no diagnostic '{entry['kind']}'; {hint}")
+            raise ValueError(f"diagnostics.{name}.kind: unknown kind '{entry['kind']}'. {hint}")
     return entries
 
 

@@ -19,8 +19,8 @@ class Evaluation(Section):
         description="MODEL-on-TEST. global: the server's model. personal: all clients, after they received the new "
         "server state and before they train. trained: this round's participants, after training. kept: all clients, "
         "each as last trained, or initial. finetuned: all clients, a copy after finetune_epochs of training. "
-        "prototype: the personal model with the nearest class prototype. On train: on the samples that the client "
-        "trains on, as they are, for its training loss.",
+        "prototype: the personal model with the nearest class prototype. on-train: on the client's training samples "
+        "without augmentation, for its training loss.",
     )
     every: int = Field(1, ge=1, description="Evaluate after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")

@@ -49,8 +49,8 @@ class Execution(Section):
     def _check_clients_per_job(self) -> Execution:
         if self.clients_per_job is not None and self.rounds_per_job != 1:
             raise ValueError(
-                f"execution.clients_per_job: {self.clients_per_job} cuts rounds into blocks of clients, "
-                f"which needs execution.rounds_per_job to be 1, not {self.rounds_per_job or 'null'}."
+                f"execution.clients_per_job: {self.clients_per_job} can't be used with execution.rounds_per_job: "
+                f"{self.rounds_per_job or 'null'}. Set execution.rounds_per_job to 1."
             )
         return self
 

@@ -12,7 +12,7 @@ from pydantic import (
 
 from fedpipe.settings.base import Choice, Section
 
-#: Parameters of each server optimizer besides its rate, with defaults.
+#: Parameters of each server optimizer except its rate, with defaults.
 SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
     "sgd": {},
     "momentum": {"momentum": 0.9},
@@ -57,7 +57,7 @@ class Server(Choice):
         return self.optimizer == "sgd" and self.learning_rate == 1
 
 
-#: Parameters of each schedule besides warm-up rounds, with defaults. None: required.
+#: Parameters of each schedule except warm-up rounds, with defaults. None: required.
 SCHEDULE_DEFAULTS: dict[str, dict[str, float | None]] = {
     "constant": {},
     "step": {"step_size": None, "gamma": 0.1},
@@ -104,7 +104,7 @@ class Schedule(Choice):
         self._reject_other_keys("federation.schedule", "name", allowed_keys)
         for name in allowed_keys:
             if getattr(self, name) is None:
-                raise ValueError(f"federation.schedule.{name}: it is missing; {self.name} needs {name}.")
+                raise ValueError(f"federation.schedule.{name}: missing, but {self.name} needs it. Give a value.")
         return self
 
     @property
@@ -194,11 +194,10 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
             return raw
         epochs, steps = raw.get("local_epochs", 1), raw.get("local_steps")
         if epochs is None and steps is None:
-            raise ValueError("federation.local_epochs: null leaves no training. Use given, or local_steps.")
+            raise ValueError("federation.local_epochs: null means no training. Use at least 1, or set local_steps.")
         if steps is not None and raw.get("local_epochs") is not None:
             raise ValueError(
-                f"federation.local_steps: {steps} can't be used beside local_epochs: {epochs}, since both say how long "
-                "a client trains; one of them should be null."
+                f"federation.local_steps: {steps} can't be used with local_epochs: {epochs}. Set one of them to null."
             )
         return raw if steps is None else raw | {"local_epochs": None}
 
@@ -207,8 +206,8 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         minimum = self.schedule.minimum
         if minimum is not None and minimum > self.learning_rate:
             raise ValueError(
-                f"federation.schedule.minimum: {minimum} is more than federation.learning_rate ({self.learning_rate}). "
-                "Use less."
+                f"federation.schedule.minimum: {minimum} is more than federation.learning_rate. "
+                f"Use at most {self.learning_rate}."
             )
         return self
 
@@ -216,7 +215,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     def _check_precision(self) -> Federation:
         if self.precision == "bfloat16" and self.dtype != "float32":
             raise ValueError(
-                f"federation.precision: bfloat16 is for models of float32, not of {self.dtype}. Use full, or "
+                f"federation.precision: bfloat16 can't be used with federation.dtype {self.dtype}. Use full, or "
                 "federation.dtype float32."
             )
         return self
@@ -243,9 +242,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     @model_validator(mode="after")
     def _check_momentum(self) -> Federation:
         if self.optimizer == "adam" and self.momentum:
-            raise ValueError(
-                f"federation.momentum: {self.momentum} has no meaning for adam. Use 0, or the optimizer sgd."
-            )
+            raise ValueError(f"federation.momentum: {self.momentum} can't be used with adam. Use 0, or optimizer sgd.")
         return self
 
     @property

@@ -21,13 +21,13 @@ def read_params(path: Path) -> dict[str, Any]:
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
-        raise SettingsError(f"{path}: there is no such file; run from the folder that holds it.") from None
+        raise SettingsError(f"{path}: the file does not exist. Change to the folder that contains it.") from None
     except OSError as error:
-        raise SettingsError(f"{path}: it can't be read ({error.strerror}). Use a YAML file.") from None
+        raise SettingsError(f"{path}: can't be read ({error.strerror}). Use a YAML file.") from None
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: it is not UTF-8 text ({error.reason} at byte {error.start}).") from None
+        raise SettingsError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from None
     if not isinstance(settings, dict):
-        raise SettingsError(f"{path}: it should be a mapping of sections, as `federation: {{clients: 10}}`.")
+        raise SettingsError(f"{path}: not a mapping of sections. Use sections such as `federation: {{clients: 10}}`.")
     return settings
 
 
@@ -40,6 +40,6 @@ def override_settings(settings: dict[str, Any], *changes: dict[str, Any]) -> dic
         for section in sections:
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise SettingsError(f"study.grid: '{key}' goes through '{section}', which is a value and no section.")
+                raise SettingsError(f"study.grid: '{key}' can't be set, because '{section}' is not a section.")
         target[last] = value
     return result

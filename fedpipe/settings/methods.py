@@ -53,7 +53,7 @@ class MethodOptions(Section):
             not title or not title.isprintable() or title != " ".join(title.split()) or title[0] == "_" or "|" in title
         ):
             raise ValueError(
-                f"{title!r} can't be used. Use a line of text with single spaces, without '|', and not begin with '_'."
+                f"{title!r} can't be used. Use one line with single spaces, without '|', and without '_' at its start."
             )
         return title
 
@@ -63,13 +63,13 @@ class MethodOptions(Section):
         for key in overrides:
             if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
-                    f"'{key}' is the same for all methods, which are compared on the same data. Use a key of "
-                    "federation (other than clients), model or transforms."
+                    f"'{key}' can't differ between methods, because they are compared on the same data. Use a key "
+                    "of federation (except clients), model or transforms."
                 )
             if key == "federation":
                 raise ValueError(
-                    "'federation' can't be set as a whole, since all of its keys that are not given would have their "
-                    "defaults; name its keys, as federation.learning_rate."
+                    "'federation' can't be set as a whole, because its other keys would get their defaults. Set "
+                    "single keys, such as federation.learning_rate."
                 )
         return overrides
 
@@ -91,7 +91,7 @@ def parse_options(settings: Any, label: str) -> MethodOptions:
     Raises
     ------
     SettingsError
-        One sentence for each mistake.
+        One line for each mistake.
     """
     entries = settings.get("algorithms") or {}
     entry = entries.get(label) if isinstance(entries, Mapping) else None
@@ -133,7 +133,7 @@ def parse_method(entry: Any, label: str) -> Method:
     Raises
     ------
     SettingsError
-        One sentence for each mistake.
+        One line for each mistake.
     """
     return Method(options=_parse_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
 
@@ -145,9 +145,8 @@ def _parse_algorithm_entry(entry: Any, label: str) -> Component:
     for field in list_parameters(type(component)):
         if field.name in METHOD_KEYS:
             raise SettingsError(
-                f"algorithms.{label}.{field.name}: it is a key of every method, so that "
-                f"{type(component).__qualname__}'s "
-                "field of that name could never be set; the field should have another name."
+                f"algorithms.{label}.{field.name}: every method has this key, so the field of "
+                f"{type(component).__qualname__} can't be set. Rename the field."
             )
     return component
 
@@ -173,7 +172,7 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     entries = entries if isinstance(entries, dict) else {}
     known_labels = sorted({*entries, *registry.list_components(ALGORITHM)})
     if label not in known_labels:
-        raise SettingsError(f"'{label}' is no method of the study. {suggest_name(label, known_labels)}")
+        raise SettingsError(f"'{label}' is not a method of the study. {suggest_name(label, known_labels)}")
     entry = entries.get(label, {})
     return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 
@@ -211,6 +210,6 @@ ModelSection = Annotated[Any, *_component_section(MODEL)]
 AlgorithmSections = Annotated[
     dict[Label, Any],
     AfterValidator(_parse_methods),
-    PlainSerializer(lambda found: {label: _dump_component(ALGORITHM, found[label].algorithm) for label in found}),
+    PlainSerializer(lambda methods: {label: _dump_component(ALGORITHM, methods[label].algorithm) for label in methods}),
     Field(default_factory=dict),
 ]

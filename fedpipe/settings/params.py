@@ -48,14 +48,14 @@ STUDY_WIDE_SECTIONS = (
 def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:
     for name, changes in presets.items():
         if name == FULL_PRESET:
-            raise ValueError(
-                f"presets.{name}: it is the study as it stands in the file; a preset should have another name."
-            )
+            raise ValueError(f"presets.{name}: this name means the unchanged study. Use another name.")
         for key in changes:
             if key.partition(".")[0] == "presets":
-                raise ValueError(f"presets.{name}: '{key}' can't be set by a preset.")
+                raise ValueError(f"presets.{name}: '{key}' can't be set by a preset. Remove it.")
             if key in KEYWISE_SECTIONS:
-                raise ValueError(f"presets.{name}: '{key}' can't be set as a whole; name its keys, as {key}.rounds.")
+                raise ValueError(
+                    f"presets.{name}: '{key}' can't be set as a whole. Set single keys, such as {key}.rounds."
+                )
     return presets
 
 
@@ -99,9 +99,8 @@ class Params(Section):
         schedule, rounds = self.federation.schedule, self.federation.rounds
         restart_round = schedule.warmup + (schedule.period or rounds)
         rise_warning = (
-            f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}, from where "
-            "the "
-            "learning rate rises again, as with CosineAnnealingLR."
+            f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
+            "learning rate rises again, as in CosineAnnealingLR."
         )
         return [
             *self.ignored_parameters.values(),
@@ -119,8 +118,8 @@ class Params(Section):
         protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
         if protocol and not (self.dataset.validation_fraction or self.partition.has_validation):
             raise SettingsError(
-                f"evaluation.protocols: {protocol} can't be measured, since no client has validation samples; "
-                "dataset.validation_fraction should be more than 0, as 0.2."
+                f"evaluation.protocols: {protocol} can't be measured, because no client has validation samples. "
+                "Set dataset.validation_fraction to more than 0, such as 0.2."
             )
 
     def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
@@ -130,7 +129,7 @@ class Params(Section):
         }
         if mistakes.get("dataset") is None:
             mistakes["dataset"] = self.dataset.explain_missing_data(obtain_command)
-        if messages := [sentence for sentence in mistakes.values() if sentence]:
+        if messages := [message for message in mistakes.values() if message]:
             raise SettingsError("\n".join(messages))
 
     @model_validator(mode="after")
@@ -164,29 +163,27 @@ class Params(Section):
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):
             if other != label and title in (other, other_title) and options[label].title:
                 raise SettingsError(
-                    f"algorithms.{label}.title: {title!r} is what tables call {other}; each method should have another."
+                    f"algorithms.{label}.title: {title!r} is also the name of {other} in tables. Use another title."
                 )
         for label in self.study.algorithms:
             method_protocol = options[label].protocol
             selection_protocol = to_validation_protocol(method_protocol or self.evaluation.protocols[0])
             if self.report.best_on == "validation" and selection_protocol not in self.evaluation.protocols:
                 raise SettingsError(
-                    f"report.best_on: validation chooses {label}'s best by {selection_protocol}, which is not "
-                    "measured. "
-                    f"Use one of evaluation.protocols, {', '.join(self.evaluation.protocols)}."
+                    f"report.best_on: validation selects {label}'s best value by {selection_protocol}, which is "
+                    "not measured. Add it to evaluation.protocols."
                 )
             if method_protocol and method_protocol not in self.evaluation.protocols:
                 raise SettingsError(
                     f"algorithms.{label}.protocol: {method_protocol} is not measured. Use one of "
-                    "evaluation.protocols, "
-                    f"{', '.join(self.evaluation.protocols)}."
+                    f"evaluation.protocols: {', '.join(self.evaluation.protocols)}."
                 )
         for label in labels:
             algorithm = self.algorithms[label].algorithm
             if algorithm.needs_sgd and self.federation.optimizer != "sgd":
                 raise SettingsError(
                     f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
-                    f"needs sgd. Use sgd, or algorithms.{label}.adam true to insist."
+                    f"needs sgd. Use sgd, or set algorithms.{label}.adam to true."
                 )
             for key in algorithm.unsupported_settings:
                 value, default = getattr(self.federation, key), Federation.model_fields[key].default
@@ -198,12 +195,12 @@ class Params(Section):
             if self.federation.local_steps is not None and (reason := algorithm.local_steps_refusal):
                 raise SettingsError(
                     f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}. "
-                    f"Use null, or study.algorithms do without {label}."
+                    f"Use null, or remove {label} from study.algorithms."
                 )
             if algorithm.server_optimizer_part is None and not self.federation.server.is_plain_averaging:
                 raise SettingsError(
                     f"federation.server: {label} has no averaged model that {self.federation.server.optimizer} could "
-                    f"move. Use left out, or study.algorithms do without {label}."
+                    f"update. Remove federation.server, or remove {label} from study.algorithms."
                 )
         self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
         for label in labels if self.model.has_full_weights else ():
@@ -212,31 +209,31 @@ class Params(Section):
         facts = self.dataset.facts
         if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(
-                f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, whose samples are "
-                f"those of the whole data set. Remove it."
+                f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, which assigns "
+                f"the samples of the complete data set. Remove it."
             )
         if (self.dataset.subset or 0) > facts.size:
             raise SettingsError(
-                f"dataset.subset: {self.dataset.subset} is more than there are. Use at most {facts.size}."
+                f"dataset.subset: {self.dataset.subset} is more than the data set's samples. Use at most {facts.size}."
             )
         partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
         self.partition.check(self.federation.clients, facts.classes, partitioned_size)
         if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
-                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, since one "
-                "would train on what another tests on. Use 'official'."
+                "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "
+                "would train on test samples of another. Use 'official'."
             )
         if self.partition.has_overlap and self.dataset.validation_fraction:
             raise SettingsError(
                 f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
-                f"which clients share samples, since one would train on what another validates on. Use 0."
+                f"which clients share samples, because one would train on validation samples of another. Use 0."
             )
         self.transforms.check(facts.shape)
         if self.model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(
-                f"transforms.{key}: images can't change at random under the frozen base of the model, whose features "
-                f"are computed once; leave it out, or set model.frozen to false."
+                f"transforms.{key}: {getattr(self.transforms, key)} can't be used with a frozen base of the model, "
+                f"whose features are computed once. Remove it, or set model.frozen to false."
             )
         self.model.check(facts.shape, facts.classes)
         has_tokens = self.dataset.has_tokens
@@ -257,19 +254,20 @@ class Params(Section):
         if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
             raise SettingsError(
                 f"model.vocabulary: {vocabulary} is less than the {facts.vocabulary} token ids of the data set. "
-                f"Use {facts.vocabulary}."
+                f"Use at least {facts.vocabulary}."
             )
         if any(protocol.startswith("finetuned") for protocol in self.evaluation.protocols):
             last = self.federation.rounds
             if self.federation.learning_rate and not self.federation.with_round_learning_rate(last + 1).learning_rate:
                 raise SettingsError(
-                    f"federation.schedule: after round {last} the learning rate is 0, at which the models of finetuned "
-                    "protocols would stay as they are. It must have a minimum above 0, or another period."
+                    f"federation.schedule: after round {last} the learning rate is 0, so finetuned models would not "
+                    "change. Use a minimum above 0, or another period."
                 )
         if self.federation.rounds % self.evaluation.every:
             raise SettingsError(
                 f"evaluation.every: {self.evaluation.every} does not divide federation.rounds "
-                f"({self.federation.rounds}), so the last round would not be measured; it should."
+                f"({self.federation.rounds}), so the last round would not be evaluated. "
+                f"Use a divisor of {self.federation.rounds}."
             )
         return self
 
@@ -277,6 +275,6 @@ class Params(Section):
 def single_initial_model_error(algorithm: str) -> SettingsError:
     """Error about an algorithm with several initial models if a file contains only one."""
     return SettingsError(
-        f"model.weights: a file holds one initial model, and {algorithm} begins with several. Use null, or "
-        f"study.algorithms do without {algorithm}."
+        f"model.weights: the file contains one initial model, but {algorithm} needs several. Use null, or "
+        f"remove {algorithm} from study.algorithms."
     )

@@ -39,7 +39,7 @@ def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
         name for other in registry.list_components(PARTITION) for name in _list_scheme_parameters(other)
     } - scheme_parameters
     return {
-        f"partition.{name}": f"partition.{name}: {value} is left out, since the scheme {scheme} has no such parameter."
+        f"partition.{name}": f"partition.{name}: {value} is ignored, because the scheme {scheme} has no such parameter."
         for name, value in section.items()
         if name in other_parameters - {"scheme"}
     }
@@ -62,7 +62,7 @@ def parse_params(
     settings
         Settings by section.
     download_command
-        Command that declares files in the study's file. None if there is none, as at a point of a grid.
+        Command that declares files in the study's file. None if there is none, for example at a point of a grid.
     labels
         Labels of the methods with these settings. By default the study's methods without `overrides`.
     obtain_command
@@ -71,10 +71,10 @@ def parse_params(
     Raises
     ------
     SettingsError
-        One sentence for each mistake.
+        One line for each mistake.
     """
     if not isinstance(settings, dict):
-        raise SettingsError("params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`.")
+        raise SettingsError("params.yaml: not a mapping of sections. Use sections such as `federation: {clients: 10}`.")
     if ignored_parameters := find_ignored_parameters(settings):
         partition = {
             name: value
@@ -98,15 +98,15 @@ def parse_params(
 
 def parse_dataset(settings: Any) -> Data:
     """Validate the section `dataset` (see :func:`parse_params`)."""
-    return cast(Data, _section_alone(Data, "dataset", settings))
+    return cast(Data, _parse_section(Data, "dataset", settings))
 
 
 def parse_federation(settings: Any) -> Federation:
     """Validate the section `federation` (see :func:`parse_params`)."""
-    return cast(Federation, _section_alone(Federation, "federation", settings))
+    return cast(Federation, _parse_section(Federation, "federation", settings))
 
 
-def _section_alone(kind: type[Section], name: str, settings: Any) -> Section:
+def _parse_section(kind: type[Section], name: str, settings: Any) -> Section:
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
@@ -141,7 +141,7 @@ def apply_preset(
     known_presets = list(presets) if isinstance(presets, Mapping) else []
     if preset not in known_presets:
         raise SettingsError(
-            f"--preset: '{preset}' is no preset of this study. {suggest_name(preset, [*known_presets, FULL_PRESET])}"
+            f"--preset: '{preset}' is not a preset of this study. {suggest_name(preset, [*known_presets, FULL_PRESET])}"
         )
     changes = parse_params(settings, download_command).presets[preset]
     return override_settings(settings, changes), {

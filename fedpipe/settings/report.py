@@ -61,7 +61,7 @@ class Report(Section):
     @model_validator(mode="after")
     def _check_statistics_inputs(self) -> Report:
         needed_keys = {"rounds_to_target": "target", "bytes_to_target": "target", "difference": "baseline"}
-        expected_values = {"target": "a share, as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
+        expected_values = {"target": "a fraction, such as 0.7 for 70 %", "baseline": "a method of study.algorithms"}
         for name in self.statistics:
             if name in needed_keys and getattr(self, needed_keys[name]) is None:
                 key = needed_keys[name]

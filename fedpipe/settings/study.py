@@ -30,7 +30,7 @@ AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets
 GridValues = Annotated[
     Annotated[tuple[Any, ...], Tag("list")] | Annotated[Axis, Tag("axis")],
-    Discriminator(lambda given: "axis" if isinstance(given, dict) else "list"),
+    Discriminator(lambda values: "axis" if isinstance(values, dict) else "list"),
 ]
 
 
@@ -56,7 +56,7 @@ class Study(Section):
         path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
         if path:
             entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
-            raise ValueError(f"'{path}' needs a name. Use an entry, as `{entry}` under algorithms.")
+            raise ValueError(f"'{path}' needs a label. Add an entry such as `{entry}` to algorithms.")
         return algorithms
 
     @field_validator("grid")
@@ -75,12 +75,12 @@ class Study(Section):
         for name in (name for name, values in grid.items() if isinstance(values, dict)):
             if "." in name:
                 raise ValueError(
-                    f"study.grid.{name}: a key's values should be a list; an axis, whose values are named, has a name "
-                    "of its own, without dots."
+                    f"study.grid.{name}: a key can't have named values. Use a list of values, or a name without dots "
+                    "for an axis."
                 )
             if name in TABLE_COLUMNS or not re.fullmatch(r"[A-Za-z][\w -]*", name):
                 raise ValueError(
-                    f"study.grid.{name}: an axis can't be called so. Use a word of your own, as environment, "
-                    "that is no column of the tables."
+                    f"study.grid.{name}: an axis can't have this name. Use a word such as environment, which is not a "
+                    "column of tables."
                 )
         return grid

@@ -50,7 +50,9 @@ class Transforms(Section):
         for name in ("mean", "std", "crop", "flip", "rotation"):
             value = getattr(self, name)
             if value and len(shape) != 3:
-                raise SettingsError(f"transforms.{name}: {value} is for images, not for inputs of shape {shape}.")
+                raise SettingsError(
+                    f"transforms.{name}: {value} is for images, but inputs have shape {shape}. Remove it."
+                )
             if name in {"mean", "std"} and len(value) not in {0, 1, shape[0]}:
-                counts = "one number" if shape[0] == 1 else f"one number or {shape[0]}, one a channel"
+                counts = "one number" if shape[0] == 1 else f"one number, or {shape[0]} (one per channel)"
                 raise SettingsError(f"transforms.{name}: {list(value)} can't be used. Use {counts}.")

@@ -1,4 +1,4 @@
-"""A folder's small files as one."""
+"""The small files of a folder in one pack."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def run(tmp_path: Path) -> RunFiles:
     return files
 
 
-def every(run: RunFiles) -> list[Path]:
+def list_small_files(run: RunFiles) -> list[Path]:
     return [path for number in (0, 1) for path in (run.round(number).marker, run.round(number).metrics)]
 
 
 def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
-    hashes = {path: storage_files.sha256_of(path) for path in every(run)}
+    hashes = {path: storage_files.sha256_of(path) for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [
         run.path / "rounds.zip",
         run.round(1).server_state,
     ]
     assert not run.round(0).path.exists(), "an empty folder is gone"
-    assert {path: storage_files.sha256_of(path) for path in every(run)} == hashes
+    assert {path: storage_files.sha256_of(path) for path in list_small_files(run)} == hashes
     for path, sha256 in hashes.items():
         assert storage_files.is_stored(path)
         assert storage_files.is_intact(path, sha256)
@@ -63,34 +63,34 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     assert storage_files.display_path(run.round(0).server_state) == str(run.round(0).server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
         storage_files.read_json(run.round(2).marker)
-    with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json in it "):
+    with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json "):
         storage_files.read_json(run.round(1).marker, "0" * 64)
 
 
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
     packing.pack_folder(run.rounds_folder)
     assert archive.build_pack({"b/2": b"two", "a/1": b"one"}) == archive.build_pack({"a/1": b"one", "b/2": b"two"})
-    once = archive.pack_path(run.rounds_folder).read_bytes()
+    data = archive.pack_path(run.rounds_folder).read_bytes()
     packing.unpack_folder(run.rounds_folder)
     packing.pack_folder(run.rounds_folder)
-    assert archive.pack_path(run.rounds_folder).read_bytes() == once
-    with zipfile.ZipFile(archive.pack_path(run.rounds_folder)) as opened:
-        assert opened.testzip() is None
+    assert archive.pack_path(run.rounds_folder).read_bytes() == data
+    with zipfile.ZipFile(archive.pack_path(run.rounds_folder)) as pack:
+        assert pack.testzip() is None
 
 
 def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
-    """So that Snakemake finds none newer than another."""
-    before = {path: path.read_bytes() for path in every(run)}
+    """Otherwise Snakemake would recompute files that are newer."""
+    contents = {path: path.read_bytes() for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
-    made = archive.pack_path(run.rounds_folder).stat().st_mtime_ns
+    mtime_ns = archive.pack_path(run.rounds_folder).stat().st_mtime_ns
     packing.unpack_folder(run.rounds_folder)
     packing.unpack_folder(run.rounds_folder)
-    assert {path: path.read_bytes() for path in every(run)} == before
-    assert {path.stat().st_mtime_ns for path in every(run)} == {made}
+    assert {path: path.read_bytes() for path in list_small_files(run)} == contents
+    assert {path.stat().st_mtime_ns for path in list_small_files(run)} == {mtime_ns}
     assert not archive.pack_path(run.rounds_folder).exists()
 
 
-def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
+def test_loose_files_take_precedence_over_the_pack(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
     storage_files.write_json(run.round(1).times, {"train": 7})
     storage_files.write_json(run.round(2).marker, {"round": 2})
@@ -106,20 +106,20 @@ def test_files_that_lie_there_are_newer_than_the_pack(run: RunFiles) -> None:
 def test_a_write_survives_another_process_that_begins_with_the_run(
     run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of the write, or just before it, when the folder is there but empty."""
+    """During the write, or just before it, when the folder exists but is empty."""
     module, step = (storage_files, "_umask") if name == "sweep" else (tempfile, "mkstemp")
-    real = getattr(module, step)
+    original = getattr(module, step)
     run.round(2).path.mkdir()
 
-    def disturbed(*args: Any, **more: Any) -> Any:
-        monkeypatch.setattr(module, step, real)
+    def disturb_write(*args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr(module, step, original)
         if name == "sweep":
             packing.delete_temporary_files(run.path)
         else:
             run.round(2).path.rmdir()
-        return real(*args, **more)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(module, step, disturbed)
+    monkeypatch.setattr(module, step, disturb_write)
     storage_files.write_json(run.round(2).marker, {"round": 2})
     assert storage_files.read_json(run.round(2).marker) == {"round": 2}
     assert not list(run.path.rglob("*.tmp"))
@@ -127,22 +127,20 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    damaged, member = archive.pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
-    data = bytearray(damaged.read_bytes())
+    pack, member = archive.pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
+    data = bytearray(pack.read_bytes())
     data[data.index(member) + 10] ^= 1
-    damaged.write_bytes(data)
+    pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
         storage_files.read_parquet(run.round(1).metrics)
     assert not storage_files.is_intact(run.round(1).metrics, "0")
     assert storage_files.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
     storage_files.write_json(run.round(2).marker, {"round": 2})
     for step in (packing.pack_folder, packing.unpack_folder):
-        with pytest.raises(
-            PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\); "
-        ):
+        with pytest.raises(PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\)"):
             step(run.rounds_folder)
-        assert damaged.read_bytes() == data
-        assert run.round(2).marker.exists(), "what would have been packed is there still"
+        assert pack.read_bytes() == data
+        assert run.round(2).marker.exists(), "the file is not packed and still exists"
     storage_files.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
     packing.pack_folder(run.rounds_folder)
     assert storage_files.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
@@ -152,50 +150,52 @@ def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
 WORD = b"word" * 100
 
 
-def zipped(*members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attributes: int = 0o600 << 16) -> bytes:
-    """An archive with whatever names."""
+def build_archive(
+    *members: tuple[str, bytes], compress: int = zipfile.ZIP_STORED, attributes: int = 0o600 << 16
+) -> bytes:
+    """An archive with any names."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as opened, warnings.catch_warnings(action="ignore"):
+    with zipfile.ZipFile(buffer, "w") as zip_file, warnings.catch_warnings(action="ignore"):
         for name, data in members:
             member = zipfile.ZipInfo(name, archive.MEMBER_TIMESTAMP)
             member.external_attr, member.compress_type = attributes, compress
-            opened.writestr(member, data)
+            zip_file.writestr(member, data)
     return buffer.getvalue()
 
 
-def overlapping() -> bytes:
-    """Every name of the directory speaks of the same bytes: read all, and a file is many times its size."""
+def build_overlapping_archive() -> bytes:
+    """All names in the directory have the same bytes, so that reading all gives many times the file's size."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as opened:
-        opened.writestr(zipfile.ZipInfo("0001/round.json", archive.MEMBER_TIMESTAMP), WORD * 100)
-        (member,) = opened.filelist
+    with zipfile.ZipFile(buffer, "w") as zip_file:
+        zip_file.writestr(zipfile.ZipInfo("0001/round.json", archive.MEMBER_TIMESTAMP), WORD * 100)
+        (member,) = zip_file.filelist
         for number in range(2, 1000):
             other = copy.copy(member)
             other.filename = other.orig_filename = f"{number:04d}/round.json"
-            opened.filelist.append(other)
+            zip_file.filelist.append(other)
     return buffer.getvalue()
 
 
 HOSTILE = {
-    "upwards": lambda: zipped(("../../PWNED", WORD)),
-    "upwards from a round": lambda: zipped(("0001/../../../round.json", WORD)),
-    "absolute": lambda: zipped((f"{tempfile.gettempdir()}/PWNED/round.json", WORD)),
-    "backslashes": lambda: zipped(("..\\..\\PWNED", WORD)),
-    "another name": lambda: zipped(("0001/PWNED.json", WORD)),
-    "a tensor file": lambda: zipped(("0001/server.pt", WORD)),
-    "another case": lambda: zipped(("0001/ROUND.JSON", WORD)),
-    "other digits": lambda: zipped(("٠٠٠١/round.json", WORD)),
-    "a new line": lambda: zipped(("0001/round.json\n", WORD)),
-    "a zero byte": lambda: zipped(("0001/round.json", WORD)).replace(b"0001/round.json", b"0001/round.\0son"),
-    "a folder": lambda: zipped(("0001/", b"")),
-    "twice": lambda: zipped(("0001/round.json", b"{}"), ("0001/round.json", WORD)),
-    "compressed": lambda: zipped(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_DEFLATED),
-    "compressed otherwise": lambda: zipped(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_LZMA),
-    "the same bytes many times": overlapping,
-    "encrypted": lambda: zipped(("0001/round.json", WORD)).replace(
+    "upwards": lambda: build_archive(("../../PWNED", WORD)),
+    "upwards from a round": lambda: build_archive(("0001/../../../round.json", WORD)),
+    "absolute": lambda: build_archive((f"{tempfile.gettempdir()}/PWNED/round.json", WORD)),
+    "backslashes": lambda: build_archive(("..\\..\\PWNED", WORD)),
+    "another name": lambda: build_archive(("0001/PWNED.json", WORD)),
+    "a tensor file": lambda: build_archive(("0001/server.pt", WORD)),
+    "another case": lambda: build_archive(("0001/ROUND.JSON", WORD)),
+    "other digits": lambda: build_archive(("٠٠٠١/round.json", WORD)),
+    "a new line": lambda: build_archive(("0001/round.json\n", WORD)),
+    "a zero byte": lambda: build_archive(("0001/round.json", WORD)).replace(b"0001/round.json", b"0001/round.\0son"),
+    "a folder": lambda: build_archive(("0001/", b"")),
+    "twice": lambda: build_archive(("0001/round.json", b"{}"), ("0001/round.json", WORD)),
+    "compressed": lambda: build_archive(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_DEFLATED),
+    "compressed otherwise": lambda: build_archive(("0001/round.json", bytes(10**6)), compress=zipfile.ZIP_LZMA),
+    "the same bytes many times": build_overlapping_archive,
+    "encrypted": lambda: build_archive(("0001/round.json", WORD)).replace(
         b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"
     ),
-    "cut": lambda: zipped(("0001/round.json", WORD))[:-30],
+    "cut": lambda: build_archive(("0001/round.json", WORD))[:-30],
     "empty": lambda: b"",
     "no archive": lambda: WORD,
 }
@@ -203,9 +203,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
-    """Whatever one does with it, and nothing is written."""
+    """Every operation rejects it, and nothing is written."""
     archive.pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
         lambda: packing.unpack_folder(run.rounds_folder),
         lambda: packing.pack_folder(run.rounds_folder),
@@ -214,15 +214,15 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
         lambda: storage_files.is_intact(run.round(5).marker, "0"),
         run.list_complete_rounds,
     ):
-        with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+; delete it and .*run/segments, then "):
+        with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+Delete it and .*run/segments"):
             step()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == contents
     assert not Path(tempfile.gettempdir(), "PWNED").exists()
 
 
 def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
     archive.pack_path(run.rounds_folder).write_bytes(
-        zipped(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
+        build_archive(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
     )
     packing.unpack_folder(run.rounds_folder)
     assert not run.round(5).marker.is_symlink()
@@ -236,13 +236,13 @@ def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
 
 
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
-    files = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
-    places = [getattr(run.round(3), name) for name in files]
-    assert {path.name for path in places if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
+    names = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
+    paths = [getattr(run.round(3), name) for name in names]
+    assert {path.name for path in paths if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
     note = run.round(1).path / "note.json"
     note.write_text("{}")
     packing.pack_folder(run.rounds_folder)
-    assert note.read_text() == "{}", "what one put there oneself stays"
+    assert note.read_text() == "{}", "a user's file stays"
     assert run.list_complete_rounds() == [0, 1]
 
 
@@ -252,12 +252,11 @@ def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
 def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
     files = run.round(1)
     storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
-    said = rf"0001/round\.json can't be read \(it names '{re.escape(name)}', which is no file of its round\); "
-    with pytest.raises(ArtifactError, match=said):
+    with pytest.raises(ArtifactError, match=rf"0001/round\.json can't be read \('{re.escape(name)}' is not a file"):
         layout.read_round_digests(files, files.marker)
-    for wrong in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
-        storage_files.write_json(files.marker, wrong)
-        with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \(it "):
+    for record in ([], {}, {"sha256": []}, {"sha256": {"server.pt": 1}}):
+        storage_files.write_json(files.marker, record)
+        with pytest.raises(ArtifactError, match=r"0001/round\.json can't be read \((the SHA-256|'server\.pt')"):
             layout.read_round_digests(files, files.marker)
 
 
@@ -285,11 +284,11 @@ for number in range(first, 60, 2):
 
 
 def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, as of studies of two lengths: what one packs, the other does not lose."""
+    """Two processes, such as those of two studies with different lengths, pack one run without losing files."""
     monkeypatch.chdir(tmp_path)
     commands = [[sys.executable, "-c", WRITER, str(first)] for first in (0, 1)]
-    working = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
-    assert [process.wait() for process in working] == [0, 0]
+    processes = [subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(studies.ROOT)}) for command in commands]
+    assert [process.wait() for process in processes] == [0, 0]
     run = RunFiles(Path("run"))
     assert run.list_complete_rounds() == list(range(60))
     assert [storage_files.read_json(run.round(number).times) for number in range(60)] == [
@@ -300,15 +299,15 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     assert len(archive.list_members(archive.pack_path(run.rounds_folder))) == 120
 
 
-def test_a_file_written_anew_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, real = run.round(1).times, archive.build_pack
+def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, original = run.round(1).times, archive.build_pack
 
-    def join(files: Any) -> bytes:
+    def rewrite_and_build(files: Any) -> bytes:
         if path.exists():
             path.write_bytes(storage_files.json_bytes({"train": 7}))
-        return real(files)
+        return original(files)
 
-    monkeypatch.setattr(archive, "build_pack", join)
+    monkeypatch.setattr(archive, "build_pack", rewrite_and_build)
     packing.pack_folder(run.rounds_folder)
     assert path.exists()
     assert storage_files.read_json(path) == {"train": 7}

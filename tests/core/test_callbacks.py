@@ -1,4 +1,4 @@
-"""Callbacks: what they are told, that they change nothing, and that their mistakes cost nothing."""
+"""Callbacks get all rounds, change no result, and do not stop a run if they fail."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.cli.test_cli import printed
 from tests.docs.page_blocks import blocks
 
 ROUNDS = 3
-#: One's own; the diary is a file, since a callback lives in the job's process.
-OWN = """
+#: A user's module. The diary is a file, because a callback is in the job's process.
+CUSTOM_MODULE = """
 import json
 from fedpipe.core.callbacks import Callback
 
@@ -43,7 +43,7 @@ class Clumsy(Callback):
     def round(self, run, number, accuracies):
         raise OSError("no space left on device")
 
-class Stillborn(Callback):
+class Broken(Callback):
     def __init__(self):
         raise OSError("no such board")
 """
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(CUSTOM_MODULE)
     return tmp_path
 
 
@@ -62,37 +62,37 @@ def study(*names: str, **sections: Any) -> dict[str, Any]:
     return studies.settings(("fedavg",), ROUNDS, execution={"callbacks": list(names)}, **sections)
 
 
-def diary() -> list[Any]:
+def read_diary() -> list[Any]:
     return [json.loads(line) for line in Path("diary.jsonl").read_text().splitlines()]
 
 
-def segment(made: planner.NewPlan, stop: int) -> str:
-    """A job as the Snakefile's rule begins it; what it says."""
-    (run,) = made.runs
-    names = " ".join(made.execution.callbacks)
+def run_segment(plan: planner.NewPlan, stop: int) -> str:
+    """Run a job with the command of the Snakefile's rule. Return its output."""
+    (run,) = plan.runs
+    names = " ".join(plan.execution.callbacks)
     return printed("segment", str(run.path), "--stop", str(stop), "--callbacks", names)
 
 
-def counted(made: planner.NewPlan) -> dict[int, dict[str, float]]:
-    """Accuracies by round and protocol, of the run's own files."""
-    found: dict[int, dict[str, float]] = {}
-    (run,) = made.runs
+def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
+    """Accuracies by round and protocol from the run's files."""
+    accuracies: dict[int, dict[str, float]] = {}
+    (run,) = plan.runs
     for number in range(1, ROUNDS + 1):
         table = files.read_parquet(run.files.round(number).metrics).to_pandas()
         sums = table.groupby("protocol")[["correct", "total"]].sum()
-        found[number] = dict(sums["correct"] / sums["total"])
-    return found
+        accuracies[number] = dict(sums["correct"] / sums["total"])
+    return accuracies
 
 
-def test_a_callback_is_told_of_every_round_and_of_each_job_that_goes_on(folder: Path) -> None:
-    made = studies.prepare(study("own.Diary"))
-    assert Plan.read(made.study_files.plan).execution.callbacks == ("own.Diary",)
-    segment(made, 2)
-    segment(made, ROUNDS)
-    (run,) = made.runs
+def test_a_callback_gets_every_round_and_each_job_that_resumes(folder: Path) -> None:
+    plan = studies.prepare(study("own.Diary"))
+    assert Plan.read(plan.study_files.plan).execution.callbacks == ("own.Diary",)
+    run_segment(plan, 2)
+    run_segment(plan, ROUNDS)
+    (run,) = plan.runs
     name = f"fedavg-seed0-{run.key}"
-    accuracies = counted(made)
-    assert diary() == [
+    accuracies = compute_accuracies(plan)
+    assert read_diary() == [
         ["begin", name, 2, 0],
         ["round", name, 1, accuracies[1]],
         ["round", name, 2, accuracies[2]],
@@ -104,92 +104,89 @@ def test_a_callback_is_told_of_every_round_and_of_each_job_that_goes_on(folder: 
 
 
 def test_no_key_and_no_bit_depends_on_callbacks(folder: Path) -> None:
-    made = studies.prepare(study("own.Diary"))
-    segment(made, ROUNDS)
-    watched = studies.bits(folder / "results/runs")
-    studies.forget(made.runs[0].path)
+    plan = studies.prepare(study("own.Diary"))
+    run_segment(plan, ROUNDS)
+    bits = studies.bits(folder / "results/runs")
+    studies.forget(plan.runs[0].path)
     plain = studies.prepare(study())
-    assert [run.key for run in plain.runs] == [run.key for run in made.runs]
-    segment(plain, ROUNDS)
-    assert studies.bits(folder / "results/runs") == watched
-    assert sum(entry[0] == "begin" for entry in diary()) == 1
+    assert [run.key for run in plain.runs] == [run.key for run in plan.runs]
+    run_segment(plain, ROUNDS)
+    assert studies.bits(folder / "results/runs") == bits
+    assert sum(entry[0] == "begin" for entry in read_diary()) == 1
 
 
-def test_one_that_fails_is_left_out_and_the_run_goes_on(folder: Path) -> None:
-    made = studies.prepare(study("own.Clumsy", "own.Diary"))
-    told = segment(made, ROUNDS)
-    (run,) = made.runs
-    assert told.count("Clumsy.round failed (OSError: no space left on device)") == 1
-    assert f"{run.path} goes on without it." in told
+def test_a_callback_that_fails_is_removed_and_the_run_continues(folder: Path) -> None:
+    plan = studies.prepare(study("own.Clumsy", "own.Diary"))
+    output = run_segment(plan, ROUNDS)
+    (run,) = plan.runs
+    assert output.count("Clumsy.round failed (OSError: no space left on device)") == 1
+    assert f"{run.path} continues without it" in output
     assert run.files.list_complete_rounds() == [0, 1, 2, 3]
-    assert [entry[0] for entry in diary()] == ["begin", *["round"] * 3, "end"]
+    assert [entry[0] for entry in read_diary()] == ["begin", *["round"] * 3, "end"]
 
 
-def test_one_that_can_not_be_made_or_imported_is_left_out_too(folder: Path) -> None:
-    """As on a node that lacks what its module imports, which the machine of the plan has."""
-    made = studies.prepare(study("own.Stillborn", "own.Diary"))
-    (run,) = made.runs
-    told = printed("segment", str(run.path), "--stop", "1", "--callbacks", "own.Stillborn elsewhere.Board own.Diary")
-    assert "own.Stillborn failed (OSError: no such board)" in told
-    assert "elsewhere.Board failed (SettingsError: execution.callbacks: 'elsewhere.Board' can't be imported" in told
-    assert told.count(f"{run.path} goes on without it.") == 2
+def test_a_callback_that_can_not_be_created_or_imported_is_removed_too(folder: Path) -> None:
+    """For example on a node without the packages that its module imports."""
+    plan = studies.prepare(study("own.Broken", "own.Diary"))
+    (run,) = plan.runs
+    output = printed("segment", str(run.path), "--stop", "1", "--callbacks", "own.Broken elsewhere.Board own.Diary")
+    assert "own.Broken failed (OSError: no such board)" in output
+    assert "elsewhere.Board failed (SettingsError: execution.callbacks: 'elsewhere.Board' can't be imported" in output
+    assert output.count(f"{run.path} continues without it") == 2
     assert run.files.list_complete_rounds() == [0, 1]
-    assert [entry[0] for entry in diary()] == ["begin", "round", "end"]
+    assert [entry[0] for entry in read_diary()] == ["begin", "round", "end"]
 
 
 def test_a_round_that_is_not_measured_has_no_accuracies(folder: Path) -> None:
-    made = studies.prepare(study("own.Diary", evaluation={"every": 3, "protocols": ["trained-on-local"]}))
-    segment(made, ROUNDS)
-    rounds = [entry[3] for entry in diary() if entry[0] == "round"]
+    plan = studies.prepare(study("own.Diary", evaluation={"every": 3, "protocols": ["trained-on-local"]}))
+    run_segment(plan, ROUNDS)
+    rounds = [entry[3] for entry in read_diary() if entry[0] == "round"]
     assert rounds[:2] == [{}, {}]
     assert list(rounds[2]) == ["trained-on-local"]
 
 
-def test_single_rounds_are_watched_where_they_are_measured(folder: Path) -> None:
-    made = studies.prepare(study("own.Diary"))
-    (run,) = made.runs
+def test_callbacks_get_single_rounds_when_they_are_evaluated(folder: Path) -> None:
+    plan = studies.prepare(study("own.Diary"))
+    (run,) = plan.runs
     path = str(run.path)
     printed("initialize", path)
     printed("train", path, "--round", "1", "--block", "0", "--size", "5")
     printed("aggregate", path, "--round", "1", "--blocks", "1")
     printed("evaluate", path, "--round", "1", "--callbacks", "own.Diary")
-    assert [entry[0] for entry in diary()] == ["begin", "round", "end"]
-    assert diary()[1][2:] == [1, callbacks.read_accuracies(run.files, 1)]
+    assert [entry[0] for entry in read_diary()] == ["begin", "round", "end"]
+    assert read_diary()[1][2:] == [1, callbacks.read_accuracies(run.files, 1)]
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [
-        (["own.Nothing"], r"execution.callbacks: 'own.Nothing' can't be imported \(module 'own' has no attribute"),
-        (["other.Board"], r"execution.callbacks: 'other.Board' can't be imported \(No module named 'other'\)"),
-        (
-            ["own.json"],
-            r"execution.callbacks: 'own.json' is not a callback. It must derive from fedpipe.core.callbacks",
-        ),
-        (["tensorboard"], r"execution.callbacks: unknown callback 'tensorboard'. Use dvclive, or"),
-        (["own.Diary", "own.Diary"], r"execution.callbacks: 'own.Diary' is listed twice"),
+        (["own.Nothing"], r"'own\.Nothing' can't be imported \(module 'own' has no attribute"),
+        (["other.Board"], r"'other\.Board' can't be imported \(No module named 'other'\)"),
+        (["own.json"], r"'own\.json' is not a callback"),
+        (["tensorboard"], r"unknown callback 'tensorboard'.*dvclive"),
+        (["own.Diary", "own.Diary"], r"'own\.Diary' is listed twice"),
     ],
 )
-def test_what_is_no_callback_is_refused_before_any_job(folder: Path, names: list[str], told: str) -> None:
+def test_a_name_that_is_not_a_callback_is_rejected_before_any_job(folder: Path, names: list[str], message: str) -> None:
     studies.write(study(*names), folder)
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=rf"^execution\.callbacks: {message}"):
         planner.make_plan()
 
 
-def test_dvclive_is_refused_where_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dvclive_is_rejected_if_it_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     studies.write(study("dvclive"), folder)
-    with pytest.raises(SettingsError, match=r"execution.callbacks: dvclive is not installed; `pip install dvclive`"):
+    with pytest.raises(SettingsError, match=r"^execution\.callbacks: dvclive is not installed.*`pip install dvclive`"):
         planner.make_plan()
 
 
 class Live:
-    """What dvclive.Live takes, where DVCLive is not installed."""
+    """Replaces dvclive.Live if DVCLive is not installed."""
 
     def __init__(self, dir: str, resume: bool, report: None, save_dvc_exp: bool, dvcyaml: str) -> None:
         self.curves, self.step = Path(dir, "plots/metrics"), 0
         assert (report, save_dvc_exp, dvcyaml) == (None, False, f"{dir}/dvc.yaml")
-        assert resume == self.curves.exists(), "a job that goes on keeps what is there"
+        assert resume == self.curves.exists(), "a job that resumes keeps the curves"
         self.curves.mkdir(parents=True, exist_ok=True)
 
     def log_metric(self, name: str, val: float) -> None:
@@ -215,30 +212,30 @@ def test_dvclive_has_the_accuracies_of_each_round(folder: Path, monkeypatch: pyt
         subprocess.run(["git", "init", "-q"], check=True)
         author = ("-c", "user.name=fedpipe", "-c", "user.email=fedpipe@example.org")
         subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "it has a commit"], check=True)
-    made = studies.prepare(study("dvclive"))
-    assert "goes on without it" not in segment(made, 2) + segment(made, ROUNDS)
-    (run,) = made.runs
-    found = {}
+    plan = studies.prepare(study("dvclive"))
+    assert "continues without it" not in run_segment(plan, 2) + run_segment(plan, ROUNDS)
+    (run,) = plan.runs
+    curves = {}
     for path in Path(f"dvclive/fedavg-seed0-{run.key}/plots/metrics").glob("*.tsv"):
         head, *rows = [line.split("\t") for line in path.read_text().splitlines()]
         assert head == ["step", path.stem]
-        found[path.stem] = {int(step): float(accuracy) for step, accuracy in rows}
-    rounds = counted(made)
-    assert found == {name: {number: rounds[number][name] for number in rounds} for name in rounds[1]}
+        curves[path.stem] = {int(step): float(accuracy) for step, accuracy in rows}
+    rounds = compute_accuracies(plan)
+    assert curves == {name: {number: rounds[number][name] for number in rounds} for name in rounds[1]}
     assert "/dvclive/" in (studies.ROOT / ".gitignore").read_text().splitlines()
 
 
 class Writer:
-    """What torch.utils.tensorboard.SummaryWriter takes, where TensorBoard is not installed."""
+    """Replaces torch.utils.tensorboard.SummaryWriter if TensorBoard is not installed."""
 
-    written: list[tuple[Any, ...]] = []  # noqa: RUF012  # all writers' own
+    entries: list[tuple[Any, ...]] = []  # noqa: RUF012  # shared by all writers
 
     def __init__(self, log_dir: str, purge_step: int) -> None:
         self.log_dir = log_dir
-        self.written.append(("opened", log_dir, purge_step))
+        self.entries.append(("opened", log_dir, purge_step))
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.written.append((self.log_dir, tag, scalar_value, global_step))
+        self.entries.append((self.log_dir, tag, scalar_value, global_step))
 
 
 def test_the_example_of_the_page_runs_as_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,18 +250,20 @@ def test_the_example_of_the_page_runs_as_written(folder: Path, monkeypatch: pyte
         board = types.ModuleType("torch.utils.tensorboard")
         board.SummaryWriter = Writer  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
-    Writer.written.clear()
-    made = studies.prepare(study() | yaml.safe_load(section))
-    segment(made, 2)
-    segment(made, ROUNDS)
-    (run,) = made.runs
-    folder_of_run = f"board/fedavg-seed0-{run.key}"
-    if Writer.written:
-        assert [entry[2] for entry in Writer.written if entry[0] == "opened"] == [1, 3]
-        scalars = {entry for entry in Writer.written if entry[0] == folder_of_run}
-        wanted = counted(made).items()
+    Writer.entries.clear()
+    plan = studies.prepare(study() | yaml.safe_load(section))
+    run_segment(plan, 2)
+    run_segment(plan, ROUNDS)
+    (run,) = plan.runs
+    run_folder = f"board/fedavg-seed0-{run.key}"
+    if Writer.entries:
+        assert [entry[2] for entry in Writer.entries if entry[0] == "opened"] == [1, 3]
+        scalars = {entry for entry in Writer.entries if entry[0] == run_folder}
+        accuracies = compute_accuracies(plan)
         assert scalars == {
-            (folder_of_run, name, value, number) for number, found in wanted for name, value in found.items()
+            (run_folder, name, accuracy, number)
+            for number, by_protocol in accuracies.items()
+            for name, accuracy in by_protocol.items()
         }
     else:
-        assert list((folder / folder_of_run).glob("events.out.tfevents.*"))
+        assert list((folder / run_folder).glob("events.out.tfevents.*"))

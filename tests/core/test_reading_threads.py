@@ -1,4 +1,4 @@
-"""Tables are read by one thread: a process in which Arrow has begun others is aborted now and then when it ends."""
+"""Tables are read in one thread, because a process in which Arrow started threads sometimes aborts at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.small_studies import ROOT
 
-READS = """
+READ_TABLES = """
 import os
 from pathlib import Path
 import pandas, pyarrow, pyarrow.parquet
@@ -17,29 +17,29 @@ from fedpipe.core.storage import files
 from fedpipe.data.sources.formats import read_parquet
 from fedpipe.data.partitions import file
 
-def threads():
+def count_threads():
     return len(os.listdir("/proc/self/task"))
 
 table = pyarrow.table({name: list(range(50)) for name in "abcd"})
 path = Path("table.parquet")
 sha256 = files.write_parquet(path, table)
-before = threads()
+thread_count = count_threads()
 assert files.table_to_frame(files.read_parquet(path, sha256)).shape == (50, 4)
 file._parse_table(path.read_bytes(), "table.parquet")
 file._parse_table(b"sample,client\\n0,1\\n", "table.csv")
-assert threads() == before, (before, threads())
+assert count_threads() == thread_count, (thread_count, count_threads())
 """
 
 
-def test_reading_tables_begins_no_threads(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", READS], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_reading_tables_starts_no_threads(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", READ_TABLES], cwd=tmp_path, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
-def test_nothing_reads_tables_in_another_way() -> None:
-    """With Arrow's or pandas' own readers, which begin threads."""
-    other = re.compile(
+def test_only_one_module_reads_tables() -> None:
+    """The readers of Arrow and pandas start threads."""
+    reader = re.compile(
         r"read_table\(|pds?\.dataset\(|\.to_pandas\(\)|pd\.read_parquet|pq\.ParquetFile|csv\.read_csv|pq\.read"
     )
-    found = [path for path in (ROOT / "fedpipe").rglob("*.py") if other.search(path.read_text())]
-    assert [str(path.relative_to(ROOT)) for path in found] == ["fedpipe/core/storage/files.py"]
+    paths = [path for path in (ROOT / "fedpipe").rglob("*.py") if reader.search(path.read_text())]
+    assert [str(path.relative_to(ROOT)) for path in paths] == ["fedpipe/core/storage/files.py"]

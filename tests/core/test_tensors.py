@@ -15,30 +15,30 @@ def b():
     return Tensors(w=torch.tensor([[2.0, 2.0], [-1.0, 8.0]]), b=torch.tensor([4.0]))
 
 
-def plain(tensors):
+def to_lists(tensors):
     assert type(tensors) is Tensors
     return {name: value.tolist() for name, value in tensors.items()}
 
 
 def test_arithmetic_with_tensors_of_the_same_names(a, b):
-    assert plain(a + b) == {"w": [[3, 0], [2, 12]], "b": [4.5]}
-    assert plain(a - b) == {"w": [[-1, -4], [4, -4]], "b": [-3.5]}
-    assert plain(a * b) == {"w": [[2, -4], [-3, 32]], "b": [2]}
-    assert plain(a / b) == {"w": [[0.5, -1], [-3, 0.5]], "b": [0.125]}
+    assert to_lists(a + b) == {"w": [[3, 0], [2, 12]], "b": [4.5]}
+    assert to_lists(a - b) == {"w": [[-1, -4], [4, -4]], "b": [-3.5]}
+    assert to_lists(a * b) == {"w": [[2, -4], [-3, 32]], "b": [2]}
+    assert to_lists(a / b) == {"w": [[0.5, -1], [-3, 0.5]], "b": [0.125]}
 
 
 def test_arithmetic_with_numbers_and_scalars(a):
-    assert plain(a + 1) == {"w": [[2, -1], [4, 5]], "b": [1.5]}
-    assert plain(a - 1) == {"w": [[0, -3], [2, 3]], "b": [-0.5]}
-    assert plain(a * torch.tensor(2.0)) == plain(2 * a) == {"w": [[2, -4], [6, 8]], "b": [1]}
-    assert plain(a / 2) == {"w": [[0.5, -1], [1.5, 2]], "b": [0.25]}
-    assert plain(-a) == {"w": [[-1, 2], [-3, -4]], "b": [-0.5]}
+    assert to_lists(a + 1) == {"w": [[2, -1], [4, 5]], "b": [1.5]}
+    assert to_lists(a - 1) == {"w": [[0, -3], [2, 3]], "b": [-0.5]}
+    assert to_lists(a * torch.tensor(2.0)) == to_lists(2 * a) == {"w": [[2, -4], [6, 8]], "b": [1]}
+    assert to_lists(a / 2) == {"w": [[0.5, -1], [1.5, 2]], "b": [0.25]}
+    assert to_lists(-a) == {"w": [[-1, 2], [-3, -4]], "b": [-0.5]}
 
 
 def test_operations_change_nothing_in_place(a, b):
-    before = plain(a), plain(b)
+    values = to_lists(a), to_lists(b)
     _ = a + b, a * 2, -a, a | b, a.zeros(), a.map(torch.exp)
-    assert (plain(a), plain(b)) == before
+    assert (to_lists(a), to_lists(b)) == values
 
 
 @pytest.mark.parametrize("operation", ["__add__", "__sub__", "__mul__", "__truediv__", "add"])
@@ -49,26 +49,26 @@ def test_other_names_are_an_error_that_names_them(a, operation):
 
 def test_the_order_of_names_does_not_matter(a, b):
     swapped = Tensors(b=b["b"], w=b["w"])
-    assert plain(a + swapped) == plain(a + b)
+    assert to_lists(a + swapped) == to_lists(a + b)
     assert list(a + swapped) == ["w", "b"]
 
 
 def test_a_union_takes_the_right_hand_sides_tensors(a):
-    found = a | {"b": torch.tensor([9.0]), "c": torch.tensor([1.0])}
-    assert plain(found) == {"w": [[1, -2], [3, 4]], "b": [9], "c": [1]}
-    assert list(found) == ["w", "b", "c"]
+    union = a | {"b": torch.tensor([9.0]), "c": torch.tensor([1.0])}
+    assert to_lists(union) == {"w": [[1, -2], [3, 4]], "b": [9], "c": [1]}
+    assert list(union) == ["w", "b", "c"]
 
 
-def test_only_picks_in_the_order_asked_for(a):
+def test_only_selects_in_the_given_order(a):
     assert list(a.only(["b", "w"])) == ["b", "w"]
-    assert plain(a.only(["b"])) == {"b": [0.5]}
+    assert to_lists(a.only(["b"])) == {"b": [0.5]}
     with pytest.raises(KeyError):
         a.only(["c"])
 
 
 def test_zeros_and_ones_have_the_same_shapes(a):
-    assert plain(a.zeros()) == {"w": [[0, 0], [0, 0]], "b": [0]}
-    assert plain(a.ones()) == {"w": [[1, 1], [1, 1]], "b": [1]}
+    assert to_lists(a.zeros()) == {"w": [[0, 0], [0, 0]], "b": [0]}
+    assert to_lists(a.ones()) == {"w": [[1, 1], [1, 1]], "b": [1]}
 
 
 def test_scalars(a, b):
@@ -79,13 +79,13 @@ def test_scalars(a, b):
 
 
 def test_a_vector_becomes_tensors_again(a):
-    assert plain(a.zeros().unflat(a.flat())) == plain(a)
+    assert to_lists(a.zeros().unflat(a.flat())) == to_lists(a)
     with pytest.raises(RuntimeError):
         a.unflat(a.flat()[:-1])
 
 
 def test_a_multiple_is_added(a, b):
-    assert plain(a.add(b, alpha=-2)) == plain(a - 2 * b)
+    assert to_lists(a.add(b, alpha=-2)) == to_lists(a - 2 * b)
 
 
 def test_the_norms_gradient_at_0_is_0():
@@ -96,11 +96,11 @@ def test_the_norms_gradient_at_0_is_0():
 
 def test_it_is_a_pytree(a):
     mapped = pytree.tree_map(lambda value: value + 1, {"model": a})["model"]
-    assert plain(mapped) == plain(a + 1)
+    assert to_lists(mapped) == to_lists(a + 1)
 
 
 def test_functional_transforms_take_and_return_it(a):
     gradient = torch.func.grad(lambda tensors: tensors.square_norm())(a)
-    assert plain(gradient) == plain(2 * a)
+    assert to_lists(gradient) == to_lists(2 * a)
     stacked = a.map(lambda value: torch.stack([value, 2 * value]))
     assert torch.func.vmap(Tensors.square_norm)(stacked).tolist() == [30.25, 121]

@@ -1,4 +1,4 @@
-"""A model of one's own is a class or a function in a module of one's own."""
+"""A custom model is a class or a function in a custom module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning import run_settings
 from fedpipe.settings import parser
 
-OWN = '''
+CUSTOM_MODULE = '''
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated
@@ -53,7 +53,7 @@ def other_features(shape, classes):
     return nn.Flatten(), nn.Linear(7, classes)
 
 
-def of_words(shape, classes):
+def embed_tokens(shape, classes):
     return nn.Sequential(nn.Embedding(10, 4), nn.Flatten()), nn.Linear(4 * shape[0], classes)
 
 
@@ -94,7 +94,7 @@ class Listed(Model):
         return Network(*listed(shape, classes, self.widths))
 
 
-class Of:
+class Plain:
     pass
 
 
@@ -109,7 +109,7 @@ class Family(Model):
     Parameters
     ----------
     width
-        Of the hidden layer.
+        Width of the hidden layer.
     """
 
     width: int = 5
@@ -128,48 +128,48 @@ class Louder(nn.Module):
         return 2 * x if self.training else x
 
 
-def around(layer, features=5):
+def wrap(layer, features=5):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), layer), nn.Linear(features, 10)
 
 
 def noise(shape, classes):
-    return around(Noise())
+    return wrap(Noise())
 
 
 def rrelu(shape, classes):
-    return around(nn.RReLU())
+    return wrap(nn.RReLU())
 
 
 def attention(shape, classes):
     layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.1, batch_first=True)
-    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
+    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
 
 
 def still_attention(shape, classes):
     layer = nn.TransformerEncoderLayer(5, 1, 6, dropout=0.0, batch_first=True)
-    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
+    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), layer, nn.Flatten()))
 
 
 def spectral(shape, classes):
-    return around(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)))
+    return wrap(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)))
 
 
 def instances(shape, classes):
-    return around(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()))
+    return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()))
 
 
 def louder(shape, classes):
-    return around(Louder())
+    return wrap(Louder())
 
 
 def cumulative(shape, classes):
-    return around(nn.BatchNorm1d(5, momentum=None))
+    return wrap(nn.BatchNorm1d(5, momentum=None))
 
 
 def usual(shape, classes):
     drop = nn.Dropout(0.5)
     images = nn.Unflatten(1, (1, 5)), nn.GroupNorm(1, 1), nn.Flatten()
-    return around(nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images))
+    return wrap(nn.Sequential(nn.BatchNorm1d(5), drop, nn.LayerNorm(5), nn.Linear(5, 5), drop, *images))
 
 
 def lazy(shape, classes):
@@ -183,7 +183,7 @@ anonymous = lambda shape, classes: make(shape, classes)
 @pytest.fixture(autouse=True)
 def custom_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "own_models.py"
-    path.write_text(OWN)
+    path.write_text(CUSTOM_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     yield path
@@ -191,9 +191,9 @@ def custom_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def build_model(name: str, **parameters: Any) -> Model:
-    made = registry.build_component(component.MODEL, f"own_models.{name}", parameters)
-    assert isinstance(made, Model)
-    return made
+    model = registry.build_component(component.MODEL, f"own_models.{name}", parameters)
+    assert isinstance(model, Model)
+    return model
 
 
 @pytest.mark.parametrize("name", ["make", "network", "Family"])
@@ -204,13 +204,13 @@ def test_its_networks_are_those_of_its_code(name: str) -> None:
     assert isinstance(family.build((1, 2, 3), 4), Network)
     assert net.names == ("body.1.weight", "body.1.bias", "head.weight", "head.bias")
     model, x = net.make_initial_model(1), torch.ones(2, 1, 2, 3)
-    wanted = (x.flatten(1) @ model["body.1.weight"].T + model["body.1.bias"]).tanh()
-    assert torch.allclose(net.features(model, x), wanted)
-    assert torch.allclose(net(model, x), wanted @ model["head.weight"].T + model["head.bias"])
+    features = (x.flatten(1) @ model["body.1.weight"].T + model["body.1.bias"]).tanh()
+    assert torch.allclose(net.features(model, x), features)
+    assert torch.allclose(net(model, x), features @ model["head.weight"].T + model["head.bias"])
 
 
 @pytest.mark.parametrize("name", ["make", "Family"])
-def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
+def test_it_can_be_built_from_the_settings_of_a_run(name: str) -> None:
     raw = {"model": {"name": f"own_models.{name}"}}
     params = parser.parse_params(raw)
     assert params.model == build_model(name)
@@ -221,96 +221,77 @@ def test_it_is_named_in_the_settings_and_found_again(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_a_change_of_its_source_changes_its_digest(name: str, custom_models: Path) -> None:
-    before = code_digest.compute_code_digest(*build_model(name).code_objects())
-    assert custom_models in before.files
-    custom_models.write_text(OWN.replace("Tanh", "ReLU"))
+    digest = code_digest.compute_code_digest(*build_model(name).code_objects())
+    assert custom_models in digest.files
+    custom_models.write_text(CUSTOM_MODULE.replace("Tanh", "ReLU"))
     code_digest.compute_code_digest.cache_clear()
-    assert code_digest.compute_code_digest(*build_model(name).code_objects()).text != before.text
+    assert code_digest.compute_code_digest(*build_model(name).code_objects()).text != digest.text
 
 
-def test_what_it_is_can_be_asked() -> None:
+def test_its_docstring_and_parameters_can_be_read() -> None:
     assert component.get_docstring_summary(type(build_model("make"))) == "Two layers."
     assert [field.name for field in component.list_parameters(type(build_model("make")))] == ["weights", "sha256"]
     assert registry.is_component(component.MODEL, "own_models.make")
     assert not registry.is_component(component.ALGORITHM, "own_models.make")
 
 
-@pytest.mark.parametrize("name", ["Of", "anonymous", "OWN"])
-def test_what_is_no_model_is_refused(name: str, custom_models: Path) -> None:
-    custom_models.write_text(OWN + "OWN = 3\n")
-    wanted = (
-        rf"^model\.name: 'own_models\.{name}' is not a model. It must derive from Model, or be a function \(shape, "
-    )
-    with pytest.raises(SettingsError, match=wanted):
+@pytest.mark.parametrize("name", ["Plain", "anonymous", "NUMBER"])
+def test_an_object_that_is_not_a_model_is_rejected(name: str, custom_models: Path) -> None:
+    custom_models.write_text(CUSTOM_MODULE + "NUMBER = 3\n")
+    with pytest.raises(SettingsError, match=rf"^model\.name: 'own_models\.{name}' is not a model"):
         registry.find_component(component.MODEL, f"own_models.{name}", "model.name")
 
 
 def test_a_function_that_takes_no_shape_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision's take the shape for `pretrained`, and once downloaded weights for a plan."""
+    """torchvision's functions would use the shape as `pretrained` and download weights."""
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", lambda *_, **__: pytest.fail("a download"))
-    with pytest.raises(
-        SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model. It must derive from"
-    ):
+    with pytest.raises(SettingsError, match=r"^model\.name: 'torchvision\.models\.resnet18' is not a model"):
         parser.parse_params({"model": {"name": "torchvision.models.resnet18"}})
 
 
-def test_a_network_is_tried_on_what_the_data_set_has() -> None:
-    """It was once tried on numbers alone, and its jobs failed on token ids."""
+def test_a_network_is_checked_with_inputs_of_the_data_sets_kind() -> None:
+    """Jobs with token ids would fail if the check used only numbers."""
     text = {"dataset": {"name": "imdb", "length": 8}, "study": {"algorithms": ["fedavg"]}}
-    with pytest.raises(
-        SettingsError,
-        match=r"^model\.name: the network of 'own_models\.make' can't be trained on token ids of shape \(8,",
-    ):
+    with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.make' .*token ids of shape \(8,"):
         parser.parse_params(text | {"model": {"name": "own_models.make"}})
 
 
-def test_a_function_that_does_not_return_body_and_head_is_refused_before_any_job() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear. It must return a"):
+def test_a_function_that_does_not_return_body_and_head_is_rejected_before_any_job() -> None:
+    with pytest.raises(SettingsError, match=r"^model\.name: 'own_models\.head_only' returns Linear"):
         parser.parse_params({"model": {"name": "own_models.head_only"}})
-    message = (
-        r"^model\.name: 'own_models\.failing' fails for inputs of shape \(1, 8, 8\) and 10 classes "
-        r"\(ValueError: too few pixels\). It must return a body and a head\.$"
-    )
+    message = r"^model\.name: 'own_models\.failing' fails .*\(1, 8, 8\) .*10 classes \(ValueError: too few pixels\)"
     with pytest.raises(SettingsError, match=message):
         parser.parse_params({"model": {"name": "own_models.failing"}})
 
 
-def test_a_network_that_does_not_fit_the_data_is_refused_before_any_job() -> None:
-    wanted = (
-        r"^model\.name: the network of 'own_models\.other_classes' turns two inputs into outputs of shape \(2, 3\). "
-        r"Use \(2, 10\), a logit a class\.$"
-    )
-    with pytest.raises(SettingsError, match=wanted):
+def test_a_network_that_does_not_fit_the_data_is_rejected_before_any_job() -> None:
+    with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_classes' .*\(2, 3\) .*\(2, 10\)"):
         parser.parse_params({"model": {"name": "own_models.other_classes"}})
-    wanted = r"^model\.name: the network of 'own_models\.other_features' fails for inputs of shape \(1, 8, 8\) "
-    with pytest.raises(SettingsError, match=wanted):
+    with pytest.raises(SettingsError, match=r"^model\.name: .*'own_models\.other_features' fails .*\(1, 8, 8\)"):
         parser.parse_params({"model": {"name": "own_models.other_features"}})
-    build_model("of_words").check((6,), 4)
+    build_model("embed_tokens").check((6,), 4)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        (
-            "noise",
-            r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers that no seed .*nn\.Dropout",
-        ),
+        ("noise", r"the layer 'body\.3' \(Noise\) of 'own_models\.noise' draws random numbers .*nn\.Dropout"),
         ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
         ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
         ("spectral", r"'own_models\.spectral' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
         ("instances", r"'own_models\.instances' changes its buffer 'body\.3\.1\.running_mean'"),
-        ("louder", r"'own_models\.louder' computes otherwise after \.train\(\) than after \.eval\(\)"),
+        ("louder", r"'own_models\.louder' .*train mode .*eval mode"),
         ("cumulative", r"the network of 'own_models\.cumulative' can't be trained .* momentum=None"),
     ],
 )
-def test_layers_that_do_what_no_seed_gives_are_refused_before_any_job(name: str, said: str) -> None:
-    """They gave other numbers under the same key, and dropped values in evaluation."""
-    with pytest.raises(SettingsError, match=rf"^model\.name: {said}"):
+def test_layers_that_do_not_depend_only_on_seeds_are_rejected_before_any_job(name: str, message: str) -> None:
+    """Runs with the same key would have other numbers, and evaluation would drop values."""
+    with pytest.raises(SettingsError, match=rf"^model\.name: {message}"):
         parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
 @pytest.mark.parametrize("name", ["usual", "still_attention"])
-def test_usual_layers_are_taken(name: str) -> None:
+def test_usual_layers_are_accepted(name: str) -> None:
     parser.parse_params({"model": {"name": f"own_models.{name}"}})
 
 
@@ -333,83 +314,74 @@ def test_lazy_layers_have_their_sizes_before_a_model_is_made() -> None:
     assert torch.equal(model["body.2.running_mean"], torch.zeros(5))
 
 
-def test_a_dropout_layer_in_two_places_is_one_in_each() -> None:
+def test_a_dropout_layer_that_is_used_twice_is_replaced_twice() -> None:
     net = FunctionalNetwork(lambda: build_model("usual").build((1, 8, 8), 10))
     assert net.has_dropout
     assert not [layer for layer in net._module.modules() if type(layer) is torch.nn.Dropout]
     model, x = net.make_initial_model(1), torch.ones(50, 1, 8, 8)
 
-    def drawn(key: int) -> torch.Tensor:
+    def compute_logits(key: int) -> torch.Tensor:
         with net.mode.activate(True, noise_key=torch.tensor(key)):
             return net(model, x)
 
-    assert torch.equal(drawn(1), drawn(1))
-    assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(compute_logits(1), compute_logits(1))
+    assert not torch.equal(compute_logits(1), compute_logits(2))
 
 
-def test_a_class_whose_parameters_nobody_would_see_is_refused() -> None:
-    wanted = r"^model: 'own_models\.Bare' has fields. Use a @dataclass\(frozen=True, kw_only=True\)\.$"
-    with pytest.raises(SettingsError, match=wanted):
+def test_a_class_with_hidden_parameters_is_rejected() -> None:
+    with pytest.raises(SettingsError, match=r"^model: 'own_models\.Bare' has fields\. .*@dataclass"):
         build_model("Bare")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("import nn_of_mine\n", "No module named 'nn_of_mine', own_models.py, line 1"),
         ("def make(:\n", "invalid syntax (own_models.py, line 1)"),
         ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
     ],
 )
-def test_a_module_that_fails_as_it_is_imported_is_told_in_a_sentence(text: str, said: str, custom_models: Path) -> None:
+def test_a_failed_import_is_one_message(text: str, reason: str, custom_models: Path) -> None:
     custom_models.write_text(text)
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError) as error:
         build_model("make")
-    assert str(refused.value) == (
-        f"model: 'own_models.make' can't be imported ({said}). Use a function (shape, classes) -> (body, "
-        "head), as own.network, a class, as my_module.MyClass, or a model of `fedpipe list models`."
-    )
+    assert str(error.value).startswith(f"model: 'own_models.make' can't be imported ({reason})")
+    assert "\n" not in str(error.value)
 
 
-def test_what_a_function_takes_beside_shape_and_classes_are_parameters() -> None:
+def test_other_arguments_of_a_function_are_parameters() -> None:
     wide, usual = build_model("sized", width=3, act="tanh"), build_model("sized")
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
-    one, other = (registry.component_to_run_settings(component.MODEL, made) for made in (wide, usual))
+    one, other = (registry.component_to_run_settings(component.MODEL, model) for model in (wide, usual))
     assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
     assert one == other | {"width": 3, "act": "tanh"}
     assert registry.component_from_run_settings(component.MODEL, one) == wide
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"name": "sized", "width": "wide"}, "model.width: 'wide' can't be used. Use a valid integer."),
-        ({"name": "sized", "width": 0}, "model.width: 0 can't be used. Use a value greater than 0."),
-        ({"name": "sized", "p": True}, "model.p: true can't be used. Use a valid number."),
+        ({"name": "sized", "width": "wide"}, "model.width: 'wide' can't be used. Use a valid integer"),
+        ({"name": "sized", "width": 0}, "model.width: 0 can't be used"),
+        ({"name": "sized", "p": True}, "model.p: true can't be used"),
         ({"name": "sized", "witdh": 3}, "model.witdh: unknown key. Did you mean 'width'?"),
         ({"name": "make", "width": 64}, "model.width: unknown key. Did you mean 'weights'?"),
-        ({"name": "needed"}, "model.width: missing. Give a value."),
-        (
-            {"name": "weighted"},
-            "model.name: 'own_models.weighted' has a parameter 'weights', which means something else for every model; "
-            "rename it.",
-        ),
-        (
-            {"name": "mutable"},
-            "model.name: 'own_models.mutable' has a parameter 'widths' whose default is a list; use a tuple.",
-        ),
+        ({"name": "needed"}, "model.width: missing"),
+        ({"name": "weighted"}, "model.name: 'own_models.weighted' has a parameter 'weights'"),
+        ({"name": "mutable"}, "model.name: 'own_models.mutable' has a parameter 'widths' whose default is a list"),
         (
             {"name": "misspelled"},
-            "model.name: the annotations of 'own_models.misspelled' can't be read (name 'itn' is not defined).",
+            "model.name: the annotations of 'own_models.misspelled' can't be read (name 'itn' is not defined)",
         ),
     ],
 )
-def test_what_a_function_can_not_take_is_one_sentence(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingsError) as refused:
+def test_invalid_parameters_of_a_function_are_one_message(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
         parser.parse_params({"model": settings | {"name": f"own_models.{settings['name']}"}})
-    assert str(refused.value) == said
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["listed", "Listed"])
@@ -420,6 +392,6 @@ def test_parameters_may_be_lists(name: str) -> None:
 
 
 def test_the_check_leaves_global_generators_alone() -> None:
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     build_model("make").check((9,), 2)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)

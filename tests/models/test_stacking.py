@@ -1,4 +1,4 @@
-"""Every model trains in a stack as it does client by client: dropout, BatchNorm and a client of one sample included."""
+"""All models train in a stack like one by one, with dropout, BatchNorm and a client with one sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "shufflenet": ((3, 16, 16), {}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
-ALONE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}  #: not stacked
+UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}
 STACKABLE = [
     name
     for name in registry.list_components(component.MODEL)
@@ -46,28 +46,28 @@ STACKABLE = [
 ]  # type: ignore[attr-defined]
 
 
-def test_all_that_can_be_stacked_are_here() -> None:
+def test_all_stackable_models_are_tested() -> None:
     assert sorted(SMALL) == STACKABLE
 
 
-def each(*slow: str) -> pytest.MarkDecorator:
+def for_each_model(*slow: str) -> pytest.MarkDecorator:
     names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in STACKABLE]
     return pytest.mark.parametrize("name", names)
 
 
-def trained(
+def train_round(
     name: str,
     kind: Callable[..., Executor],
     device: torch.device = fake_device.HOST,
     dtype: Literal["float32", "float64"] = "float64",
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
-    """The first model, and what two clients send after a round from it, with how their models do."""
-    shape, parameters = (SMALL | ALONE)[name]
+    """The initial model, and for each of two clients the upload after a round and the scores of its model."""
+    shape, parameters = (SMALL | UNSTACKABLE)[name]
     family: Model = registry.build_component(component.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
     random = np.random.default_rng(0)
-    words = len(shape) == 1 and "vocabulary" in parameters
-    x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if words else random.normal(size=(4, *shape)))
+    has_tokens = len(shape) == 1 and "vocabulary" in parameters
+    x = torch.as_tensor(random.integers(0, 50, (4, *shape)) if has_tokens else random.normal(size=(4, *shape)))
     parts = [np.array([0, 1, 2]), np.array([3])]
     clients = FederatedData(
         x, torch.tensor([0, 1, 2, 1]), parts, parts, np.arange(4), 3, 0, getattr(torch, dtype), device
@@ -81,33 +81,33 @@ def trained(
         "train", 1, [0, 1], lambda _: first, lambda ids: algorithm.send(move_state(server, device), ids), ["local"]
     )
     outcomes = kind(algorithm, clients).run(task)
-    found = [(move_state(outcome.upload, fake_device.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
-    return server["model"], found
+    results = [(move_state(outcome.upload, fake_device.HOST), tuple(outcome.scores["local"])) for outcome in outcomes]
+    return server["model"], results
 
 
-def both(algorithm: Algorithm, clients: FederatedData) -> Executor:
+def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
     return Stack(algorithm, clients, 2)
 
 
-@each("vgg16", "resnet18", "feddw_resnet18")
+@for_each_model("vgg16", "resnet18", "feddw_resnet18")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
-    (first, loop), (_, stack) = trained(name, Loop), trained(name, both)
+    (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
     assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
-    moved = [not torch.equal(value, first[key]) for key, value in loop[0][0]["model"].items()]
-    assert sum(moved) > len(moved) / 2
+    has_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
+    assert sum(has_changed) > len(has_changed) / 2
 
 
-@each("vgg16", "resnet18", "feddw_resnet18")
-def test_a_gpu_refuses_nothing_of_a_stack(name: str, assert_same: Any) -> None:
-    """On a device that the CPU plays: nothing lies on the host, and no kernel is one that has no steady bits."""
-    _, here = trained(name, both, dtype="float32")
+@for_each_model("vgg16", "resnet18", "feddw_resnet18")
+def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
+    """The CPU simulates a GPU. No tensor is on the host, and all kernels are deterministic."""
+    _, host_results = train_round(name, make_stack, dtype="float32")
     with fake_device.at_hand():
-        assert_same(trained(name, both, fake_device.DEVICE, "float32")[1], here)
+        assert_same(train_round(name, make_stack, fake_device.DEVICE, "float32")[1], host_results)
 
 
-@pytest.mark.parametrize("name", [*ALONE, "cnn"])
-def test_a_gpu_refuses_nothing_of_clients_alone(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*UNSTACKABLE, "cnn"])
+def test_single_clients_run_on_a_gpu(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
-    _, here = trained(name, Loop)
-    with fake_device.at_hand():  # whose LSTM is not the host's kernel
-        assert_same(trained(name, Loop, fake_device.DEVICE)[1], here, within=1e-15)
+    _, host_results = train_round(name, Loop)
+    with fake_device.at_hand():  # its LSTM has another kernel
+        assert_same(train_round(name, Loop, fake_device.DEVICE)[1], host_results, within=1e-15)

@@ -1,4 +1,4 @@
-"""Weights of VGG16 come from a file that is checked, and stay what they are where they are frozen."""
+"""Weights of VGG16 come from a file that is checked. Frozen weights do not change."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def sha256(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    """As in torchvision's state dict: the convolutional base, and a classifier that is not used."""
+    """Weights like in torchvision's state dict: the convolutional base, and a classifier that is not used."""
     source = torch.Generator().manual_seed(4)
     with torch.device("meta"):
         base = make_layers(cfgs["D"]).state_dict()
-    drawn = {f"features.{name}": torch.rand(value.shape, generator=source) - 0.5 for name, value in base.items()}
-    return drawn | {"classifier.6.bias": torch.zeros(1000)}
+    base_weights = {f"features.{name}": torch.rand(value.shape, generator=source) - 0.5 for name, value in base.items()}
+    return base_weights | {"classifier.6.bias": torch.zeros(1000)}
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +46,18 @@ def file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def family(file: Path, **parameters: Any) -> VGG16:
-    given = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
-    found = registry.build_component(component.MODEL, "vgg16", given)
-    assert isinstance(found, VGG16)
-    found.check(SHAPE, 10)
-    found.check_weights(SHAPE, 10)
-    return found
+def build_model(file: Path, **parameters: Any) -> VGG16:
+    settings = {"weights": str(file), "sha256": sha256(file) if file.is_file() else OTHER} | parameters
+    model = registry.build_component(component.MODEL, "vgg16", settings)
+    assert isinstance(model, VGG16)
+    model.check(SHAPE, 10)
+    model.check_weights(SHAPE, 10)
+    return model
 
 
 @pytest.mark.parametrize(("classes", "count"), [(10, 33_482), (100, 39_332)])
 def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Path, classes: int, count: int) -> None:
-    network = family(file).build_initial_network(SHAPE, classes)
+    network = build_model(file).build_initial_network(SHAPE, classes)
     assert sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) == count
     assert (
         sum(parameter.numel() for parameter in network.body[0].parameters() if not parameter.requires_grad)
@@ -68,7 +68,7 @@ def test_a_frozen_base_leaves_as_many_trained_parameters_as_in_feddual(file: Pat
 def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
     file: Path, weights: dict[str, Tensor]
 ) -> None:
-    net = FunctionalNetwork(lambda: family(file).build_initial_network(SHAPE, 10))
+    net = FunctionalNetwork(lambda: build_model(file).build_initial_network(SHAPE, 10))
     assert net.names == ("body.3.weight", "body.3.bias", "head.weight", "head.bias")
     one, other = net.make_initial_model(1), net.make_initial_model(2)
     assert tuple(one) == net.names
@@ -80,135 +80,130 @@ def test_frozen_weights_are_those_of_the_file_and_not_part_of_a_fresh_model(
 
 
 def test_the_features_are_those_of_the_files_base(file: Path, weights: dict[str, Tensor]) -> None:
-    net = FunctionalNetwork(lambda: family(file).build_initial_network(SHAPE, 10))
+    net = FunctionalNetwork(lambda: build_model(file).build_initial_network(SHAPE, 10))
     model, x = net.make_initial_model(1), torch.rand(2, *SHAPE, generator=torch.Generator().manual_seed(1))
     base = make_layers(cfgs["D"])
     base.load_state_dict({name[9:]: value for name, value in weights.items() if name.startswith("features.")})
     pooled = base(x).mean((2, 3))
-    wanted = (pooled @ model["body.3.weight"].T + model["body.3.bias"]).relu()
-    assert wanted.shape == (2, 64)
-    assert wanted.any()
-    assert torch.allclose(net.features(model, x), wanted, rtol=1e-4)
+    features = (pooled @ model["body.3.weight"].T + model["body.3.bias"]).relu()
+    assert features.shape == (2, 64)
+    assert features.any()
+    assert torch.allclose(net.features(model, x), features, rtol=1e-4)
 
 
 def test_all_layers_train_from_the_files_weights(file: Path, weights: dict[str, Tensor]) -> None:
-    net = FunctionalNetwork(lambda: family(file, frozen=False).build_initial_network(SHAPE, 10))
+    net = FunctionalNetwork(lambda: build_model(file, frozen=False).build_initial_network(SHAPE, 10))
     model = net.make_initial_model(1)
     base = {name: value for name, value in weights.items() if name.startswith("features.")}
     assert len(model) == len(base) + 4
     assert all(torch.equal(model[f"body.0.{name[9:]}"], value) for name, value in base.items())
-    again = net.make_initial_model(1)
+    copy = net.make_initial_model(1)
     model["body.0.0.weight"].zero_()
-    assert again["body.0.0.weight"].any()  # a fresh model is a copy
+    assert copy["body.0.0.weight"].any()
     x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1))
-    gradients = torch.func.grad(lambda given: net(given, x).square().mean())(again)
+    gradients = torch.func.grad(lambda model: net(model, x).square().mean())(copy)
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients.values())
 
 
 def test_a_file_in_the_format_of_old_releases_is_read(weights: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    base = family(tmp_path / "old.pth").build_initial_network(SHAPE, 10).body[0]
+    base = build_model(tmp_path / "old.pth").build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
 
 
-def test_weights_that_are_not_those_of_the_settings_are_refused(file: Path) -> None:
-    found = sha256(file)
-    with pytest.raises(
-        SettingsError, match=rf"^model\.sha256: {OTHER} is declared, but {file} is .* SHA-256 {found}; "
-    ):
-        family(file, sha256=OTHER)
-    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}. Use {found}\."):
+def test_weights_with_another_sha256_are_rejected(file: Path) -> None:
+    actual_sha256 = sha256(file)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: {OTHER} is declared, but {file} .*{actual_sha256}"):
+        build_model(file, sha256=OTHER)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: missing for {file}\. .*{actual_sha256}"):
         VGG16(weights=str(file)).build_initial_network(SHAPE, 10)
 
 
 def test_a_file_that_changed_is_checked_again(weights: dict[str, Tensor], tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     torch.save(weights, path)
-    made = family(path)
-    made.build_initial_network(SHAPE, 10)
+    model = build_model(path)
+    model.build_initial_network(SHAPE, 10)
     with path.open("r+b") as stream:
         stream.seek(-1000, 2)
         stream.write(b"tampered")
-    with pytest.raises(SettingsError, match=r"^model\.sha256: "):
-        made.build_initial_network(SHAPE, 10)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: .* is declared, but {path}"):
+        model.build_initial_network(SHAPE, 10)
 
 
-def test_a_study_is_read_where_its_weights_are_not_but_trains_only_with_them(tmp_path: Path) -> None:
-    made = family(tmp_path / "absent.pth")
-    with pytest.raises(SettingsError, match=r"^model\.weights: .*absent\.pth is missing. Use the file with SHA"):
-        made.build_initial_network(SHAPE, 10)
+def test_a_study_can_be_read_without_its_weights_but_not_trained(tmp_path: Path) -> None:
+    model = build_model(tmp_path / "absent.pth")
+    with pytest.raises(SettingsError, match=rf"^model\.weights: .*absent\.pth is missing\. .*{OTHER}"):
+        model.build_initial_network(SHAPE, 10)
 
 
-class Mischief:
+class MaliciousPickle:
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("mischief"),)
 
 
 def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"features.0.weight": Mischief()}, "weights.pth")
-    with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \(.*. Use a state"):
-        family(Path("weights.pth")).build_initial_network(SHAPE, 10)
+    torch.save({"features.0.weight": MaliciousPickle()}, "weights.pth")
+    with pytest.raises(SettingsError, match=r"^model\.weights: weights\.pth can't be read \("):
+        build_model(Path("weights.pth")).build_initial_network(SHAPE, 10)
     assert not Path("mischief").exists()
 
 
 @pytest.mark.parametrize(
-    ("holds", "sentence"),
+    ("tensors", "message"),
     [
-        ({}, r"has no tensor 'body\.0\.0\.weight'. It must have the 30 of the network, from "),
-        ({"features.0.weight": torch.zeros(1)}, "holds another network. It must contain torchvision's VGG16"),
-        (
-            {"body.weight": torch.zeros(1)},
-            r"has no tensor 'body\.0\.0\.weight'. It must have the 30 of the network, ",
-        ),
+        ({}, r"has no tensor 'body\.0\.0\.weight'.* 30 tensors"),
+        ({"features.0.weight": torch.zeros(1)}, "contains another network.*torchvision's VGG16"),
+        ({"body.weight": torch.zeros(1)}, r"has no tensor 'body\.0\.0\.weight'.* 30 tensors"),
     ],
 )
-def test_a_file_of_another_network_is_refused(holds: dict[str, Tensor], sentence: str, tmp_path: Path) -> None:
-    torch.save(holds, tmp_path / "other.pth")
-    with pytest.raises(SettingsError, match=rf"^model\.weights: .*other\.pth {sentence}"):
-        family(tmp_path / "other.pth")
+def test_a_file_of_another_network_is_rejected(tensors: dict[str, Tensor], message: str, tmp_path: Path) -> None:
+    torch.save(tensors, tmp_path / "other.pth")
+    with pytest.raises(SettingsError, match=rf"^model\.weights: .*other\.pth {message}"):
+        build_model(tmp_path / "other.pth")
 
 
-def test_a_file_of_all_tensors_is_taken_for_all_and_can_be_frozen(file: Path, tmp_path: Path) -> None:
-    made = family(file)
-    assert not made.has_full_weights
-    network = made.build_initial_network(SHAPE, 10)
+def test_a_file_with_all_tensors_is_used_completely_and_can_be_frozen(file: Path, tmp_path: Path) -> None:
+    model = build_model(file)
+    assert not model.has_full_weights
+    network = model.build_initial_network(SHAPE, 10)
     torch.save(network.state_dict(), tmp_path / "all.pth")
-    again = family(tmp_path / "all.pth")
-    assert again.has_full_weights
+    full_model = build_model(tmp_path / "all.pth")
+    assert full_model.has_full_weights
     assert all(
         torch.equal(value, network.state_dict()[name])
-        for name, value in again.build_initial_network(SHAPE, 10).state_dict().items()
+        for name, value in full_model.build_initial_network(SHAPE, 10).state_dict().items()
     )
     assert (
         sum(
             parameter.numel()
-            for parameter in again.build_initial_network(SHAPE, 10).parameters()
+            for parameter in full_model.build_initial_network(SHAPE, 10).parameters()
             if parameter.requires_grad
         )
         == 33_482
     )
 
 
-def test_the_key_tells_imagenet_no_weights_and_files_apart(file: Path) -> None:
-    keyed = [
+def test_imagenet_random_weights_and_files_have_different_keys(file: Path) -> None:
+    key_parameters = [
         VGG16().key_parameters(),
         VGG16(weights=None, frozen=False).key_parameters(),
-        family(file).key_parameters(),
+        build_model(file).key_parameters(),
     ]
-    assert keyed == [
+    assert key_parameters == [
         {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},
         {"weights": None, "sha256": None, "frozen": False},
         {"sha256": sha256(file), "frozen": True},
     ]
-    assert family(file).origin == {"weights": str(file)}
+    assert build_model(file).origin == {"weights": str(file)}
     assert not VGG16().origin
 
 
-def test_a_file_that_holds_no_tensors_by_name_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_tensors_by_name_is_rejected(tmp_path: Path) -> None:
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(SettingsError, match=r"^model\.weights: .*list\.pth can't be read"):
-        family(tmp_path / "list.pth").build_initial_network(SHAPE, 10)
+        build_model(tmp_path / "list.pth").build_initial_network(SHAPE, 10)
 
 
 def test_random_weights_can_not_be_frozen() -> None:
@@ -219,24 +214,24 @@ def test_random_weights_can_not_be_frozen() -> None:
 
 @pytest.fixture
 def server(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VGG16]:
-    """The family with the address of torchvision's weights changed to one at which the file's folder is served."""
+    """The model, with the URL of torchvision's weights changed to a local server of the file's folder."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: Any) -> None: ...
 
     handler = functools.partial(Quiet, directory=str(file.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
+        thread = threading.Thread(target=http_server.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setattr(vgg16, "WEIGHTS_URL", f"http://127.0.0.1:{serving.server_port}/{file.name}")
+        monkeypatch.setattr(vgg16, "WEIGHTS_URL", f"http://127.0.0.1:{http_server.server_port}/{file.name}")
         monkeypatch.setenv("TORCH_HOME", str(tmp_path))
         monkeypatch.setattr(torch.hub, "_hub_dir", None)
         yield VGG16(sha256=sha256(file))
-        serving.shutdown()
+        http_server.shutdown()
         thread.join()
 
 
-def test_the_address_of_torchvisions_weights_holds_the_first_digits_of_their_hash() -> None:
+def test_the_url_of_torchvisions_weights_contains_the_first_digits_of_their_hash() -> None:
     assert vgg16.WEIGHTS_URL.endswith(f"/vgg16-{IMAGENET_SHA256[:8]}.pth")
 
 
@@ -246,21 +241,18 @@ def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path,
     assert not server.imagenet_file.exists()
     base = server.build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
-    before = server.imagenet_file.stat().st_mtime_ns
+    mtime_ns = server.imagenet_file.stat().st_mtime_ns
     server.weights_file()
-    assert server.imagenet_file.stat().st_mtime_ns == before
+    assert server.imagenet_file.stat().st_mtime_ns == mtime_ns
 
 
-def test_a_download_of_another_file_is_refused_and_not_kept(server: VGG16) -> None:
-    wrong = VGG16()
-    with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http.*; put "):
-        wrong.weights_file()
+def test_a_download_of_another_file_is_rejected_and_deleted(server: VGG16) -> None:
+    with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http"):
+        VGG16().weights_file()
     assert not list(server.imagenet_file.parent.iterdir())
 
 
-def test_without_a_network_the_file_to_bring_is_named(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_names_the_path_of_the_file(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vgg16, "WEIGHTS_URL", vgg16.WEIGHTS_URL.replace("own", "absent"))
-    with pytest.raises(
-        SettingsError, match=rf"404.*; put that file at {server.imagenet_file.parent}/vgg16-absent\.pth, "
-    ):
+    with pytest.raises(SettingsError, match=rf"404.* {server.imagenet_file.parent}/vgg16-absent\.pth"):
         server.weights_file()

@@ -1,4 +1,4 @@
-"""Initial weights of any model, from a file that is part of the key."""
+"""Initial weights of any model from a file, whose SHA-256 is part of the key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedpipe.settings import parser
 from tests import small_studies as studies
 
 SHAPE, CLASSES = (1, 8, 8), 10
-OWN = textwrap.dedent(
+CUSTOM_MODULE = textwrap.dedent(
     """
     from collections.abc import Callable
     from dataclasses import dataclass
@@ -55,32 +55,32 @@ OWN = textwrap.dedent(
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def enter_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    Path("own_weights.py").write_text(OWN)
+    Path("own_weights.py").write_text(CUSTOM_MODULE)
 
 
-def state(model: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
-    """A state dict of the network of this section, with numbers of its own."""
+def make_state(model: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
+    """A state dict of the section's network, with random numbers."""
     family: Any = registry.parse_component(component.MODEL, model)
     random = torch.Generator().manual_seed(seed)
-    held = family.build(SHAPE, CLASSES).state_dict()
+    initial_state = family.build(SHAPE, CLASSES).state_dict()
     return {
         name: torch.rand(value.shape, generator=random) / 10 + 0.01 if value.is_floating_point() else value
-        for name, value in held.items()
+        for name, value in initial_state.items()
     }
 
 
-def study(model: dict[str, Any], tensors: Any = None, path: str = "start.pt", **sections: Any) -> dict[str, Any]:
-    """A study whose model begins with these tensors."""
-    torch.save(state(model) if tensors is None else tensors, path)
+def make_study(model: dict[str, Any], tensors: Any = None, path: str = "start.pt", **sections: Any) -> dict[str, Any]:
+    """Settings of a study whose initial model has these tensors."""
+    torch.save(make_state(model) if tensors is None else tensors, path)
     settings = studies.settings(**sections)
     settings["model"] = model | {"weights": path, "sha256": files.sha256_of(Path(path))}
     return settings
 
 
-def key(settings: dict[str, Any]) -> str:
+def compute_key(settings: dict[str, Any]) -> str:
     return RunSettings.from_params(parser.parse_params(settings), settings["study"]["algorithms"][0], 0).key
 
 
@@ -95,169 +95,168 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_run_begins_with_the_files_tensors(model: dict[str, Any], dtype: str) -> None:
+def test_every_run_starts_from_the_tensors_of_the_file(model: dict[str, Any], dtype: str) -> None:
     tensors = {
         name: value.double() + 1e-12 if dtype == "float64" and value.is_floating_point() else value
-        for name, value in state(model).items()
+        for name, value in make_state(model).items()
     }
-    settings = study(model, tensors, rounds=1, study={"seeds": [0, 1]}, federation={"dtype": dtype})
+    settings = make_study(model, tensors, rounds=1, study={"seeds": [0, 1]}, federation={"dtype": dtype})
     bits = []
     for path in [str(run.path) for run in studies.prepare(settings).runs]:
         assert not CliRunner().invoke(app.app, ["segment", path, "--stop", "1"], catch_exceptions=False).exit_code
-        begun = files.read_pt(RunFiles(Path(path)).round(0).server_state)["model"]
-        wanted = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
-        assert begun.keys() == wanted.keys()
-        assert all(torch.equal(begun[name], wanted[name]) for name in wanted)
+        model_tensors = files.read_pt(RunFiles(Path(path)).round(0).server_state)["model"]
+        expected = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
+        assert model_tensors.keys() == expected.keys()
+        assert all(torch.equal(model_tensors[name], expected[name]) for name in expected)
         bits.append(files.sha256_of(RunFiles(Path(path)).round(1).server_state))
     assert bits[0] != bits[1], "seeds still draw partition and batches"
 
 
-def test_without_a_file_weights_are_drawn() -> None:
+def test_without_a_file_weights_are_random() -> None:
     plain = registry.parse_component(component.MODEL, MLP)
     one, other = ({**plain.build_initial_network(SHAPE, CLASSES).state_dict()} for _ in range(2))  # type: ignore[attr-defined]
     assert not torch.equal(one["head.weight"], other["head.weight"])
 
 
-def test_the_key_holds_the_files_sum_and_not_where_it_lies() -> None:
-    settings = study(MLP)
+def test_the_key_contains_the_sha256_of_the_file_and_not_its_path() -> None:
+    settings = make_study(MLP)
     Path("elsewhere").mkdir()
     shutil.copy("start.pt", "elsewhere/first.pt")
-    moved = settings | {"model": settings["model"] | {"weights": "elsewhere/first.pt"}}
-    assert key(moved) == key(settings)
-    assert len({key(settings), key(study(MLP, state(MLP, 4), "other.pt")), key(studies.settings())}) == 3
+    other_settings = settings | {"model": settings["model"] | {"weights": "elsewhere/first.pt"}}
+    assert compute_key(other_settings) == compute_key(settings)
+    assert (
+        len(
+            {
+                compute_key(settings),
+                compute_key(make_study(MLP, make_state(MLP, 4), "other.pt")),
+                compute_key(studies.settings()),
+            }
+        )
+        == 3
+    )
 
     studies.write(settings, Path())
     planner.write_plan(planner.make_plan(Path("params.yaml")))
-    studies.write(moved, Path())
-    planner.write_plan(made := planner.make_plan(Path("params.yaml")))
-    held = yaml.safe_load((made.runs[0].path / "run.yaml").read_text())
-    assert "weights" not in held["model"]
-    assert held["model"]["sha256"] == settings["model"]["sha256"]
-    assert held["origin"] == {"model": {"weights": "elsewhere/first.pt"}}
-    read = RunSettings.read(made.runs[0].path / "run.yaml")
-    assert read.build_model() == registry.parse_component(component.MODEL, moved["model"])
+    studies.write(other_settings, Path())
+    planner.write_plan(plan := planner.make_plan(Path("params.yaml")))
+    run_yaml = yaml.safe_load((plan.runs[0].path / "run.yaml").read_text())
+    assert "weights" not in run_yaml["model"]
+    assert run_yaml["model"]["sha256"] == settings["model"]["sha256"]
+    assert run_yaml["origin"] == {"model": {"weights": "elsewhere/first.pt"}}
+    run_settings = RunSettings.read(plan.runs[0].path / "run.yaml")
+    assert run_settings.build_model() == registry.parse_component(component.MODEL, other_settings["model"])
 
 
-def test_the_head_of_an_algorithms_own_is_drawn_as_ever() -> None:
-    made = studies.prepare(
-        study(MLP, rounds=1) | studies.settings(("fednh", "feddw"), 1, model={}) | {"model": study(MLP)["model"]}
+def test_an_algorithm_with_another_head_draws_it_at_random() -> None:
+    plan = studies.prepare(
+        make_study(MLP, rounds=1)
+        | studies.settings(("fednh", "feddw"), 1, model={})
+        | {"model": make_study(MLP)["model"]}
     )
-    begun = {}
-    for run in studies.open_runs(made):
+    models = {}
+    for run in studies.open_runs(plan):
         run.initialize()
-        begun[run.settings.algorithm["name"]] = run.load_server_state(0)["model"]
-    tensors = state(MLP)
-    for model in begun.values():
+        models[run.settings.algorithm["name"]] = run.load_server_state(0)["model"]
+    tensors = make_state(MLP)
+    for model in models.values():
         assert all(torch.equal(model[name], tensors[name]) for name in tensors if name.startswith("body."))
-    assert torch.equal(begun["feddw"]["head.weight"], tensors["head.weight"])
-    assert "head.bias" not in begun["feddw"]
-    assert not torch.equal(begun["fednh"]["head.weight"], tensors["head.weight"])
+    assert torch.equal(models["feddw"]["head.weight"], tensors["head.weight"])
+    assert "head.bias" not in models["feddw"]
+    assert not torch.equal(models["fednh"]["head.weight"], tensors["head.weight"])
 
 
-# -- what is refused, before any job -----------------------------------------------------------------------------------
+# -- errors before any job ---------------------------------------------------------------------------------------------
 
 
-def wrong(change: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in (state(MLP) | change).items() if value is not None}
+def change_state(change: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in (make_state(MLP) | change).items() if value is not None}
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "message"),
     [
-        ({"head.bias": None}, "start.pt has no tensor 'head.bias'. It must have the 4 of the network, from 'body.1."),
-        (
-            {"fc.bias": torch.zeros(10)},
-            "start.pt has a tensor 'fc.bias', which the network does not have. It must have the",
-        ),
+        ({"head.bias": None}, "start.pt has no tensor 'head.bias'. The network has 4 tensors"),
+        ({"fc.bias": torch.zeros(10)}, "start.pt has a tensor 'fc.bias'"),
         (
             {"head.weight": torch.zeros(10, 15)},
-            "'head.weight' of start.pt is float32 of shape (10, 15). Use float32 of shape (10, 16).",
+            "'head.weight' of start.pt is float32 of shape (10, 15). Use float32 of shape (10, 16)",
         ),
         (
             {"head.bias": torch.zeros(10, dtype=torch.int64)},
-            "'head.bias' of start.pt is int64 of shape (10,). Use float32 of shape (10,).",
+            "'head.bias' of start.pt is int64 of shape (10,). Use float32 of shape (10,)",
         ),
-        (
-            {"head.bias": torch.full((10,), torch.nan)},
-            "'head.bias' of start.pt holds NaN or infinity; no tensor should.",
-        ),
-        ({"head.bias": 3}, "start.pt can't be read ('head.bias' is no tensor). Use a state dict, tensors by"),
+        ({"head.bias": torch.full((10,), torch.nan)}, "'head.bias' of start.pt contains NaN"),
+        ({"head.bias": 3}, "start.pt can't be read ('head.bias' is not a tensor)"),
         ({}, None),
     ],
     ids=["missing", "extra", "shape", "integers", "nan", "number", "right"],
 )
-def test_another_network_is_refused_by_its_first_wrong_tensor(tensors: dict[str, Any], told: str | None) -> None:
-    settings = study(MLP, wrong(tensors))
-    if told is None:
+def test_the_error_about_another_network_names_a_tensor(tensors: dict[str, Any], message: str | None) -> None:
+    settings = make_study(MLP, change_state(tensors))
+    if message is None:
         parser.parse_params(settings)
         return
     with pytest.raises(SettingsError) as error:
         parser.parse_params(settings)
-    assert str(error.value).startswith(f"model.weights: {told}")
+    assert str(error.value).startswith(f"model.weights: {message}")
     assert "\n" not in str(error.value)
 
 
-class Mischief:
+class MaliciousPickle:
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("mischief"),)
 
 
 @pytest.mark.parametrize(
-    "tensors", [{"head.weight": Mischief()}, [torch.zeros(1)], Mischief()], ids=["in", "list", "it"]
+    "tensors", [{"head.weight": MaliciousPickle()}, [torch.zeros(1)], MaliciousPickle()], ids=["member", "list", "file"]
 )
-def test_anything_else_than_tensors_is_refused_and_never_run(tensors: Any) -> None:
+def test_a_file_with_other_objects_is_rejected_and_never_executed(tensors: Any) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
-        parser.parse_params(study(MLP, tensors))
+        parser.parse_params(make_study(MLP, tensors))
     assert not Path("mischief").exists()
 
 
-def test_a_file_that_is_none_is_refused() -> None:
+def test_a_text_file_is_rejected() -> None:
     Path("start.pt").write_text("weights\n")
     settings = studies.settings(model={"weights": "start.pt", "sha256": files.sha256_of(Path("start.pt"))})
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
         parser.parse_params(settings)
 
 
-def test_a_file_that_changed_is_refused_with_both_sums() -> None:
-    settings = study(MLP)
+def test_the_error_about_a_changed_file_names_both_hashes() -> None:
+    settings = make_study(MLP)
     declared = settings["model"]["sha256"]
-    torch.save(state(MLP, 5), "start.pt")
-    found = files.sha256_of(Path("start.pt"))
-    with pytest.raises(SettingsError) as error:
+    torch.save(make_state(MLP, 5), "start.pt")
+    actual_sha256 = files.sha256_of(Path("start.pt"))
+    with pytest.raises(
+        SettingsError, match=rf"^model\.sha256: {declared} .*start\.pt .*{actual_sha256}.*`fedpipe download`"
+    ):
         parser.parse_params(settings)
-    assert str(error.value) == (
-        f"model.sha256: {declared} is declared, but start.pt is another file, with SHA-256 {found}; put the declared "
-        f"one there, or, if this one is meant, remove model.sha256 and run `fedpipe download`."
-    )
 
 
-def test_a_run_whose_file_is_gone_is_read_but_does_not_begin() -> None:
-    made = studies.prepare(study(MLP))
+def test_a_run_without_its_file_can_be_planned_but_not_opened() -> None:
+    plan = studies.prepare(make_study(MLP))
     Path("start.pt").unlink()
     planner.make_plan(Path("params.yaml"))
-    with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt is missing. Use the file with SHA-256"):
-        studies.open_runs(made)
+    with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt is missing"):
+        studies.open_runs(plan)
 
 
-def test_a_sum_without_a_file_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"^model\.sha256: there is no model\.weights that it could belong to"):
+def test_a_sha256_without_a_file_is_rejected() -> None:
+    with pytest.raises(SettingsError, match=r"^model\.sha256: model\.weights is missing"):
         parser.parse_params(studies.settings(model={"sha256": "0" * 64}))
 
 
-def test_several_initial_models_are_refused() -> None:
-    settings = study(MLP)
-    several = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}
-    with pytest.raises(
-        SettingsError, match=r"^model\.weights: a file holds one initial model, and ifca begins with sev"
-    ):
-        parser.parse_params(several)
+def test_several_initial_models_are_rejected() -> None:
+    settings = make_study(MLP)
+    two_methods = studies.settings(("fedavg", "ifca")) | {"model": settings["model"]}
+    with pytest.raises(SettingsError, match=r"^model\.weights: .*one initial model.* ifca"):
+        parser.parse_params(two_methods)
     parser.parse_params(studies.settings(("fedavg", "ifca")))
-    own = studies.settings() | {
+    custom = studies.settings() | {
         "model": settings["model"],
         "algorithms": {"second": {"algorithm": "own_weights.Second"}},
     }
-    made = studies.prepare(own | {"study": {"algorithms": ["second"]}})
-    with pytest.raises(
-        UserError, match=r"^model\.weights: a file holds one initial model, and own_weights\.Second begins"
-    ):
-        studies.open_runs(made)
+    plan = studies.prepare(custom | {"study": {"algorithms": ["second"]}})
+    with pytest.raises(UserError, match=r"^model\.weights: .*one initial model.* own_weights\.Second"):
+        studies.open_runs(plan)

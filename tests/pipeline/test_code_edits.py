@@ -292,7 +292,7 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 3.5")
     os.utime(helper, ns=(stamp, stamp))
     printed = project.run(*command, check=False)
-    assert "is of an earlier helper.py, and Python would execute it; delete it." in printed
+    assert "contains an earlier helper.py" in printed
     assert "Traceback" not in printed
     (compiled,) = (project.folder / "__pycache__").glob("helper.*.pyc")
     compiled.write_bytes(compiled.read_bytes()[:30])
@@ -305,7 +305,7 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     project.run(*compileall)
     project.run(*command)
     replace(project, "helper.py", "FACTOR = 3.5", "FACTOR = 40.5")
-    assert "and Python would execute it; delete it." in project.run(*command, check=False)
+    assert "contains an earlier helper.py" in project.run(*command, check=False)
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Projec
         studies.write(studies.settings(rounds=1), project.folder)
         (project.folder / name).write_bytes((project.folder / "params.yaml").read_bytes())
         said = project.snakemake("all", *other(name), check=False)
-        assert said.count("can't be part of a study's path. Use of letters, digits, spaces and") == 1
+        assert said.count("can't be part of a study's path") == 1
         assert "Traceback" not in said
     assert not list(project.folder.rglob("PWN"))
     assert not list(project.folder.glob("results/*/*")), "no job may start"

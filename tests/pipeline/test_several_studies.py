@@ -77,7 +77,9 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     told = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
     assert "type `fedpipe run --params studies/other.yaml --preset short` first" in told
     for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
-        assert "'smok' is no preset of this study. Did you mean 'smoke'?" in project.run(*command, check=False)
+        assert "--preset: 'smok' is not a preset of this study. Did you mean 'smoke'?" in project.run(
+            *command, check=False
+        )
 
 
 @pytest.mark.slow
@@ -199,7 +201,7 @@ def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) 
     for command in (["fedpipe", "plan", "--params", "studies/a/tables.yaml"], ["snakemake", "-n", "all", "--config"]):
         given = [*command, "params=studies/a/tables.yaml"] if command[0] == "snakemake" else command
         said = project.run(*given, check=False)
-        told = "fedpipe: studies/a/tables.yaml: 'a/tables' is for files of a study 'a'; rename 'tables'."
+        told = "fedpipe: studies/a/tables.yaml: 'a/tables' is for files of the study 'a'. Rename 'tables'."
         assert said.splitlines()[-1] == told
         assert "Traceback" not in said
     assert not (project.folder / "results/studies").exists()
@@ -236,7 +238,7 @@ def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
     printed = project.snakemake("all", *OTHER, check=False)
     assert printed.count("fedpipe: federation.rounds: 0 can't be used") == 1
     missing = project.snakemake("all", "--config", "params=studies/none.yaml", check=False)
-    assert missing.count("fedpipe: studies/none.yaml: there is no such file") == 1
+    assert missing.count("fedpipe: studies/none.yaml: the file does not exist") == 1
     assert "Traceback" not in printed + missing
     assert not (project.folder / "results/data").exists(), "no job may start"
 

@@ -1,4 +1,4 @@
-"""params.yaml: every mistake is one sentence that begins with its key and says what would be right."""
+"""params.yaml: each mistake gives one message that begins with its key."""
 
 from __future__ import annotations
 
@@ -40,57 +40,63 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Titled(FedAvg):
-    """An algorithm with a parameter of a name that is taken."""
+    """An algorithm with a parameter that has the name of an option of all methods."""
 
     title: str = ""
 
 
 def study(**values: Any) -> dict[str, Any]:
-    """The tests' study with the values at dotted keys replaced; two underscores stand for a dot."""
+    """The tests' study with other values at dotted keys. Two underscores mean a dot."""
     return loader.override_settings(
         studies.settings(), {key.replace("__", "."): value for key, value in values.items()}
     )
 
 
 def list_errors(settings: dict[str, Any]) -> list[str]:
-    """The sentences with which `fedpipe plan` refuses these settings."""
+    """Error messages of `fedpipe plan` for these settings."""
     studies.write(settings, Path())
-    with pytest.raises(SettingsError) as refusal:
+    with pytest.raises(SettingsError) as error:
         planner.make_plan(Path("params.yaml"))
-    return str(refusal.value).split("\n")
+    return str(error.value).split("\n")
 
 
-FLOATS = "0, or between 1.2e-38 and 3.4e+38 in size, as float32 is"
+def has_outline(message: str, outline: str) -> bool:
+    """Whether a message begins with the outline, whose ` ... ` matches any words."""
+    return re.match(".*".join(map(re.escape, outline.split(" ... "))), message) is not None
+
+
+FLOATS = "1.2e-38"  #: the smallest number that fits
+#: Changes of the study, and the outline of the only message: the key, the value and what identifies the problem.
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # sections and keys
-    ("unknown-section", {"datasett": {}}, "datasett: unknown key. Did you mean 'dataset'?"),
-    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key. Use one of: {SECTIONS}."),
-    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key. Did you mean 'clients'?"),
-    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key. Did you mean 'alpha'?"),
+    ("unknown-section", {"datasett": {}}, "datasett: unknown key ... 'dataset'"),
+    ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key ... {SECTIONS}"),
+    ("unknown-key", {"federation__client": 3}, "federation.client: unknown key ... 'clients'"),
+    ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
     (
         "unknown-model-key",
         {"model": {"name": "cnn", "chanels": [1, 2]}},
-        "model.chanels: unknown key. Did you mean 'channels'?",
+        "model.chanels: unknown key ... 'channels'",
     ),
     (
         "unknown-hyper-parameter",
         {"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}},
-        "algorithms.fedprox.muu: unknown key. Did you mean 'mu'?",
+        "algorithms.fedprox.muu: unknown key ... 'mu'",
     ),
     (
         "hyper-parameter-of-none",
         {"algorithms": {"fedavg": {"mu": 1}}},
-        "algorithms.fedavg.mu: unknown key. Use one of: overrides, protocol, title, dw.",
+        "algorithms.fedavg.mu: unknown key ... overrides, protocol, title, dw",
     ),
     # types
     (
         "text-for-integer",
         {"federation__clients": "ten"},
-        "federation.clients: 'ten' can't be used. Use a valid integer.",
+        "federation.clients: 'ten' ... integer",
     ),
     *[
-        (f"truth-for-{key}", {key: value}, f"{key}{place}: {shown} can't be used. Use a valid {wanted}.")
-        for key, value, place, shown, wanted in (
+        (f"truth-for-{key}", {key: value}, f"{key}{index}: {text} ... {kind}")
+        for key, value, index, text, kind in (
             ("federation.learning_rate", True, "", "true", "number"),
             ("federation.weight_decay", False, "", "false", "number"),
             ("federation.clients", True, "", "true", "integer"),
@@ -110,17 +116,16 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "truth-in-a-grid",
         {"study.grid": {"federation.learning_rate": [0.1, True]}},
-        "federation.learning_rate: true can't be used. Use a valid number. "
-        "(at the point federation.learning_rate: True of study.grid)",
+        "federation.learning_rate: true ... number ... federation.learning_rate: True",
     ),
     (
         "truth-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "faulty": {"algorithm": "tests.runs.test_failed_updates.Faulty", "size": True}}},
-        "algorithms.faulty.size: true can't be used. Use a valid integer.",
+        "algorithms.faulty.size: true ... integer",
     ),
     *[
-        (f"too-large-{key}", {key: value}, f"{key}: {value} can't be used. Use {wanted}.")
-        for key, value, wanted in (
+        (f"too-large-{key}", {key: value}, f"{key}: {value} ... {bound}")
+        for key, value, bound in (
             ("federation.learning_rate", 1e300, FLOATS),
             ("federation.server.tau", 1e-40, FLOATS),
             ("transforms.std", 1e-300, FLOATS),
@@ -132,179 +137,175 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "too-large-in-a-grid",
         {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
-        f"federation.learning_rate: '1e300' can't be used. Use {FLOATS}. "
-        "(at the point federation.learning_rate: 1e300 of study.grid)",
+        f"federation.learning_rate: '1e300' ... {FLOATS} ... federation.learning_rate: 1e300",
     ),
     (
         "fraction-for-integer",
         {"federation__clients": 2.5},
-        "federation.clients: 2.5 can't be used. Use a valid integer.",
+        "federation.clients: 2.5 ... integer",
     ),
     (
         "truth-for-integer",
         {"federation__clients": True},
-        "federation.clients: true can't be used. Use a valid integer.",
+        "federation.clients: true ... integer",
     ),
     (
         "text-for-number",
         {"federation__learning_rate": "fast"},
-        "federation.learning_rate: 'fast' can't be used. Use a valid number.",
+        "federation.learning_rate: 'fast' ... number",
     ),
     (
         "value-for-section",
         {"partition": 3},
-        "partition: 3 can't be used. Use a mapping with 'scheme'.",
+        "partition: 3 ... 'scheme'",
     ),
-    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 can't be used. Use a name."),
+    ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 ... a name"),
     (
         "number-for-algorithm",
         {"algorithms": {"fedavg": {"algorithm": 3}}},
-        "algorithms.fedavg.algorithm: 3 can't be used. Use a name.",
+        "algorithms.fedavg.algorithm: 3 ... a name",
     ),
     (
         "text-for-list",
         {"study__algorithms": "fedavg"},
-        "study.algorithms: 'fedavg' can't be used. Use a valid list.",
+        "study.algorithms: 'fedavg' ... list",
     ),
-    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 can't be used. Use a valid list."),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list"),
     (
         "fraction-in-seeds",
         {"study__seeds": [0.5]},
-        "study.seeds.0: 0.5 can't be used. Use a valid integer.",
+        "study.seeds.0: 0.5 ... integer",
     ),
     # impossible values
-    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 can't be used. Use a value greater than 0."),
-    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 can't be used. Use a value greater than 0."),
+    ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 ... greater than 0"),
+    ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 ... greater than 0"),
     (
         "participation-0",
         {"federation__participation": 0},
-        "federation.participation: 0 can't be used. Use a value greater than 0.",
+        "federation.participation: 0 ... greater than 0",
     ),
     (
         "participation-1.5",
         {"federation__participation": 1.5},
-        "federation.participation: 1.5 can't be used. Use a value less than or equal to 1.",
+        "federation.participation: 1.5 ... less than or equal to 1",
     ),
     (
         "clients-0",
         {"federation__clients": 0},
-        "federation.clients: 0 can't be used. Use a value greater than or equal to 1.",
+        "federation.clients: 0 ... greater than or equal to 1",
     ),
     (
         "clients-5000",
         {"federation__clients": 5000},
-        "federation.clients: 5000 is more than the 1437 samples to deal. Use at most 1437.",
+        "federation.clients: 5000 ... 1437",
     ),
     (
         "rounds-0",
         {"federation__rounds": 0},
-        "federation.rounds: 0 can't be used. Use a value greater than or equal to 1.",
+        "federation.rounds: 0 ... greater than or equal to 1",
     ),
     (
         "learning-rate-infinite",
         {"federation__learning_rate": float("inf")},
-        "federation.learning_rate: inf can't be used. Use a finite number.",
+        "federation.learning_rate: inf ... finite",
     ),
     (
         "mu-infinite",
         {"algorithms": {"fedavg": {}, "fedprox": {"mu": float("inf")}}, "study__algorithms": ["fedprox"]},
-        "algorithms.fedprox.mu: inf can't be used. Use a finite number.",
+        "algorithms.fedprox.mu: inf ... finite",
     ),
     (
         "eleven-classes-of-ten",
         {"partition": {"scheme": "pathological", "classes_per_client": 11}},
-        "partition.classes_per_client: 11 is more than the 10 classes of the data set. Use at most 10.",
+        "partition.classes_per_client: 11 ... at most 10",
     ),
-    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 can't be used. Use at least 1."),
+    ("stack-0", {"execution__stack": 0}, "execution.stack: 0 ... at least 1"),
     (
         "stack-text",
         {"execution__stack": "wide"},
-        "execution.stack: 'wide' can't be used. Use a valid integer or 'auto'.",
+        "execution.stack: 'wide' ... integer or 'auto'",
     ),
     (
         "keep-models-0",
         {"artifacts__keep_models": 0},
-        "artifacts.keep_models: 0 can't be used. Use 'all' or 'last' or greater than or equal to 1.",
+        "artifacts.keep_models: 0 ... 'all' or 'last' or a value greater than or equal to 1",
     ),
-    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] can't be used. Use at least 1 item."),
+    ("seeds-empty", {"study__seeds": []}, "study.seeds: [] ... at least 1 item"),
     (
         "protocols-empty",
         {"evaluation__protocols": []},
-        "evaluation.protocols: [] can't be used. Use at least 1 item.",
+        "evaluation.protocols: [] ... at least 1 item",
     ),
-    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] can't be used. Use at least 1 item."),
+    ("hidden-empty", {"model__hidden": []}, "model.hidden: [] ... at least 1 item"),
     (
         "model-too-large",
         {"model": {"name": "cnn4"}},
-        "model.name: 'cnn4' can't take inputs of shape (1, 8, 8); it needs images of 16x16 or more ('cnn' is made for "
-        "smaller ones).",
+        "model.name: 'cnn4' ... (1, 8, 8) ... 16x16 ... 'cnn'",
     ),
     # names
-    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl'. Did you mean 'mlp'?"),
-    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit'. Did you mean 'digits'?"),
+    ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl' ... 'mlp'"),
+    ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit' ... 'digits'"),
     (
         "unknown-partition",
         {"partition__scheme": "dirichlett"},
-        "partition.scheme: unknown partition scheme 'dirichlett'. Did you mean 'dirichlet'?",
+        "partition.scheme: unknown partition scheme 'dirichlett' ... 'dirichlet'",
     ),
     (
         "unknown-protocol",
         {"evaluation__protocols": ["global-on-globel"]},
-        f"evaluation.protocols.0: 'global-on-globel' can't be used. Use {PROTOCOLS}.",
+        f"evaluation.protocols.0: 'global-on-globel' ... {PROTOCOLS}",
     ),
     (
         "unknown-algorithm",
         {"study__algorithms": ["fedavgg"]},
-        "study.algorithms: unknown algorithm 'fedavgg'. Did you mean 'fedavg'?",
+        "study.algorithms: unknown algorithm 'fedavgg' ... 'fedavg'",
     ),
     (
         "unknown-algorithm-in-algorithms",
         {"algorithms": {"fedavg": {}, "fedproxx": {}}},
-        "algorithms.fedproxx: unknown algorithm 'fedproxx'. Did you mean 'fedprox'?",
+        "algorithms.fedproxx: unknown algorithm 'fedproxx' ... 'fedprox'",
     ),
     (
         "no-component",
         {"algorithms": {"fedavg": {}, "base": {}}},
-        f"algorithms.base: unknown algorithm 'base'. Use one of: {ALGORITHMS}.",
+        f"algorithms.base: unknown algorithm 'base' ... {ALGORITHMS}",
     ),
     (
         "no-import",
         {"algorithms": {"fedavg": {"algorithm": "no.such.Thing"}}},
-        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no'). "
-        "Use the path of a class, as my_module.MyClass.",
+        "algorithms.fedavg: 'no.such.Thing' can't be imported (No module named 'no') ... my_module.MyClass",
     ),
     (
         "no-module-name",
         {"algorithms": {"fedavg": {"algorithm": ".Thing"}}},
-        "algorithms.fedavg: '.Thing' can't be imported (Empty module name). "
-        "Use the path of a class, as my_module.MyClass.",
+        "algorithms.fedavg: '.Thing' can't be imported (Empty module name) ... my_module.MyClass",
     ),
     (
         "no-algorithm",
         {"algorithms": {"fedavg": {"algorithm": "pathlib.Path"}}},
-        "algorithms.fedavg: 'pathlib.Path' is not an algorithm. It must derive from Algorithm.",
+        "algorithms.fedavg: 'pathlib.Path' is not an algorithm",
     ),
     (
         "label-with-hyphen",
         {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
-        "algorithms.Fed-Prox: 'Fed-Prox' can't be used. Use text that matches the pattern '^[a-z][a-z0-9_]*$'.",
+        "algorithms.Fed-Prox: 'Fed-Prox' ... ^[a-z][a-z0-9_]*$",
     ),
     # what does not go together
     (
         "path-without-entry",
         {"study__algorithms": ["fedavg", "own.Prox"]},
-        "study.algorithms: 'own.Prox' needs a name. Use an entry, as `prox: {algorithm: own.Prox}` under algorithms.",
+        "study.algorithms: 'own.Prox' ... `prox: {algorithm: own.Prox}`",
     ),
     (
         "algorithm-twice",
         {"study__algorithms": ["fedavg", "fedavg"]},
-        "study.algorithms: 'fedavg' is listed twice; each may appear once.",
+        "study.algorithms: 'fedavg' is listed twice",
     ),
-    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' is listed twice; each may appear once."),
+    ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' is listed twice"),
     (
         "momentum-with-adam",
         {"federation__optimizer": "adam", "federation__momentum": 0.9},
-        "federation.momentum: 0.9 has no meaning for adam. Use 0, or the optimizer sgd.",
+        "federation.momentum: 0.9 ... adam ... sgd",
     ),
     (
         "scaffold-with-adam",
@@ -313,49 +314,43 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             "study__algorithms": ["scaffold"],
             "federation__optimizer": "adam",
         },
-        "federation.optimizer: adam can't be used with scaffold, whose theory needs sgd. Use sgd, or "
-        "algorithms.scaffold.adam true to insist.",
+        "federation.optimizer: adam ... scaffold ... sgd ... algorithms.scaffold.adam",
     ),
     (
         "every-3-of-4",
         {"evaluation__every": 3},
-        "evaluation.every: 3 does not divide federation.rounds (4), so the last round would not be measured; "
-        "it should.",
+        "evaluation.every: 3 does not divide federation.rounds (4)",
     ),
     (
         "blocks-of-segments",
         {"execution__clients_per_job": 3, "execution__rounds_per_job": 2},
-        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
-        "1, not 2.",
+        "execution.clients_per_job: 3 ... execution.rounds_per_job: 2 ... 1",
     ),
     (
         "blocks-of-whole-runs",
         {"execution__clients_per_job": 3},
-        "execution.clients_per_job: 3 cuts rounds into blocks of clients, which needs execution.rounds_per_job to be "
-        "1, not null.",
+        "execution.clients_per_job: 3 ... execution.rounds_per_job: null ... 1",
     ),
     # the grid
     (
         "grid-bad-value",
         {"study__grid": {"partition.alpha": [0.1, -1]}},
-        "partition.alpha: -1 can't be used. Use a value greater than 0. (at the point partition.alpha: -1 of study.grid)",
+        "partition.alpha: -1 ... greater than 0 ... partition.alpha: -1",
     ),
     (
         "grid-unknown-key",
         {"study__grid": {"partition.alfa": [0.1]}},
-        "partition.alfa: unknown key. Did you mean 'alpha'? (at the point partition.alfa: 0.1 of study.grid)",
+        "partition.alfa: unknown key ... 'alpha' ... partition.alfa: 0.1",
     ),
     (
         "grid-of-a-section-with-many-keys",
         {"study__grid": {"federation": [{"rounds": 3}, {"rounds": 5}]}},
-        "study.grid: 'federation' can't be varied as a whole, since all of its keys that are not given would have "
-        "their defaults; name its keys, as federation.rounds.",
+        "study.grid: 'federation' ... whole ... federation.rounds",
     ),
     (
         "axis-of-a-section-with-many-keys",
         {"study__grid": {"length": {"short": {"federation": {"rounds": 3}}}}},
-        "study.grid.length: 'federation' can't be varied as a whole, since all of its keys that are not given "
-        "would have their defaults; name its keys, as federation.rounds.",
+        "study.grid.length: 'federation' ... whole ... federation.rounds",
     ),
     (
         "axes-that-set-one-key",
@@ -365,92 +360,83 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
                 "data": {"A": {}, "B": {"partition.alpha": 1.0}},
             }
         },
-        "study.grid: 'environment' and 'data' set 'partition.alpha'; a key should be set once.",
+        "study.grid: 'environment' and 'data' ... 'partition.alpha'",
     ),
     (
         "axis-and-list-that-set-one-key",
         {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}}}, "partition.alpha": [0.1, 0.5]}},
-        "study.grid: 'data' and 'partition.alpha' set 'partition' and 'partition.alpha', of which one is in the other; "
-        "a key should be set once.",
+        "study.grid: 'data' and 'partition.alpha' ... 'partition'",
     ),
     (
         "axis-that-sets-a-section-and-its-key",
         {"study__grid": {"data": {"A": {"partition": {"scheme": "iid"}, "partition.alpha": 0.5}}}},
-        "study.grid: 'data' sets 'partition' and 'partition.alpha', of which one is in the other; "
-        "a key should be set once.",
+        "study.grid: 'data' ... 'partition' and 'partition.alpha'",
     ),
     (
         "axis-of-seeds",
         {"study__grid": {"lot": {"few": {"study.seeds": [1]}, "many": {}}}},
-        "study.grid.lot: 'study.seeds' can't be varied, since study is one for the whole study.",
+        "study.grid.lot: 'study.seeds' can't be ... study",
     ),
     (
         "axis-empty",
         {"study__grid": {"environment": {}}},
-        "study.grid.environment: its axis has no values. It must have at least one value.",
+        "study.grid.environment: ... no values",
     ),
     (
         "axis-without-keys",
         {"study__grid": {"environment": {"mild": {}, "harsh": {}}}},
-        "study.grid.environment: its values set no keys; at least one of them should.",
+        "study.grid.environment: ... no keys",
     ),
     (
         "axis-of-a-key",
         {"study__grid": {"partition.alpha": {"mild": {}, "harsh": {"partition.alpha": 0.1}}}},
-        "study.grid.partition.alpha: a key's values should be a list; an axis, whose values are named, has a name of "
-        "its own, without dots.",
+        "study.grid.partition.alpha: ... list ... without dots",
     ),
     (
         "axis-that-is-a-column",
         {"study__grid": {"round": {"early": {"federation.rounds": 2}}}},
-        "study.grid.round: an axis can't be called so. Use a word of your own, as environment, that is no "
-        "column of the tables.",
+        "study.grid.round: ... name ... column",
     ),
     (
         "axis-that-is-a-column-of-clients",
         {"study__grid": {"clients": {"few": {"federation.clients": 2}}}},
-        "study.grid.clients: an axis can't be called so. Use a word of your own, as environment, that is no "
-        "column of the tables.",
+        "study.grid.clients: ... name ... column",
     ),
     (
         "axis-without-a-mapping",
         {"study__grid": {"environment": {"mild": 0.5}}},
-        "study.grid.environment.mild: 0.5 can't be used. Use a valid mapping.",
+        "study.grid.environment.mild: 0.5 ... mapping",
     ),
     (
         "axis-value-that-is-no-text",
         {"study__grid": {"alphas": {0.5: {"partition.alpha": 0.5}}}},
-        "study.grid.alphas: 0.5 can't be used. Use a name.",
+        "study.grid.alphas: 0.5 ... a name",
     ),
     # what one method has for itself
     (
         "with-data-of-its-own",
         {"algorithms__fedavg": {"overrides": {"partition.alpha": 0.1}}},
-        "algorithms.fedavg.overrides: 'partition.alpha' is the same for all methods, which are compared on the same "
-        "data. Use a key of federation (other than clients), model or transforms.",
+        "algorithms.fedavg.overrides: 'partition.alpha' ... between methods ... federation",
     ),
     (
         "with-clients-of-its-own",
         {"algorithms__fedavg": {"overrides": {"federation.clients": 5}}},
-        "algorithms.fedavg.overrides: 'federation.clients' is the same for all methods, which are compared on the same "
-        "data. Use a key of federation (other than clients), model or transforms.",
+        "algorithms.fedavg.overrides: 'federation.clients' ... between methods ... (except clients)",
     ),
     (
         "with-a-whole-federation",
         {"algorithms__fedavg": {"overrides": {"federation": {"learning_rate": 0.1}}}},
-        "algorithms.fedavg.overrides: 'federation' can't be set as a whole, since all of its keys that are not given "
-        "would have their defaults; name its keys, as federation.learning_rate.",
+        "algorithms.fedavg.overrides: 'federation' ... whole ... federation.learning_rate",
     ),
     (
         "with-a-bad-value",
         {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
-        "federation.learning_rate: -1 can't be used. Use a value greater than or equal to 0. "
-        "(with algorithms.fedavg.overrides)",
+        "federation.learning_rate: -1 ... greater than or equal to 0 ... algorithms.fedavg.overrides",
     ),
     (
         "with-no-mapping",
         {"algorithms__fedavg": {"overrides": 0.1}},
-        "algorithms.fedavg.overrides: 0.1 can't be used. Use a valid mapping.",
+        "algorithms.fedavg.overrides: 0.1 ... mapping",
     ),
     (
         "with-what-the-grid-varies",
@@ -458,61 +444,56 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             "algorithms__fedavg": {"overrides": {"federation.learning_rate": 0.1}},
             "study__grid": {"federation.learning_rate": [0.1, 0.2]},
         },
-        "study.grid: 'federation.learning_rate' varies nothing for fedavg, since algorithms.fedavg.overrides sets "
-        "'federation.learning_rate'.",
+        "study.grid: 'federation.learning_rate' ... fedavg ... algorithms.fedavg.overrides",
     ),
     (
         "overrides-mistyped",
         {"algorithms__fedavg": {"overides": {"federation.learning_rate": 0.1}}},
-        "algorithms.fedavg.overides: unknown key. Did you mean 'overrides'?",
+        "algorithms.fedavg.overides: unknown key ... 'overrides'",
     ),
     # keys of version 0.1
-    ("scales", {"scales": {}}, "scales: unknown key. It is now 'presets'."),
-    ("probes", {"probes": {}}, "probes: unknown key. It is now 'diagnostics'."),
-    ("test-share", {"dataset__test_share": 0.2}, "dataset.test_share: unknown key. It is now 'test_fraction'."),
+    ("scales", {"scales": {}}, "scales: unknown key ... 'presets'"),
+    ("probes", {"probes": {}}, "probes: unknown key ... 'diagnostics'"),
+    ("test-share", {"dataset__test_share": 0.2}, "dataset.test_share: unknown key ... 'test_fraction'"),
     (
         "validation-share",
         {"dataset__validation_share": 0.2},
-        "dataset.validation_share: unknown key. It is now 'validation_fraction'.",
+        "dataset.validation_share: unknown key ... 'validation_fraction'",
     ),
-    ("absent", {"dataset__absent": "generate"}, "dataset.absent: unknown key. It is now 'on_missing'."),
-    ("with", {"algorithms__fedavg": {"with": {}}}, "algorithms.fedavg.with: unknown key. It is now 'overrides'."),
+    ("absent", {"dataset__absent": "generate"}, "dataset.absent: unknown key ... 'on_missing'"),
+    ("with", {"algorithms__fedavg": {"with": {}}}, "algorithms.fedavg.with: unknown key ... 'overrides'"),
     (
         "shown",
         {"algorithms__fedavg": {"shown": "global-on-global"}},
-        "algorithms.fedavg.shown: unknown key. It is now 'protocol'.",
+        "algorithms.fedavg.shown: unknown key ... 'protocol'",
     ),
     (
         "shown-unmeasured",
         {"algorithms__fedavg": {"protocol": "kept-on-local"}},
-        "algorithms.fedavg.protocol: kept-on-local is not measured. Use one of evaluation.protocols, "
-        "global-on-global, personal-on-local.",
+        "algorithms.fedavg.protocol: kept-on-local is not measured ... global-on-global, personal-on-local",
     ),
     (
         "shown-in-the-grid",
         {"study__grid": {"algorithms.fedavg.protocol": ["global-on-global", "personal-on-local"]}},
-        "study.grid: 'algorithms.fedavg.protocol' can't be varied, since a table shows a method by one protocol "
-        "and under one title.",
+        "study.grid: 'algorithms.fedavg.protocol' can't be",
     ),
     (
         "title-in-the-grid",
         {"study__grid": {"axis": {"a": {"algorithms.fedavg.title": "FedAvg"}}}},
-        "study.grid.axis: 'algorithms.fedavg.title' can't be varied, since a table shows a method by one protocol and "
-        "under one title.",
+        "study.grid.axis: 'algorithms.fedavg.title' can't be",
     ),
     *[
         (
             f"title-{number}",
             {"algorithms__fedavg": {"title": title}},
-            f"algorithms.fedavg.title: {title!r} can't be used. Use a line of text with single spaces, "
-            "without '|', and not begin with '_'.",
+            f"algorithms.fedavg.title: {title!r} can't be used",
         )
         for number, title in enumerate(["", "a|b", "two\nlines", " FedAvg", "Fed  Avg", "_fedavg", "bell\a"])
     ],
     (
         "title-no-text",
         {"algorithms__fedavg": {"title": 10}},
-        "algorithms.fedavg.title: 10 can't be used. Use a name.",
+        "algorithms.fedavg.title: 10 ... a name",
     ),
     (
         "title-twice",
@@ -520,55 +501,54 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
             "algorithms": {"fedavg": {"title": "A"}, "fedprox": {}, "moon": {"title": "A"}},
             "study__algorithms": ["fedavg", "fedprox", "moon"],
         },
-        "algorithms.fedavg.title: 'A' is what tables call moon; each method should have another.",
+        "algorithms.fedavg.title: 'A' ... moon in tables",
     ),
     (
         "title-as-a-label",
         {"algorithms": {"fedavg": {}, "fedprox": {"title": "fedavg"}}, "study__algorithms": ["fedavg", "fedprox"]},
-        "algorithms.fedprox.title: 'fedavg' is what tables call fedavg; each method should have another.",
+        "algorithms.fedprox.title: 'fedavg' ... fedavg in tables",
     ),
     (
         "title-as-a-display-name",
         {"algorithms": {"fedavg": {}, "fedprox": {"title": "FedAvg"}}, "study__algorithms": ["fedavg", "fedprox"]},
-        "algorithms.fedprox.title: 'FedAvg' is what tables call fedavg; each method should have another.",
+        "algorithms.fedprox.title: 'FedAvg' ... fedavg in tables",
     ),
     (
         "title-of-an-own-hyper-parameter",
         {"algorithms": {"fedavg": {}, "titled": {"algorithm": "tests.settings.test_params.Titled", "title": "FedAvg"}}},
-        "algorithms.titled.title: it is a key of every method, so that Titled's field of that name could never be set; "
-        "the field should have another name.",
+        "algorithms.titled.title: ... field of Titled",
     ),
     (
         "best-over-what-is-not-varied",
         {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
-        "report.best_over: 'federation.learning_rat' is not in study.grid. Did you mean 'federation.learning_rate'?",
+        "report.best_over: 'federation.learning_rat' is not in study.grid ... 'federation.learning_rate'",
     ),
     # presets
     (
         "preset-called-paper",
         {"presets": {"full": {"federation.rounds": 1}}},
-        "presets.full: it is the study as it stands in the file; a preset should have another name.",
+        "presets.full: ... another name",
     ),
     (
         "preset-of-a-whole-federation",
         {"presets": {"smoke": {"federation": {"rounds": 1}}}},
-        "presets.smoke: 'federation' can't be set as a whole; name its keys, as federation.rounds.",
+        "presets.smoke: 'federation' can't be set as a whole ... federation.rounds",
     ),
     (
         "preset-of-scales",
         {"presets": {"smoke": {"presets.other": {}}}},
-        "presets.smoke: 'presets.other' can't be set by a preset.",
+        "presets.smoke: 'presets.other' can't be set",
     ),
     (
         "preset-in-the-grid",
         {"study__grid": {"presets.smoke": [{}]}, "presets": {"smoke": {}}},
-        "study.grid: 'presets.smoke' can't be varied, since presets is one for the whole study.",
+        "study.grid: 'presets.smoke' can't be ... presets",
     ),
     *[
         (
             f"{section}-in-the-grid",
             {"study__grid": {f"{section}.{key}": [1]}},
-            f"study.grid: '{section}.{key}' can't be varied, since {section} is one for the whole study.",
+            f"study.grid: '{section}.{key}' can't be ... {section}",
         )
         for section, key in (
             ("execution", "stack"),
@@ -580,77 +560,74 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "axis-bad-value",
         {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
-        "partition.alpha: -1 can't be used. Use a value greater than 0. (at the point environment: mild of study.grid)",
+        "partition.alpha: -1 ... greater than 0 ... environment: mild",
     ),
     (
         "grid-of-seeds",
         {"study__grid": {"study.seeds": [[1], [2]]}},
-        "study.grid: 'study.seeds' can't be varied, since study is one for the whole study.",
+        "study.grid: 'study.seeds' can't be ... study",
     ),
     (
         "grid-empty",
         {"study__grid": {"partition.alpha": []}},
-        "study.grid.partition.alpha: its list is empty. It must contain at least one value.",
+        "study.grid.partition.alpha: ... empty",
     ),
     (
         "grid-twice",
         {"study__grid": {"partition.alpha": [0.1, 0.1]}},
-        "study.grid.partition.alpha: '0.1' is listed twice; each may appear once.",
+        "study.grid.partition.alpha: '0.1' is listed twice",
     ),
     (
         "protocols-twice",
         {"evaluation__protocols": ["global-on-global", "global-on-global"]},
-        "evaluation.protocols: 'global-on-global' is listed twice; each may appear once.",
+        "evaluation.protocols: 'global-on-global' is listed twice",
     ),
     (
         "list-too-short",
         {"model": {"name": "cnn", "channels": [16]}},
-        "model.channels: [16] can't be used. Use at least 2 items.",
+        "model.channels: [16] ... at least 2 items",
     ),
     (
         "list-too-long",
         {"model": {"name": "cnn", "channels": [16, 32, 64]}},
-        "model.channels: [16, 32, 64] can't be used. Use at most 2 items.",
+        "model.channels: [16, 32, 64] ... at most 2 items",
     ),
     (
         "mean-of-other-channels",
         {"transforms": {"mean": [0.1, 0.2, 0.3]}},
-        "transforms.mean: [0.1, 0.2, 0.3] can't be used. Use one number.",
+        "transforms.mean: [0.1, 0.2, 0.3] ... one number",
     ),
     (
         "grid-no-list",
         {"study__grid": {"partition.alpha": 0.1}},
-        "study.grid.partition.alpha: 0.1 can't be used. Use a valid list.",
+        "study.grid.partition.alpha: 0.1 ... list",
     ),
     (
         "grid-through-a-value",
         {"study__grid": {"partition.alpha.x": [1]}},
-        "study.grid: 'partition.alpha.x' goes through 'alpha', which is a value and no section. "
-        "(at the point partition.alpha.x: 1 of study.grid)",
+        "study.grid: 'partition.alpha.x' ... 'alpha' ... partition.alpha.x: 1",
     ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "sentence"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
-def test_a_mistake_is_one_sentence_that_begins_with_its_key(changes: dict[str, Any], sentence: str) -> None:
-    assert list_errors(study(**changes)) == [sentence]
+@pytest.mark.parametrize(("changes", "outline"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES])
+def test_a_mistake_is_one_message_that_begins_with_its_key(changes: dict[str, Any], outline: str) -> None:
+    (message,) = list_errors(study(**changes))
+    assert has_outline(message, outline), message
 
 
 @pytest.mark.parametrize("section", ["dataset", "partition", "model", "federation", "study", "execution", "algorithms"])
 def test_an_empty_section_is_named_in_plain_words(section: str) -> None:
-    (sentence,) = list_errors(studies.settings() | {section: None})
-    assert sentence.startswith(f"{section}: ")
-    assert "it should be a" in sentence
-    assert not JARGON.search(sentence), sentence
+    (message,) = list_errors(studies.settings() | {section: None})
+    assert message.startswith(f"{section}: None")
+    assert " mapping" in message
+    assert not JARGON.search(message), message
 
 
 def test_several_mistakes_are_several_lines() -> None:
     changes = {"federation__learning_rate": -1, "federation__client": 2, "datasett": {}}
-    assert sorted(list_errors(study(**changes))) == [
-        "datasett: unknown key. Did you mean 'dataset'?",
-        "federation.client: unknown key. Did you mean 'clients'?",
-        "federation.learning_rate: -1 can't be used. Use a value greater than or equal to 0.",
-    ]
+    keys = [message.partition(" ")[0] for message in sorted(list_errors(study(**changes)))]
+    assert keys == ["datasett:", "federation.client:", "federation.learning_rate:"]
 
 
 def test_mistakes_in_components_do_not_hide_others() -> None:
@@ -665,22 +642,23 @@ def test_mistakes_in_components_do_not_hide_others() -> None:
     assert {"partition.alpha", "model.name", "dataset.name", "federation.clients"} <= set(keys)
 
 
-def test_the_grid_point_stands_in_every_line() -> None:
-    lines = list_errors(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
-    assert len(lines) == 2
-    assert all(line.endswith("of study.grid)") for line in lines)
+def test_every_message_names_the_grid_point() -> None:
+    messages = list_errors(study(study__grid={"federation.clients": [0], "federation.participation": [2]}))
+    assert len(messages) == 2
+    assert all("federation.clients: 0, federation.participation: 2" in message for message in messages)
 
 
 def test_a_grid_value_for_an_algorithm_that_does_not_run_is_a_mistake() -> None:
-    """It would be ignored in silence: fedprox is not in study.algorithms."""
-    (sentence,) = list_errors(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
-    assert sentence.startswith("study.grid: 'algorithms.fedprox.mu'")
+    """It would have no effect, because fedprox is not in study.algorithms."""
+    (message,) = list_errors(study(study__grid={"algorithms.fedprox.mu": [0.1, 1.0]}))
+    assert message.startswith("study.grid: 'algorithms.fedprox.mu'")
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def refusal(text: str | None) -> str:
+def read_error(text: str | None) -> str:
+    """Error message of `fedpipe plan` for this text of params.yaml. None leaves the file as it is."""
     if text is not None:
         Path("params.yaml").write_text(text)
     with pytest.raises(SettingsError) as error:
@@ -689,43 +667,42 @@ def refusal(text: str | None) -> str:
 
 
 def test_no_file() -> None:
-    assert refusal(None) == "params.yaml: there is no such file; run from the folder that holds it."
+    assert read_error(None).startswith("params.yaml: the file does not exist")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing but a comment\n", "- fedavg\n", "fedavg\n"])
 def test_no_mapping(text: str) -> None:
-    assert refusal(text) == "params.yaml: it should be a mapping of sections, as `federation: {clients: 10}`."
+    assert read_error(text).startswith("params.yaml: not a mapping")
 
 
 def test_a_folder() -> None:
     Path("params.yaml").mkdir()
-    assert refusal(None) == "params.yaml: it can't be read (Is a directory). Use a YAML file."
+    assert read_error(None).startswith("params.yaml: can't be read (Is a directory)")
 
 
 def test_no_yaml() -> None:
-    assert refusal("federation: {clients: 10\n") == (
-        "params.yaml: it is not valid YAML (line 2, column 1: expected ',' or '}', but got '<stream end>')."
-    )
+    message = read_error("federation: {clients: 10\n")
+    assert message.startswith("params.yaml: not valid YAML (line 2, column 1: expected ',' or '}'")
 
 
 def test_no_end_of_lists() -> None:
-    said = refusal(f"federation: {'[' * 5000}{']' * 5000}\n")
-    assert said == "params.yaml: its lists or mappings lie too deep in one another to be read."
+    message = read_error(f"federation: {'[' * 5000}{']' * 5000}\n")
+    assert has_outline(message, "params.yaml: ... nested too deeply ... 100 levels")
 
 
 def test_no_text() -> None:
     Path("params.yaml").write_bytes(b"# caf\xe9\n")
-    assert refusal(None) == "params.yaml: it is not UTF-8 text (invalid continuation byte at byte 5)."
+    assert read_error(None).startswith("params.yaml: not UTF-8 text (invalid continuation byte at byte 5)")
 
 
-def test_a_key_that_stands_twice_is_a_mistake() -> None:
-    """PyYAML takes the last one, so that half of the settings would be ignored in silence."""
+def test_a_duplicate_key_is_a_mistake() -> None:
+    """PyYAML would use the last one and ignore half of the settings."""
     text = "federation:\n  clients: 5\nmodel: {name: mlp}\nfederation: {rounds: 2}\n"
-    assert refusal(text) == "federation: duplicate key, lines 1 and 4."
+    assert read_error(text).startswith("federation: duplicate key, lines 1 and 4")
 
 
 def test_a_merge_key_is_no_key_of_its_own() -> None:
-    """YAML's own way of saying that two entries share most of their parameters."""
+    """In YAML, two entries can share most of their parameters."""
     text = "algorithms:\n  feddw: &dw {mu: 1.0, mode: code}\n  other: {<<: *dw, algorithm: feddw, mu: 2.0}\n"
     Path("params.yaml").write_text(text)
     assert loader.read_params(Path("params.yaml"))["algorithms"]["other"] == {
@@ -736,7 +713,8 @@ def test_a_merge_key_is_no_key_of_its_own() -> None:
 
 
 def test_a_key_that_is_no_text() -> None:
-    assert list_errors({**studies.settings(), 3: {}}) == [f"3: unknown key. Use one of: {SECTIONS}."]
+    (message,) = list_errors({**studies.settings(), 3: {}})
+    assert has_outline(message, f"3: unknown key ... {SECTIONS}")
 
 
 # -- defaults ----------------------------------------------------------------------------------------------------------
@@ -791,20 +769,20 @@ def test_exponents_without_a_dot_are_numbers() -> None:
     assert parser.parse_params(yaml.safe_load("federation: {learning_rate: 1e-3}")).federation.learning_rate == 0.001
 
 
-@pytest.mark.parametrize(("share", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
-def test_participants(share: float, clients: int, count: int) -> None:
-    assert federation.Federation(clients=clients, participation=share).participants == count
+@pytest.mark.parametrize(("fraction", "clients", "count"), [(0.01, 10, 1), (0.5, 10, 5), (0.26, 10, 3), (1.0, 10, 10)])
+def test_participants(fraction: float, clients: int, count: int) -> None:
+    assert federation.Federation(clients=clients, participation=fraction).participants == count
 
 
 # -- JSON Schema -------------------------------------------------------------------------------------------------------
 
 
-def problems(settings: Any) -> list[Any]:
+def list_problems(settings: Any) -> list[Any]:
     schema = build_json_schema()
     return list(jsonschema.validators.validator_for(schema)(schema).iter_errors(settings))
 
 
-def shipped() -> dict[str, Any]:
+def read_shipped_settings() -> dict[str, Any]:
     settings: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     return settings
 
@@ -815,30 +793,30 @@ def test_the_schema_is_one() -> None:
 
 
 def test_the_shipped_study_fits_parser_and_schema() -> None:
-    params = parser.parse_params(shipped())
+    params = parser.parse_params(read_shipped_settings())
     assert len(params.study.algorithms) == 9
     assert params.study.seeds == (0, 1, 2)
-    assert problems(shipped()) == []
+    assert list_problems(read_shipped_settings()) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.name)
 def test_other_studies_fit_parser_and_schema(path: Path) -> None:
     settings = yaml.safe_load(path.read_text())
     parser.parse_params(settings)
-    assert problems(settings) == []
+    assert list_problems(settings) == []
 
 
 def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages() -> None:
-    """As it checks them by the schema; other tests plan them."""
+    """Editors check them with the schema. Other tests plan them."""
     schema = build_json_schema()
     validator = jsonschema.validators.validator_for(schema)(schema)
     papers = [path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML]
-    shown = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
+    examples = [block for page in PAGES for block in blocks(page) if block.language == "yaml"]
     assert len(papers) > 30
-    assert len(shown) > 15
+    assert len(examples) > 15
     for name, text in [
         *((path, path.read_text()) for path in papers),
-        *((block.section, block.text) for block in shown),
+        *((block.section, block.text) for block in examples),
     ]:
         assert not list(validator.iter_errors(yaml.safe_load(text))), name
 
@@ -866,7 +844,7 @@ def test_an_editor_finds_no_mistake_in_the_papers_studies_and_those_of_the_pages
     ids=str,
 )
 def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
-    assert problems(loader.override_settings(shipped(), changes))
+    assert list_problems(loader.override_settings(read_shipped_settings(), changes))
 
 
 @pytest.mark.parametrize(
@@ -884,25 +862,23 @@ def test_the_schema_finds_mistakes(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_the_schema_allows_what_the_parser_allows(changes: dict[str, Any]) -> None:
-    assert problems(loader.override_settings(shipped(), changes)) == []
+    assert list_problems(loader.override_settings(read_shipped_settings(), changes)) == []
 
 
 def test_the_schema_that_params_yaml_names_is_there_and_current() -> None:
     first = (ROOT / "params.yaml").read_text().split("\n", 1)[0]
-    named = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
-    assert named
-    path = ROOT / named[1]
-    assert path.is_file(), f"editors find no {named[1]}"
+    match = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert match
+    path = ROOT / match[1]
+    assert path.is_file(), f"editors can't find {match[1]}"
     assert json.loads(path.read_text()) == build_json_schema(), "run `fedpipe schema > params.schema.json`"
 
 
 def test_a_text_model_knows_all_of_its_texts_words() -> None:
     text = {"dataset": {"name": "imdb", "vocabulary": 10_000}, "study": {"algorithms": ["fedavg"]}}
     assert parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 10_000}})
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError, match=r"^model\.vocabulary: 9999 .*at least 10000"):
         parser.parse_params(text | {"model": {"name": "bilstm", "vocabulary": 9_999}})
-    sentence = "model.vocabulary: 9999 is less than the 10000 token ids of the data set. Use 10000."
-    assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
@@ -912,34 +888,31 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
     data = {"name": "imdb"} if name == "mlp" else rows
     download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError, match=rf"^model\.name: '{name}' .*{kind} .*{other}"):
         parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
-    assert str(refused.value).startswith(
-        f"model.name: '{name}' can't take the {kind} of the data set. Use one of: {other}"
-    )
 
 
 def test_one_number_is_a_list_of_one() -> None:
-    """So that keys are the same."""
+    """Both have the same key."""
     one = parser.parse_params({"transforms": {"mean": 0.5, "std": "2e-1"}}).transforms
     assert (
         one.model_dump_json()
         == parser.parse_params({"transforms": {"mean": [0.5], "std": [0.2]}}).transforms.model_dump_json()
     )
-    for wrong in (True, "grey", {}):
-        with pytest.raises(SettingsError, match=r"^transforms\.mean: .* can't be used. Use a valid list\.$"):
-            parser.parse_params({"transforms": {"mean": wrong}})
-    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 can't be used. Use a value greater than 0\.$"):
+    for value, text in ((True, "true"), ("grey", "'grey'"), ({}, "{}")):
+        with pytest.raises(SettingsError, match=rf"^transforms\.mean: {text} .* list"):
+            parser.parse_params({"transforms": {"mean": value}})
+    with pytest.raises(SettingsError, match=r"^transforms\.std: 0 .* greater than 0"):
         parser.parse_params({"transforms": {"std": 0}})
 
 
 def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
-    with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, not for inputs of shape \(200,\)"):
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, .*\(200,\)"):
         parser.parse_params(text | {"transforms": {"flip": True}})
     color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
     assert parser.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
-    with pytest.raises(SettingsError, match=r"^transforms\.std: .* it should be one number or 3, one a channel\.$"):
+    with pytest.raises(SettingsError, match=r"^transforms\.std: \[0\.2, 0\.3\] .*one number, or 3"):
         parser.parse_params(color | {"transforms": {"std": [0.2, 0.3]}})
 
 
@@ -948,13 +921,12 @@ def test_any_algorithm_takes_dw() -> None:
         {"algorithms": {"scaffold": {"dw": {"mu": 2.0}}}, "study": {"algorithms": ["scaffold"]}}
     )
     assert parsed.algorithms["scaffold"].algorithm.dw.mu == 2.0
-    with pytest.raises(SettingsError) as refused:
+    with pytest.raises(SettingsError, match=r"^algorithms\.scaffold\.dw\.mu: -1"):
         parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
-    assert str(refused.value).startswith("algorithms.scaffold.dw.mu: -1")
 
 
 def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
     settings = {"federation": {"optimizer": "adam"}, "study": {"algorithms": ["fednova"]}}
-    with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam can't be used with fednova"):
+    with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam .*fednova"):
         parser.parse_params(settings | {"algorithms": {"fednova": {}}})
     assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})

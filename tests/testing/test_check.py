@@ -299,7 +299,7 @@ def test_a_studys_method_is_checked_with_its_parameters(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("mien",), "'mien' is no method of the study. Did you mean 'mine'?"),
+        (("mien",), "'mien' is not a method of the study. Did you mean 'mine'?"),
         (("mine",), "algorithms.mine.mu: -1 can't be used. Use a value greater than or equal to 0."),
         (("mine", "--set", "nu=1", "--set", "mu=1"), "algorithms.mine.nu: unknown key. Did you mean 'mu'?"),
         (("fedprox", "--set", "mu=-2"), "algorithms.fedprox.mu: -2 can't be used. Use a value greater than or equal"),

@@ -146,11 +146,11 @@ def _digest_names(
         try:
             walk.visit_entry(module, name)
         except (OSError, ModuleNotFoundError):
-            raise SettingsError(f"'{module}.{name}' has no source that can be read. It must lie in a file.") from None
+            raise SettingsError(f"'{module}.{name}' has no readable source. Define it in a file.") from None
     for module, name in optional_names:
         walk.visit_name_if_followed(module, name)
     walk.add_statement_order()
-    text = "\n".join(f"{location}: {what}" for location, what in sorted(walk.texts.items()))
+    text = "\n".join(f"{location}: {code}" for location, code in sorted(walk.texts.items()))
     return Digest(
         hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_DIGITS], frozenset(walk.files)
     )
@@ -171,7 +171,7 @@ class _DependencyWalk:
         if name in source.bindings or name in source.imports:
             self._visit_name(module, name)
         else:
-            self._visit_whole_module(module)
+            self._visit_complete_module(module)
 
     def visit_name_if_followed(self, module: str, name: str) -> None:
         """Visit a name of a module and everything it uses, if digests follow the module."""
@@ -192,7 +192,7 @@ class _DependencyWalk:
             if self._is_followed(star) and is_first_party_module(
                 f"{star}.{name}"
             ):  # may be in `__all__`, or imported elsewhere
-                self._visit_whole_module(f"{star}.{name}")
+                self._visit_complete_module(f"{star}.{name}")
 
     def _visit_module(self, module: str) -> None:
         """Visit the effects of importing a module, and its declared data files."""
@@ -222,7 +222,7 @@ class _DependencyWalk:
                 self.files.add(path)
                 self.texts[f"{module}:{path.as_posix()}"] = sha256_of(path)
 
-    def _visit_whole_module(self, module: str) -> None:
+    def _visit_complete_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""
         self._visit_module(module)
         source = parse_module(module)
@@ -230,7 +230,7 @@ class _DependencyWalk:
             self._visit_name(module, name)
         for star in source.star_imports:
             if self._is_followed(star):
-                self._visit_whole_module(star)
+                self._visit_complete_module(star)
 
     def _visit_statement(self, source: syntax.ParsedModule, location: str, statement: ast.stmt) -> None:
         if location in self.texts:
@@ -255,24 +255,24 @@ class _DependencyWalk:
                     self._visit_name(source.name, root)
             elif root in DYNAMIC_BUILTINS and root not in source.bindings:
                 if is_user_code:
-                    self._visit_whole_module(source.name)
+                    self._visit_complete_module(source.name)
             else:
                 self._visit_name(source.name, root)
         for name, targets in statement_imports.items():
             for target in targets:
                 if name.endswith("()") and self._is_followed(target):  # import_module("helper")
-                    self._visit_whole_module(target)
+                    self._visit_complete_module(target)
         for target in find_dynamic_imports(statement, source) if is_user_code else ():
             if self._is_followed(target):
-                self._visit_whole_module(target)
+                self._visit_complete_module(target)
 
     def _visit_module_and_imports(self, source: syntax.ParsedModule) -> None:
         """Visit a complete module and all its imports, because its code may reach them without names."""
-        self._visit_whole_module(source.name)
+        self._visit_complete_module(source.name)
         for target in dict.fromkeys(itertools.chain(*source.imports.values())):
             module = target if is_first_party_module(target) else target.rpartition(".")[0]
             if module and self._is_followed(module):
-                self._visit_whole_module(module)
+                self._visit_complete_module(module)
 
     def _has_import_side_effects(self, source: syntax.ParsedModule, statement: ast.stmt) -> bool:
         """Whether a definition has an effect on import, by a user's decorator, a class body or a subclass hook."""
@@ -394,7 +394,7 @@ class _DependencyWalk:
     def _visit_attribute(self, module: str, attributes: list[str]) -> None:
         """Visit ``module.a.b``: the name ``a`` of the module or its submodule ``a``, otherwise the complete module."""
         if not attributes:
-            self._visit_whole_module(module)
+            self._visit_complete_module(module)
             return
         source, (first, *others) = parse_module(module), attributes
         if first in source.bindings or first in source.imports or source.star_imports:
@@ -414,7 +414,7 @@ class _DependencyWalk:
             if self._is_followed(f"{module}.{first}"):
                 self._visit_attribute(f"{module}.{first}", others)
         else:
-            self._visit_whole_module(module)
+            self._visit_complete_module(module)
 
 
 def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
@@ -426,9 +426,8 @@ def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
             and getattr(node.value, "id", None) == DATA_FILES_VARIABLE
         ):
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, since line {node.lineno} adds to it. "
-                "Use one list of "
-                "names, as ['prior.npy']."
+                f"{source.name}.{DATA_FILES_VARIABLE} can't be read, because line {node.lineno} adds to it. "
+                "Use one list of names, such as ['prior.npy']."
             )
     for statement in source.bindings[DATA_FILES_VARIABLE]:
         yield from parse_data_files(source, statement)

@@ -57,9 +57,9 @@ def _reject_stale_bytecode(path: Path) -> None:
     try:
         cached_code = marshal.loads(cached_bytes[16:])
     except (EOFError, ValueError, TypeError):
-        raise SettingsError(f"{bytecode_path} is damaged; delete it.") from None
+        raise SettingsError(f"{bytecode_path} is damaged. Delete it.") from None
     if not _is_same_code(cached_code, compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
-        raise SettingsError(f"{bytecode_path} is of an earlier {path.name}, and Python would execute it; delete it.")
+        raise SettingsError(f"{bytecode_path} contains an earlier {path.name}, which Python would execute. Delete it.")
 
 
 def _is_same_code(one: Any, other: Any) -> bool:
@@ -124,7 +124,9 @@ def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, .
     try:
         parsed_module = syntax.ParsedModule(module, path)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} can't be read as Python ({error}); the code that is used imports it.") from None
+        raise SettingsError(
+            f"{path} can't be read as Python ({error}). Fix it, because a component imports it."
+        ) from None
     if path is not None and path.suffix == ".py" and is_component_module(module):
         _reject_stale_bytecode(path)
     return parsed_module
@@ -205,11 +207,11 @@ def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterat
         names = None
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise SettingsError(
-            f"{source.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, as ['prior.npy']."
+            f"{source.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, such as ['prior.npy']."
         )
     for name in names:
         if not Path(name).is_file():
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a file beside params.yaml."
+                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a path from the project's root."
             )
         yield Path(name)

@@ -33,20 +33,21 @@ class PinnedFile(NamedTuple):
             Command that declares the SHA-256. None if there is none.
         """
         if self.sha256 is None and not self.path.exists():
-            return f"{section}.{self.parameter}: {self.path} is missing. It must lie there."
+            return f"{section}.{self.parameter}: {self.path} is missing. Put it there, or change the path."
         if self.sha256 is None:
             advice = (
-                f"run `{download_command}`, which fills it in"
+                f"Run `{download_command}`, which fills it in"
                 if download_command
-                else f"it should be {compute_content_sha256(self.path)}"
+                else f"Use {compute_content_sha256(self.path)}"
             )
-            return f"{section}.sha256: missing for {self.path}; {advice}."
+            return f"{section}.sha256: missing for {self.path}. {advice}."
         if self.path.exists() and (actual_sha256 := compute_content_sha256(self.path)) != self.sha256:
-            advice = f"remove {section}.sha256 and run `{download_command}`" if download_command else "declare that"
+            advice = (
+                f"remove {section}.sha256 and run `{download_command}`" if download_command else "declare this SHA-256"
+            )
             return (
-                f"{section}.sha256: {self.sha256} is declared, but {self.path} is another file, with SHA-256 "
-                f"{actual_sha256}; "
-                f"put the declared one there, or, if this one is meant, {advice}."
+                f"{section}.sha256: {self.sha256} is declared, but {self.path} has the SHA-256 {actual_sha256}. "
+                f"Restore the declared file, or {advice}."
             )
         return None
 

@@ -31,7 +31,7 @@ from fedpipe.core.components.component import (
     list_parameters,
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
-from fedpipe.core.errors import SettingsError, format_validation_errors, refuse_numbers, suggest_name
+from fedpipe.core.errors import SettingsError, format_validation_errors, reject_invalid_numbers, suggest_name
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             candidate = getattr(importlib.import_module(module_name), class_name)
         except Exception as error:  # a user's module may raise anything
             raise SettingsError(
-                f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}); "
+                f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}). "
                 f"{_import_advice(kind, error)}."
             ) from error
         if (
@@ -81,15 +81,15 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             )
         if not f"{candidate.__module__}.".startswith(f"{module_name}."):
             raise SettingsError(
-                f"{key}: '{name}' is defined in {candidate.__module__}, and jobs import nothing else. "
-                f"Use '{candidate.__module__}.{candidate.__qualname__}'."
+                f"{key}: '{name}' is defined in {candidate.__module__}. "
+                f"Use '{candidate.__module__}.{candidate.__qualname__}', because jobs import only that module."
             )
         types = vars(candidate).get("__annotations__", {}).values()
         fields = [annotation for annotation in types if "ClassVar" not in str(annotation)]
         if fields and "__dataclass_params__" not in vars(candidate):
-            raise SettingsError(f"{key}: '{name}' has fields. Use a @dataclass(frozen=True, kw_only=True).")
+            raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
         if "code" in vars(candidate).get("__dataclass_fields__", {}):
-            raise SettingsError(f"{key}: '{name}' has a field 'code', which stands for its source in keys; rename it.")
+            raise SettingsError(f"{key}: '{name}' has a field 'code'. Rename it, because keys use this name.")
         return candidate
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
@@ -100,7 +100,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         if inspect.isclass(value) and issubclass(value, _get_base_class(kind)) and value.__module__ == module.__name__
     ]
     if len(classes) != 1:
-        raise TypeError(f"{module.__name__} should define exactly one {kind.name}, but defines {len(classes)}.")
+        raise TypeError(f"{module.__name__} must define exactly one {kind.name}, but defines {len(classes)}.")
     return classes[0]
 
 
@@ -134,13 +134,13 @@ def _import_advice(kind: ComponentKind, error: Exception) -> str:
             traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
         )  # frames of `dataclass`, which raised it
         location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
-        return f"write `@dataclass(frozen=True, kw_only=True)` {location}"
+        return f"Write `@dataclass(frozen=True, kw_only=True)` {location}"
     if kind.function_module:
         return (
-            "it should be a function (shape, classes) -> (body, head), as own.network, a class, as my_module.MyClass, "
+            "Use a function (shape, classes) -> (body, head) such as own.network, a class such as my_module.MyClass, "
             f"or a model of `fedpipe list {kind.plural}`"
         )
-    return "it should be the path of a class, as my_module.MyClass"
+    return "Use the path of a class, such as my_module.MyClass"
 
 
 def is_component(kind: ComponentKind, name: str) -> bool:
@@ -230,7 +230,7 @@ def build_component(
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
-        refuse_numbers(parameters, component)
+        reject_invalid_numbers(parameters, component)
     except ValidationError as error:
         known_keys = [
             *other_keys,

@@ -30,8 +30,8 @@ class PackError(ArtifactError):
 
     def __init__(self, archive: Path, reason: object) -> None:
         super().__init__(
-            f"{archive} is damaged ({reason}); delete it and {archive.with_name('segments')}, then `dvc checkout` "
-            "brings back what DVC has recorded, and `fedpipe run` makes the rest again."
+            f"{archive} is damaged ({reason}). Delete it and {archive.with_name('segments')}. `dvc checkout` "
+            "restores what DVC has recorded, and `fedpipe run` computes the rest."
         )
 
 
@@ -64,8 +64,8 @@ def list_members(archive: Path) -> list[str]:
 
     Raises
     ------
-    ArchiveError
-        It is no pack of ours.
+    PackError
+        The pack has another format.
     """
     try:
         return _open_pack(archive).namelist()
@@ -90,7 +90,7 @@ def read_member(path: Path) -> bytes:
         There is no pack, or it does not contain the file.
     zipfile.BadZipFile
         The member is damaged.
-    ArchiveError
+    PackError
         The pack is damaged.
     """
     archive, name = locate_member(path)
@@ -108,7 +108,7 @@ def read_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, byte
 
     Raises
     ------
-    ArchiveError
+    PackError
         The pack has another format, or one of these members is damaged.
     """
     members = {}
@@ -139,11 +139,11 @@ def _open_pack_cached(archive: Path, _: Path, stat: tuple[int, ...]) -> zipfile.
     seen_names: set[str] = set()
     for member in members:
         if not MEMBER_PATTERN.fullmatch(member.orig_filename) or member.orig_filename in seen_names:
-            raise PackError(archive, f"{member.orig_filename!r} in it is not a file of a round, or appears twice")
+            raise PackError(archive, f"{member.orig_filename!r} is not a file of a round, or appears twice")
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
-            raise PackError(archive, f"{member.orig_filename} in it is not stored as it is")
+            raise PackError(archive, f"{member.orig_filename} is not stored as plain bytes")
         seen_names.add(member.orig_filename)
     if sum(member.file_size for member in members) > size:
-        raise PackError(archive, "it tells of more bytes than it has")
+        raise PackError(archive, "its members are larger than the file")
     return zip_file

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RESULTS = Path("results")
-RESTORE_ADVICE = "`dvc checkout` brings back what DVC has recorded, and `fedpipe run` makes the rest again"
+RESTORE_ADVICE = "`dvc checkout` restores what DVC has recorded, and `fedpipe run` computes the rest"
 WRITE_ATTEMPTS = 5  #: attempts to write a file while other processes clean its folder
 TENSOR_FILES = (
     "server.pt",
@@ -49,7 +49,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     ArtifactError
         The disk is full, or the folder is read-only or outside the project. The old file remains.
     """
-    refuse_elsewhere(path.parent)
+    reject_outside_links(path.parent)
     try:
         for attempt in range(WRITE_ATTEMPTS):
             try:
@@ -59,7 +59,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
                 if attempt == WRITE_ATTEMPTS - 1:
                     raise
     except OSError as error:
-        raise ArtifactError(f"{path} can't be written ({error.strerror}); fix that and run again.") from error
+        raise ArtifactError(f"{path} can't be written ({error.strerror}). Fix this and run again.") from error
     return hashlib.sha256(data).hexdigest()
 
 
@@ -76,8 +76,8 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
         raise
 
 
-def refuse_elsewhere(path: Path) -> None:
-    """Reject paths with a link below ``results`` that leads out of it, because results may come from others.
+def reject_outside_links(path: Path) -> None:
+    """Reject paths with a link below ``results`` to a folder outside it, because results may come from others.
 
     Raises
     ------
@@ -86,14 +86,14 @@ def refuse_elsewhere(path: Path) -> None:
     """
     if path.parts[:1] == RESULTS.parts and not path.resolve().is_relative_to(RESULTS.resolve()):
         raise ArtifactError(
-            f"{path} leads out of {RESULTS} through a link, to {path.resolve()}; nothing is written or deleted there. "
-            "Delete the link, or put the files themselves in its place."
+            f"{path} is outside {RESULTS}, because a link resolves it to {path.resolve()}. "
+            "Delete the link, or replace it by the files."
         )
 
 
 def remove(path: Path) -> None:
     """Delete a file or folder if it exists. Of a link only the link."""
-    refuse_elsewhere(path.parent)
+    reject_outside_links(path.parent)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -115,8 +115,7 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
         if isinstance(value, Mapping):
             # A pickle refers back to string objects, so equal names must be one object.
             return {sys.intern(key): to_contiguous(subtree) for key, subtree in value.items()}
-        # A view would drag its whole storage into the file; and strides of axes of length 1, which are any, would be
-        # bytes of it.
+        # A view would write its complete storage. Strides of axes of length 1 are arbitrary and would be written too.
         return value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
     buffer = io.BytesIO()
@@ -164,7 +163,7 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
         raise _damaged_error(path, actual_sha256, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
     if not isinstance(tree, dict) or not _are_tensors(tree):
-        raise unreadable_error(path, "it holds something else than named tensors")
+        raise unreadable_error(path, "not a dictionary of tensors")
     return tree
 
 
@@ -250,7 +249,7 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
         sha256: str = read_json(record_path)[path.name]
     except (LookupError, TypeError):
         raise ArtifactError(
-            f"{record_path} does not record the SHA-256 of {path.name}; delete both and run again."
+            f"{record_path} does not record the SHA-256 of {path.name}. Delete both and run again."
         ) from None
     return sha256
 
@@ -260,7 +259,7 @@ def is_intact(path: Path, sha256: str) -> bool:
 
     Raises
     ------
-    ArchiveError
+    PackError
         Its pack is damaged.
     """
     try:
@@ -295,20 +294,20 @@ def read_verified(path: Path, sha256: str | None) -> bytes:
 
 
 def _missing_error(path: Path) -> ArtifactError:
-    return ArtifactError(f"{path} is missing; type `fedpipe run` to make it again.")
+    return ArtifactError(f"{path} is missing. Type `fedpipe run` to compute it.")
 
 
 def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
-    subject = f"{archive.locate_member(path)[1]} in it" if _is_packed(path) else "it"
-    reason = f"the SHA-256 of {subject} is {actual_sha256[:12]}… and should be {sha256[:12]}…"
-    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}; {_repair_advice(path)}.")
+    subject = f"the SHA-256 of {archive.locate_member(path)[1]}" if _is_packed(path) else "its SHA-256"
+    reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
+    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_repair_advice(path)}.")
 
 
 def unreadable_error(path: Path, reason: object) -> ArtifactError:
     """Make the error about a file that can't be read."""
     member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
-        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}); {_repair_advice(path)}."
+        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_repair_advice(path)}."
     )
 
 
@@ -319,9 +318,9 @@ def _is_packed(path: Path) -> bool:
 def _repair_advice(path: Path) -> str:
     """Advice for a damaged file."""
     if not _is_packed(path):
-        return "delete it and run again"
+        return "Delete it and run again"
     run = path.parent.parent.parent
-    return f"delete {run / 'segments'} and run again: rounds that are whole are not done again"
+    return f"Delete {run / 'segments'} and run again. Complete rounds are not recomputed"
 
 
 def _decode(path: Path, read: Callable[[], _T]) -> _T:

@@ -162,7 +162,7 @@ class MergedFiles:
         recorded_sha256 = read_recorded_sha256(path, self.marker.name)
         if (recorded_rounds := read_json(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
-                f"{self.marker} is of {recorded_rounds} rounds and should be of {self.round_count}; delete "
+                f"{self.marker} contains {recorded_rounds} rounds instead of {self.round_count}. Delete "
                 f"{self.path} and run again."
             )
         return recorded_sha256
@@ -278,23 +278,24 @@ class StudyFiles:
         params = normalize_study_path(params)
         suffix = "" if preset == FULL_PRESET else f"@{preset}"
         if not re.fullmatch("[a-z][a-z0-9_]*", preset):
-            raise SettingsError(
-                f"'{preset}' is no preset. Use a name of the study's section presets, or {FULL_PRESET}."
-            )
+            raise SettingsError(f"'{preset}' is not a preset. Use a name from the section presets, or {FULL_PRESET}.")
         if params == PARAMS:
             return cls(RESULTS / "studies" / suffix if suffix else RESULTS)
         name = params.name.removesuffix(".yaml")
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
-            raise SettingsError(f"{params}: a study is params.yaml, or lies below the folder studies as NAME.yaml.")
+            raise SettingsError(
+                f"{params}: not the path of a study. Use {PARAMS}, or NAME.yaml in the folder {STUDIES}."
+            )
         for parent, part in itertools.pairwise(parts):
             if part.lower() in RESERVED_NAMES:
-                raise SettingsError(f"{params}: '{parent}/{part}' is for files of a study '{parent}'; rename '{part}'.")
+                raise SettingsError(
+                    f"{params}: '{parent}/{part}' is for files of the study '{parent}'. Rename '{part}'."
+                )
         if invalid_character := re.search(r"[^\w ./+()=-]", str(params)):
             raise SettingsError(
-                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path. Use of letters, "
-                "digits, spaces "
-                "and ./_-+=()."
+                f"{str(params)!r}: {invalid_character[0]!r} can't be part of a study's path. Use letters, digits, "
+                "spaces and ./_-+=()."
             )
         return cls(RESULTS / "studies" / Path(*parts[:-1], f"{name}{suffix}"))
 
@@ -404,7 +405,7 @@ def list_studies(params: Path) -> list[Path]:
         return [normalize_study_path(params)]
     paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
     if not paths:
-        raise SettingsError(f"{params}: there is no study in that folder. It must contain some, as NAME.yaml.")
+        raise SettingsError(f"{params}: the folder contains no study. Add a study as NAME.yaml.")
     return paths
 
 
@@ -454,9 +455,9 @@ def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
     content = read_json(record)
     digests = content.get("sha256") if isinstance(content, dict) else None
     if not isinstance(digests, dict):
-        raise unreadable_error(record, "it does not record the SHA-256 of its round's files")
+        raise unreadable_error(record, "the SHA-256 of the round's files are missing")
     for name, sha256 in digests.items():
         is_round_file = name in TENSOR_FILES or ("/" not in name and archive.is_packable(files.path / name))
         if not is_round_file or not isinstance(sha256, str):
-            raise unreadable_error(record, f"it names {name!r}, which is no file of its round")
+            raise unreadable_error(record, f"{name!r} is not a file of its round")
     return digests

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
-from fedpipe.core.storage.files import fsync_files, read_bytes, refuse_elsewhere, remove, write_bytes
+from fedpipe.core.storage.files import fsync_files, read_bytes, reject_outside_links, remove, write_bytes
 
 PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, ignored by git and DVC
 
@@ -22,7 +22,7 @@ def pack_folder(folder: Path) -> None:
 
     Raises
     ------
-    ArchiveError
+    PackError
         A member that is not replaced is damaged. Nothing is written or deleted.
     """
     with _lock_packs():
@@ -43,7 +43,7 @@ def pack_folder(folder: Path) -> None:
 
 def _delete_if_unchanged(path: Path, data: bytes) -> None:
     """Delete a file if these are its bytes. A file that is written at the same moment is kept."""
-    refuse_elsewhere(path.parent)
+    reject_outside_links(path.parent)
     if path.read_bytes() != data:
         return
     renamed_path = path.with_name(f".{path.name}.packed.tmp")
@@ -59,7 +59,7 @@ def unpack_folder(folder: Path) -> None:
 
     Raises
     ------
-    ArchiveError
+    PackError
         The pack has another format.
     """
     pack_file = archive.pack_path(folder)
@@ -86,7 +86,7 @@ def _lock_packs() -> Iterator[None]:
         PACK_LOCK.parent.mkdir(exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise ArtifactError(f"{PACK_LOCK} can't be locked ({error.strerror}); fix that and run again.") from error
+        raise ArtifactError(f"{PACK_LOCK} can't be locked ({error.strerror}). Fix this and run again.") from error
     try:
         yield
     finally:
