@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import Floats, Integers
 from fedpipe.data.partitions.dirichlet import Dirichlet
@@ -41,8 +42,8 @@ class DirichletBalanced(Dirichlet):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     minimum: Annotated[int, Field(ge=1)] = 40
 
+    @override
     def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
-        """See :class:`~fedpipe.data.partitions.dirichlet.Dirichlet`."""
         is_below_average = sizes < samples / len(sizes)
         fractions = super().draw_fractions(sizes, samples, rng) * is_below_average
         if not fractions.any():
