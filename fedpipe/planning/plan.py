@@ -247,7 +247,9 @@ class Plan:
             read_json(path)  # raises another error if the file is not JSON
             is_valid = False
         if not is_valid:
-            raise ArtifactError(f"{path} is not the plan of the study that its path belongs to. Delete it and run again.")
+            raise ArtifactError(
+                f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
+            )
         return plan
 
     def _is_consistent(self) -> bool:

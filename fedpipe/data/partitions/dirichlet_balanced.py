@@ -28,8 +28,8 @@ class DirichletBalanced(Dirichlet):
     are drawn among themselves, which is the same distribution.
 
     Source: the "dir" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg, whose minimum is 40 (a batch of 10
-    over the test fraction of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of NIID-Bench
-    (Li et al., ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
+    over the test fraction of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of
+    NIID-Bench (Li et al., ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
 
     Parameters
     ----------
