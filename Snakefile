@@ -1,5 +1,5 @@
-# The table of contents. Rules lie in workflow/rules, what they need to know in results/plan.json (made of params.yaml
-# by `fedpipe plan`, again whenever that has changed); nothing here imports torch, since every node parses it anew.
+# The table of contents. The rules are in workflow/rules and read results/plan.json, which `fedpipe plan` makes from
+# params.yaml after each change. Nothing here imports torch, because every node parses this file.
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -16,7 +16,7 @@ include: "workflow/rules/results.smk"
 include: "workflow/rules/papers.smk"
 
 
-# They take seconds, and download wants the network, which compute nodes of a cluster often lack.
+# These rules take seconds. download needs the network, which compute nodes of a cluster often lack.
 localrules:
     all,
     papers,

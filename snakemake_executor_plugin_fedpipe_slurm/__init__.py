@@ -4,9 +4,9 @@ Snakemake finds this package by its name. Its options are those of the plugin, s
 `--fedpipe-slurm-requeue`. docs/upstream.md has a reproduction and a patch for each defect:
 
 - If slurmctld does not answer, the plugin loses all its jobs.
-- It waits forever for a job that Slurm has forgotten. Slurm remembers a finished job for ``MinJobAge``.
-- It waits forever for a job with ``PartitionTimeLimit``, and submits one again that cannot end within its time limit.
-- It cannot ask for more memory after a job that ran out of memory, and only then.
+- It waits forever for a job that Slurm has purged. Slurm purges a finished job after ``MinJobAge``.
+- It waits forever for a job with ``PartitionTimeLimit``, and resubmits a job that can't end within its time limit.
+- It can't request more memory only after a job that ran out of memory.
 
 Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe at the top: the Snakefile
 would get that fedpipe, and not the one of its own folder.
@@ -32,26 +32,27 @@ from snakemake_executor_plugin_slurm.job_status_query import query_job_status
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+from typing_extensions import override
 
-#: How Slurm says in a job's log that its memory ran out; PyTorch says the same of a GPU's.
+#: Slurm's message in the log of a job that ran out of memory. PyTorch's message about a GPU does not match.
 OUT_OF_MEMORY_PATTERN = re.compile(
     r"^(slurmstepd|srun)\S*: error: .*(oom.?kill|out.of.memory|memory limit)", re.IGNORECASE | re.MULTILINE
 )
-FORGOTTEN_MESSAGE = "Slurm knows nothing of this job any more, and it left no results: it has to be done again. "
-TIME_LIMIT_MESSAGE = (
-    "It asks for more time than its partition allows, so that Slurm would never start it: ask for less. "
-)
+PURGED_MESSAGE = "Slurm has no record of this job, and its output files are missing. It has to run again. "
+TIME_LIMIT_MESSAGE = "It requests more time than its partition allows, so Slurm would never start it. Request less. "
 TIMEOUT_MESSAGE = (
-    "Its time ended before a round was done, and so would that of another: ask for more, or cut rounds into jobs. "
+    "Its time ended before a round was complete, and another attempt would end in the same way. Request more time, or "
+    "split rounds into several jobs. "
 )
 TIME_ADVICE = (
-    "A job's time is `runtime` in the profile, a partition's limit is shown by `sinfo -o '%P %l'`, and a round becomes "
-    "several jobs with `execution: {rounds_per_job: 1, clients_per_job: 1}`; until then this job is not queued again. "
+    "The time of a job is `runtime` in the profile, and `sinfo -o '%P %l'` shows the limit of each partition. "
+    "`execution: {rounds_per_job: 1, clients_per_job: 1}` splits a round into several jobs. Until you change one of "
+    "these, this job is not submitted again. "
 )
 
 
 class Executor(plugin.Executor):  # type: ignore[misc]
-    """The plugin's, which in addition sees what becomes of each job."""
+    """Snakemake's executor for Slurm, which also handles jobs that Slurm has purged or that can't run."""
 
     def __init__(self, workflow: Any, logger: Any) -> None:
         if ignored := _find_ignored_options():
@@ -62,23 +63,23 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         path = f"{Path.cwd()}{sys.executable}"
         if not workflow.executor_settings.pass_command_as_script and (special_character := re.search(r"[$`\\]", path)):
             raise WorkflowError(
-                f"fedpipe: {Path.cwd()}: a path with {special_character[0]} cannot be passed on to Slurm's nodes; "
-                "move the clone."
+                f"fedpipe: {Path.cwd()}: a path with {special_character[0]} can't be passed to Slurm's nodes. Move the "
+                "clone."
             )
-        self._reported_jobs: set[Any] = set()  #: jobs whose end was told in this poll
-        self._unknown_job_ids: set[str] = set()  #: numbers that Slurm did not know in the poll before
-        self._output_times: dict[
-            Any, list[int | None]
-        ] = {}  #: when a job's outputs were written before it was submitted
-        self._complete_rounds: dict[Any, int] = {}  #: how many of its run's rounds were complete then
-        self._memory_failures: dict[Any, int] = {}  #: how often a job ran out of memory
-        self._rejected_runtimes: dict[Any, int] = {}  #: minutes that were too few, or too many
+        self._reported_jobs: set[Any] = set()  #: jobs whose end was reported in this poll
+        self._unknown_job_ids: set[str] = set()  #: ids of jobs without a record in the previous poll
+        #: modification times of a job's outputs at submission
+        self._output_times: dict[Any, list[int | None]] = {}
+        self._complete_rounds: dict[Any, int] = {}  #: number of complete rounds of a job's run at submission
+        self._memory_failures: dict[Any, int] = {}  #: number of times that a job ran out of memory
+        self._rejected_runtimes: dict[Any, int] = {}  #: minutes that were too few, or more than the partition allows
         super().__init__(workflow, logger)
 
     # -- submission ----------------------------------------------------------------------------------------------------
 
+    @override
     def run_job(self, job: Any) -> None:
-        """Submit a job; not one whose time was wrong before and is the same now."""
+        """Submit a job, unless its time limit was wrong before and has not changed."""
         if job in self._rejected_runtimes and self._rejected_runtimes[job] == job.resources.get("runtime"):
             job.attempt = job.restart_times + 1  # the last one
             self._report_job_error_threadsafe(SubmittedJobInfo(job), TIME_ADVICE)
@@ -88,20 +89,21 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             job.resources.mem_mb = max(
                 requested_memory, min(requested_memory * 2 ** self._memory_failures[job], _get_largest_memory(job))
             )
-            self.logger.info(f"Job {job.jobid} ran out of memory; now it asks for {job.resources.mem_mb} MB.")
+            self.logger.info(f"Job {job.jobid} ran out of memory and now requests {job.resources.mem_mb} MB.")
         super().run_job(job)
 
-    # -- what becomes of jobs ------------------------------------------------------------------------------------------
+    # -- the end of jobs -----------------------------------------------------------------------------------------------
 
+    @override
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
-        """Report each job that ended; yield the others."""
-        if not active_jobs:  # so it is at first, when a thread asks already while the plugin is still being set up
+        """Report each job that ended. Yield the others."""
+        if not active_jobs:  # a thread may poll before the plugin has started
             async for info in super().check_active_jobs(active_jobs):
                 yield info
             return
         command = f"squeue --format='%i|%T %r' --states=all --noheader --name {self.run_uuid}"
         job_states, _ = await query_job_status(command, self.logger)
-        if job_states is None:  # slurmctld does not answer, and the plugin would lose them
+        if job_states is None:  # slurmctld does not answer, and the plugin would lose all jobs
             for info in active_jobs:
                 yield info
             return
@@ -112,12 +114,12 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             info for info in active_jobs if info not in remaining_jobs and info.job not in self._reported_jobs
         ]
         unknown_ids = {info.external_jobid for info in remaining_jobs} - job_states.keys()
-        if self._submitted_job_clusters:  # of other clusters this squeue knows nothing
+        if self._submitted_job_clusters:  # this squeue does not list other clusters
             unknown_ids.clear()
         previously_unknown_ids, self._unknown_job_ids = self._unknown_job_ids, unknown_ids
         for info in remaining_jobs:
             if info.external_jobid in unknown_ids & previously_unknown_ids:
-                self._report_forgotten_job(info)
+                self._report_purged_job(info)
             elif job_states.get(info.external_jobid) == "PENDING PartitionTimeLimit":
                 cancel_slurm_jobs([info], self._submitted_job_clusters, self.logger)
                 self._rejected_runtimes[info.job] = info.job.resources.get("runtime")
@@ -125,8 +127,8 @@ class Executor(plugin.Executor):  # type: ignore[misc]
             else:
                 yield info
 
-    def _report_forgotten_job(self, info: SubmittedJobInfo) -> None:
-        """Tell the end of a job that Slurm does not remember by the files that it should have written."""
+    def _report_purged_job(self, info: SubmittedJobInfo) -> None:
+        """Report the end of a job without a record in Slurm. It succeeded if its output files are new."""
         current_times = _get_output_times(info.job)
         if None not in current_times and all(
             time_after != time_before
@@ -134,18 +136,19 @@ class Executor(plugin.Executor):  # type: ignore[misc]
         ):
             self.report_job_success(info)
         else:
-            self.report_job_error(info, msg=FORGOTTEN_MESSAGE, aux_logs=[str(info.aux["slurm_logfile"])])
+            self.report_job_error(info, msg=PURGED_MESSAGE, aux_logs=[str(info.aux["slurm_logfile"])])
 
+    @override
     def report_job_success(self, job_info: SubmittedJobInfo) -> None:
-        """Tell Snakemake that a job is done."""
         self._reported_jobs.add(job_info.job)
         super().report_job_success(job_info)
 
+    @override
     def report_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **details: Any) -> None:
-        """Tell Snakemake that a job failed, and remember why."""
+        """Report a failed job, and record the cause for the next attempt."""
         job, message = job_info.job, msg or ""
         self._reported_jobs.add(job)
-        if job_info.external_jobid is None:  # Slurm would not have it
+        if job_info.external_jobid is None:  # Slurm rejected it
             self._memory_failures.pop(job, None)
         elif "'OUT_OF_MEMORY'" in message or any(
             OUT_OF_MEMORY_PATTERN.search(_read_log(log)) for log in details.get("aux_logs", ())
@@ -162,7 +165,7 @@ def _find_ignored_options() -> list[str]:
     from snakemake.cli import parse_args
 
     try:
-        with redirect_stderr(io.StringIO()):  # it prints which profiles it reads
+        with redirect_stderr(io.StringIO()):  # it prints the profiles that it reads
             parser, arguments = parse_args(sys.argv[1:])
     except SystemExit:  # this process is not the command line of Snakemake
         return []
@@ -173,13 +176,13 @@ def _find_ignored_options() -> list[str]:
 
 
 def _get_output_times(job: Any) -> list[int | None]:
-    """When each of a job's outputs was written, if it is there."""
+    """Get the modification time of each output of a job. None for a missing one."""
     output_paths = [Path(str(output)) for output in job.output]
     return [output_path.stat().st_mtime_ns if output_path.exists() else None for output_path in output_paths]
 
 
 def _count_complete_rounds(job: Any) -> int:
-    """Complete rounds of the run that a segment works on; of other jobs none, since they do one thing each."""
+    """Count the complete rounds of a segment's run. 0 for other jobs, which are single steps."""
     from fedpipe.core.errors import UserError  # the Snakefile has imported its own fedpipe by now
     from fedpipe.core.storage.layout import RunFiles
 
@@ -195,7 +198,7 @@ def _read_log(log: str | None) -> str:
 
 
 def _get_largest_memory(job: Any) -> int:
-    """MB that the largest node has for a job of this kind; none where Slurm does not say."""
+    """Get the memory in MB of the largest node that a job may use. 0 if Slurm does not report it."""
     partitions, gpu = str(job.resources.get("slurm_partition") or ""), job.resources.get("gpu")
     required_gres = str(job.resources.get("gpu_model") or "gpu") if gpu else ""
     node_memories = [0]

@@ -1,10 +1,10 @@
-"""The logger `fedpipe`: what happens to each job, as lines of JSON that `fedpipe status` reads.
+"""The logger `fedpipe`: the start and end of each job, as lines of JSON that `fedpipe status` reads.
 
-Snakemake finds this package by its name, and profiles/default names it. Each snakemake that starts jobs writes a file
-of its own in `.snakemake/fedpipe/jobs`, and the newest `FILE_LIMIT` files are kept. A line has the event (`job_info`: a
-job was submitted, `job_finished`, `job_error`), its time in seconds since the epoch and the number of the job. The
-first and the last also have its rule, outputs and logs. The first has its wildcards, the last its cause and whether
-Ctrl+C ended the job.
+Snakemake finds this package by its name, and profiles/default names it. Each Snakemake that starts jobs writes one file
+in `.snakemake/fedpipe/jobs`, and the newest `FILE_LIMIT` files are kept. A line has the event (`job_info` for a
+submitted job, `job_finished`, `job_error`), its time in seconds since the epoch and the number of the job. Lines of
+`job_info` and `job_error` also have its rule, outputs and logs. A `job_info` has its wildcards, and a `job_error` has
+its cause and whether Ctrl+C ended the job.
 
 Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe: the Snakefile would get
 that fedpipe, and not the one of its own folder.
@@ -23,12 +23,13 @@ from typing import Any, TextIO
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
+from typing_extensions import override
 
 RECORDS_FOLDER = Path(".snakemake/fedpipe/jobs")
 FILE_LIMIT = 100
-#: How `JobScheduler.schedule` begins its message after Ctrl+C. From then on errors are of jobs that Snakemake ended.
+#: Start of the message of `JobScheduler.schedule` after Ctrl+C. Later errors are those of jobs that Snakemake ended.
 CTRL_C_MESSAGE = "Terminating processes on user request"
-#: How subprocess.CalledProcessError ends if the command died of Ctrl+C, perhaps before Snakemake noticed it.
+#: End of subprocess.CalledProcessError if Ctrl+C ended the command, perhaps before Snakemake noticed it.
 INTERRUPTS = ("returned non-zero exit status 130.", "died with <Signals.SIGINT: 2>.")
 
 
@@ -37,10 +38,11 @@ class LogHandler(LogHandlerBase):
 
     def __post_init__(self) -> None:
         self._file: TextIO | None = None
-        self._has_failed = False  #: to write, which is reported once
+        self._has_failed = False  #: whether writing failed, which is reported once
         self._was_interrupted = False
-        self._error_messages: list[str] = []  #: of commands. Snakemake names their jobs next
+        self._error_messages: list[str] = []  #: messages about commands. Snakemake names their jobs next
 
+    @override
     def emit(self, record: Any) -> None:
         """Write a line if the record is about a job."""
         event, message = getattr(record, "event", None), str(record.msg)
@@ -57,7 +59,7 @@ class LogHandler(LogHandlerBase):
             self._write(record, event, record.jobid, _describe_job(record) | self._describe_error(record))
 
     def _describe_error(self, record: Any) -> dict[str, Any]:
-        """Why a job failed: the message of its executor, or how its command ended."""
+        """Get the cause of a failed job: the message of its executor, or the end of its command's message."""
         separator = f"{record.shellcmd}' "
         endings = [text.partition(separator)[2].partition("\n")[0] for text in self._error_messages]
         self._error_messages = [text for text in self._error_messages if separator not in text]
@@ -73,7 +75,7 @@ class LogHandler(LogHandlerBase):
             self._file.flush()
         except OSError as error:
             self._has_failed = True
-            print(f"fedpipe: {RECORDS_FOLDER}: {error.strerror}; `fedpipe status` misses jobs.", file=sys.stderr)
+            print(f"fedpipe: {RECORDS_FOLDER}: {error.strerror}. `fedpipe status` lacks these jobs.", file=sys.stderr)
 
     def close(self) -> None:
         """Close the file."""
@@ -82,14 +84,14 @@ class LogHandler(LogHandlerBase):
         super().close()
 
     writes_to_stream = False
-    writes_to_file = False  # of the kind whose path Snakemake prints at its end
-    has_filter = True  # so that --quiet hides nothing
+    writes_to_file = False  # for log files whose path Snakemake prints at its end
+    has_filter = True  # so that --quiet has no effect on records
     has_formatter = True
     needs_rulegraph = False
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file, except damaged ones: Snakemake may have been killed while it wrote."""
+    """Read the lines of a file, except damaged ones, because Snakemake may have been killed while it wrote."""
     for line in path.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
@@ -108,7 +110,7 @@ def _describe_job(record: Any) -> dict[str, Any]:
 
 
 def _open_file() -> TextIO:
-    """A new file; the oldest are removed."""
+    """Open a new file and remove the oldest ones."""
     RECORDS_FOLDER.mkdir(parents=True, exist_ok=True)
     for path in sorted(RECORDS_FOLDER.glob("*.jsonl"))[: 1 - FILE_LIMIT]:
         path.unlink(missing_ok=True)

@@ -91,8 +91,8 @@ def assign_samples(
     is_official = split == "official" and not scheme.has_fixed_splits
     if is_official and not test.any():
         raise SettingsError(
-            f"dataset.split: 'official' needs a test set, and none of the {len(test)} samples is in one; use 'pooled', "
-            f"or a larger dataset.subset where there is one."
+            f"dataset.split: 'official' needs a test set, but the {len(test)} samples contain no test sample. Use "
+            "'pooled', or a larger dataset.subset if the data set has a test set."
         )
     samples = np.flatnonzero(~test) if is_official else np.arange(len(labels))
     sample, client, sample_split = _partition_samples(scheme, labels, samples, clients, seed)
@@ -183,9 +183,8 @@ def _partition_samples(
     is_valid = client.shape == sample.shape and (sample_split is not None or np.isin(client, np.arange(clients)).all())
     if not is_valid or len(np.setdiff1d(np.arange(clients), client)):
         raise SettingsError(
-            f"partition.scheme: '{registry.get_component_name(component.PARTITION, type(scheme))}' did not give every "
-            "sample one "
-            f"of {clients} clients and every client a sample; it should."
+            f"partition.scheme: '{registry.get_component_name(component.PARTITION, type(scheme))}' returned an invalid "
+            f"assignment. Give every sample one of the {clients} clients, and every client at least one sample."
         )
     order = np.lexsort((client, sample))
     return SampleClientPairs(
@@ -196,8 +195,8 @@ def _partition_samples(
 def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alternative: str) -> None:
     if len(np.unique(sample)) < len(sample):
         raise SettingsError(
-            f"{setting} can't be used with a partition in which clients share samples, since one would train on what "
-            f"another {verb} on. Use {alternative}."
+            f"{setting} can't be used with a partition in which clients share samples, because a client could train on "
+            f"samples that another client {verb} on. Use {alternative}."
         )
 
 
@@ -217,10 +216,10 @@ def _assign_test_samples(
 
 
 def _hold_out(
-    client: Integers, groups: Integers, clients: int, share: float, seed: int, purpose: str
+    client: Integers, groups: Integers, clients: int, fraction: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
     """Mask of the samples that each client sets aside: a random fraction, in proportion to its groups."""
-    exact_fraction = Fraction(str(share))  # exact: 0.29 of 100 is 29, but 28 with binary floats
+    exact_fraction = Fraction(str(fraction))  # exact: 0.29 of 100 is 29, but 28 with binary floats
     held_out = np.zeros(len(client), dtype=np.bool_)
     for number, members in enumerate(_group_by_client(np.arange(len(client)), client, clients)):
         generator = rng.generator(seed, purpose, client=number)

@@ -66,7 +66,7 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     manifest = files.read_json(path.with_suffix(".json"))
     if missing_fields := [name for name in DatasetInfo._fields if name not in manifest]:
         raise ArtifactError(
-            f"{path.with_suffix('.json')} lacks {missing_fields[0]}; delete it and {path.name}, and run again."
+            f"{path.with_suffix('.json')} lacks {missing_fields[0]}. Delete it and {path.name}, and run again."
         )
     return DatasetInfo(**{name: manifest[name] for name in DatasetInfo._fields} | {"shape": tuple(manifest["shape"])})
 
@@ -93,7 +93,9 @@ def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
     """
     tensors = files.read_pt(path, sha256)
     if tensors.keys() != set(Samples._fields):
-        raise ArtifactError(f"{path} holds no data set (but {', '.join(tensors)}); delete it and run again.")
+        raise ArtifactError(
+            f"{path} contains {', '.join(tensors) or 'nothing'} instead of a data set. Delete it and run again."
+        )
     return StoredSamples(**tensors)
 
 

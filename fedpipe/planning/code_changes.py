@@ -53,19 +53,19 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     for names, count in reasons.items():
         subject = "1 run will be" if count == 1 else f"{count} runs will be"
         yield (
-            f"{subject} made anew: the code of {' and '.join(names)} has changed; what is there stays under "
-            f"{'its old key' if count == 1 else 'the old keys'} (`fedpipe prune` removes it)."
+            f"{subject} recomputed, because the code of {' and '.join(names)} has changed. The old results stay under "
+            f"{'the old key' if count == 1 else 'the old keys'} (`fedpipe prune` deletes them)."
         )
 
 
 def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
-    """Describe how many runs were made by other shared code than the plan's."""
+    """Describe how many runs come from other shared code than the plan's."""
     count = sum(is_from_other_code(run.files, plan.shared) for run in plan.runs)
     if count:
         yield (
             f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
             f"{'comes' if count == 1 else 'come'} from other shared code (executors, optimizers, layers, evaluation, "
-            "...) than lies here; `fedpipe verify` does a round of each again and compares."
+            "...) than the current one. `fedpipe verify` repeats a round of each and compares."
         )
 
 
@@ -74,8 +74,8 @@ def describe_unreadable_plans() -> Iterator[str]:
     for path, plan in read_plans():
         if plan is None:
             yield (
-                f"{path} can't be read, so that all runs keep the states of every round, whatever "
-                "artifacts.keep_models says; plan that study again, or delete the file."
+                f"{path} can't be read, so all runs keep the states of every round, regardless of "
+                "artifacts.keep_models. Plan that study again, or delete the file."
             )
 
 

@@ -40,7 +40,7 @@ class CombinedPlan:
     ----------
     plans
         One plan per study.
-    absent
+    unavailable_runs
         Paths of runs that are omitted, with everything that depends on them.
     """
 
@@ -106,7 +106,7 @@ class CombinedPlan:
                 if getattr(plan, section) != getattr(self.plans[0], section):
                     name = "artifacts.keep_models" if section == "keep_models" else section
                     raise SettingsError(
-                        f"{plan.params}: {name} differs from that of {self.plans[0].params}; studies that are made "
-                        "together should have it in common."
+                        f"{plan.params}: {name} differs from that of {self.plans[0].params}. Use the same value in "
+                        "studies that are run together."
                     )
         return self.plans[0].execution

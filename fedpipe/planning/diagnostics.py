@@ -34,7 +34,7 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
         matching_cells = [cell for cell in cells if _is_selected(diagnostic, cell)]
         if not matching_cells:
             raise SettingsError(
-                f"diagnostics.{name}: no run of the study is at such a point; its `where` should name one."
+                f"diagnostics.{name}: no run of the study matches. Change its `algorithms`, `seeds` or `where`."
             )
         for cell in matching_cells:
             for number in diagnostic.rounds:
@@ -47,7 +47,7 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
 
 def format_diagnostic_settings(study_params: Params, diagnostic: PlannedDiagnostic) -> str:
     """Format the settings file that a diagnostic's job reads."""
-    head = "# All that this diagnostic depends on; the key in the file's name is a hash of it.\n"
+    head = "# All settings of this diagnostic. The key in the file's name is their hash.\n"
     return head + format_yaml(
         _build_diagnostic_settings(study_params.diagnostics[diagnostic.name], diagnostic.run_key, diagnostic.round)
     )
@@ -66,25 +66,23 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
         settings: dict[str, Any] = read_yaml(path.read_text(), path)
         kind, key = str(settings["kind"]), digest_json(settings)
     except FileNotFoundError:
-        raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+        raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
     except (LookupError, TypeError, ValueError) as error:
-        raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+        raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
     names = [f"{kind}-{key}", f"{settings['round']:04d}", settings["run"]]
     if (
         names != [path.stem, *(parent.name for parent in list(path.parents)[:2])]
         or kind not in code_digest.DIAGNOSTIC_MODULES
     ):
-        raise ArtifactError(f"{path} was edited: its key would be {key}; change the study's `diagnostics` instead.")
+        raise ArtifactError(f"{path} was edited: its key would be {key}. Change the study's `diagnostics` instead.")
     if settings["code"] != code_digest.compute_diagnostic_digest(kind):
-        raise ArtifactError(f"{path} is of other code of {kind} than lies here; type `fedpipe run`, which plans again.")
+        raise ArtifactError(f"{path} belongs to another version of {kind}. Type `fedpipe run`, which plans again.")
     return settings
 
 
 def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, number: int) -> PlannedDiagnostic:
     if number > cell.rounds:
-        raise SettingsError(
-            f"diagnostics.{name}.rounds: {number} is beyond the last round, {cell.rounds}. Use that at most."
-        )
+        raise SettingsError(f"diagnostics.{name}.rounds: {number} is after the last round. Use at most {cell.rounds}.")
     key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, number))
     return PlannedDiagnostic(
         name=name,
@@ -123,19 +121,19 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
         for value in getattr(diagnostic, key) or ():
             if value not in options:
                 raise SettingsError(
-                    f"diagnostics.{name}.{key}: the study has no '{value}'; {_suggest_value(value, options)}"
+                    f"diagnostics.{name}.{key}: the study has no '{value}'. {_suggest_value(value, options)}"
                 )
     for grid_name, selection in diagnostic.where.items():
         if grid_name not in study_params.study.grid:
             raise SettingsError(
-                f"diagnostics.{name}.where: '{grid_name}' is not in study.grid; "
+                f"diagnostics.{name}.where: '{grid_name}' is not in study.grid. "
                 f"{_suggest_value(grid_name, study_params.study.grid)}"
             )
         options = list(study_params.study.grid[grid_name])
         for value in selection if isinstance(selection, list) and selection not in options else [selection]:
             if value not in options:
                 raise SettingsError(
-                    f"diagnostics.{name}.where: '{grid_name}' is never {value!r} in study.grid; "
+                    f"diagnostics.{name}.where: '{grid_name}' has no value {value!r} in study.grid. "
                     f"{_suggest_value(value, options)}"
                 )
     if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
@@ -144,14 +142,14 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
         for label in diagnostic.algorithms or study_params.study.algorithms:
             if not isinstance(study_params.algorithms[label].algorithm, CwFedAvg):
                 raise SettingsError(
-                    f"diagnostics.{name}.models: 'class' can't be used with {label}, which has no models of classes; "
-                    f"diagnostics.{name}.algorithms should do without it."
+                    f"diagnostics.{name}.models: 'class' can't be used with {label}, which has no class models. "
+                    f"Leave {label} out of diagnostics.{name}.algorithms."
                 )
     clients = getattr(diagnostic, "clients", None) or ()
     if too_large := [client for client in clients if client >= study_params.federation.clients]:
         raise SettingsError(
-            f"diagnostics.{name}.clients: there is no client {too_large[0]}. Use less than federation.clients "
-            f"({study_params.federation.clients})."
+            f"diagnostics.{name}.clients: there is no client {too_large[0]}. Use 0 to "
+            f"{study_params.federation.clients - 1}."
         )
 
 

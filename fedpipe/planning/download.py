@@ -53,19 +53,18 @@ def download_dataset(name: str) -> Path:
     """
     settings = store.settings_file(name)
     if not is_planned_dataset(name):
-        raise ArtifactError(f"{settings} is missing; '{name}' should be a data set of a plan.")
+        raise ArtifactError(f"{settings} is missing: '{name}' is not a data set of a plan. Run `fedpipe plan` first.")
     try:
         section = parser.parse_dataset(read_yaml(settings.read_text(), settings))
         expected_name = section.file.stem
     except SettingsError as error:
         raise ArtifactError(
-            f"{settings} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+            f"{settings} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
         ) from None
     if expected_name != name:
         raise ArtifactError(
-            f"{settings} was edited: it names {expected_name}; `fedpipe plan` writes it again, and params.yaml is "
-            "what to "
-            "change."
+            f"{settings} was edited: it describes {expected_name}. Run `fedpipe plan` to write it again, and change "
+            "params.yaml instead."
         )
     return obtain_dataset(section.effective_dataset, section.fetcher)
 
@@ -100,9 +99,8 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     if samples_checksum != dataset.expected_checksum and (dataset.expected_checksum or not dataset.content_digest):
         raise ArtifactError(
             f"dataset.name: the samples of '{name}' have checksum {samples_checksum}, but "
-            f"{dataset.expected_checksum or 'none'} was "
-            f"expected; obtain the original again (with the versions in requirements.lock), or, if the new samples are "
-            f"meant, set {type(dataset).__qualname__}.checksum to theirs."
+            f"{dataset.expected_checksum or 'none'} was expected. Get the original again, with the versions in "
+            f"requirements.lock. If you mean the new samples, set {type(dataset).__qualname__}.checksum to theirs."
         )
     measured_facts = dataset.infer_info(samples)
     _check_samples(name, samples, measured_facts, dataset.info)
@@ -155,25 +153,25 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     labels = store.load_samples(path).y
     if (lowest_label := int(labels.min())) > 0:
         messages.append(
-            f"Its labels are {lowest_label} to {int(labels.max())}, and classes count from 0: class 0 has no samples. "
-            "If it should not be there, number the labels from 0."
+            f"Its labels are {lowest_label} to {int(labels.max())}, but classes are numbered from 0, so class 0 has "
+            "no samples. If your data have no class 0, number the labels from 0."
         )
     if sha256 is not None and not (
         is_study_dataset and _write_sha256(params, ("dataset",), "sha256", sha256, messages)
     ):
-        messages.append(f"Declare it in {params}, under dataset, where name is {section.name}:\n  sha256: {sha256}")
+        messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
     for kind in (PARTITION, MODEL) if is_study_dataset else ():
         pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
         if pin is None or pin.sha256:
             continue
         if not pin.path.is_file():
-            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use a file.")
+            raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
         sha256 = pinned_files.compute_content_sha256(pin.path)
         _require_usable_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
         if not _write_sha256(params, (kind.section,), "sha256", sha256, messages):
-            messages.append(f"Declare {pin.path} in {params}, under {kind.section}:\n  sha256: {sha256}")
+            messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
         _declare_grid_datasets(params, section, messages)
         settings = loader.read_params(params) if params.is_file() else settings
@@ -195,7 +193,7 @@ def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: D
         component.check(clients, facts.classes, facts.size)
 
 
-def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None:
+def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> None:
     """Fill in the SHA-256 of each mirror's substitute for a data set of the study's grid and presets.
 
     If a data set of the grid needs none, but the section `dataset` has one, null is filled in.
@@ -209,8 +207,8 @@ def _declare_grid_datasets(params: Path, section: Data, done: list[str]) -> None
         sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _write_sha256(params, place, key, sha256, done):
-            done.append(f"Declare it in {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
+        if not _write_sha256(params, place, key, sha256, messages):
+            messages.append(f"Add this to {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
 
 
 def _iter_undeclared_datasets(
@@ -257,9 +255,9 @@ def _check_samples(
     if declared_facts not in (None, measured_facts) or not is_consistent:
         expected_facts = declared_facts or measured_facts
         raise ArtifactError(
-            f"dataset.name: the files of '{name}' hold {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
-            f"{samples.y.max() + 1} classes. Use {expected_facts.size} of shape {expected_facts.shape} in "
-            f"{expected_facts.classes}."
+            f"dataset.name: the files of '{name}' contain {len(samples.y)} samples of shape {samples.x.shape[1:]} in "
+            f"{samples.y.max() + 1} classes. Use files with {expected_facts.size} samples of shape "
+            f"{expected_facts.shape} in {expected_facts.classes} classes."
         )
 
 
@@ -294,7 +292,7 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
     except SettingsError:
         return False
     files.write_bytes(params.resolve(), edited_text.encode())  # through a link
-    messages.append(f"{params} declares it now: {'.'.join((*place, key))} is {value}.")
+    messages.append(f"{params} now contains {'.'.join((*place, key))}: {value}.")
     return True
 
 

@@ -33,29 +33,34 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
     Raises
     ------
     SettingsError
-        A key can't be varied, varies nothing, or is set twice.
+        A key can't be varied, has no effect, or is set twice.
     """
     keys_by_name: dict[str, list[str]] = {}
     for name, values in study_params.study.grid.items():
         if not values:
-            kind = "axis has no values. It must have" if isinstance(values, dict) else "list is empty. It must contain"
-            raise SettingsError(f"study.grid.{name}: its {kind} at least one value.")
+            problem = "the axis has no values" if isinstance(values, dict) else "the list is empty"
+            raise SettingsError(f"study.grid.{name}: {problem}. Use at least one value.")
         axis = values.values() if isinstance(values, dict) else [[name]]
         keys_by_name[name] = list(dict.fromkeys(key for part in axis for key in part))
         for key in keys_by_name[name]:
             _check_grid_key(name, key, study_params)
         if not keys_by_name[name]:
-            raise SettingsError(f"study.grid.{name}: its values set no keys; at least one of them should.")
+            raise SettingsError(f"study.grid.{name}: its values set no keys. Set a key in at least one of them.")
         if not any(has_effect_on(keys_by_name[name], label) for label in study_params.study.algorithms):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since its algorithm is not in study.algorithms.")
+            raise SettingsError(
+                f"study.grid: '{name}' has no effect, because its algorithm is not in study.algorithms. Add the "
+                "algorithm, or remove it from the grid."
+            )
     for (name, key), (other, other_key) in _iterate_key_pairs(study_params, keys_by_name):
         if is_within(key, other_key) or is_within(other_key, key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
-            keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', of which one is in the other"
-            raise SettingsError(f"study.grid: {setters} {keys_text}; a key should be set once.")
+            keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
+            raise SettingsError(f"study.grid: {setters} {keys_text}. Set each key once.")
     for name in (name for name, values in study_params.study.grid.items() if not isinstance(values, dict)):
         if preset_key := next((key for key in preset_changes if is_within(name, key)), None):
-            raise SettingsError(f"study.grid: '{name}' varies nothing, since the preset sets '{preset_key}'.")
+            raise SettingsError(
+                f"study.grid: '{name}' has no effect, because the preset sets '{preset_key}'. Remove one of them."
+            )
     return keys_by_name
 
 
@@ -126,10 +131,10 @@ def resolve_point_settings(
 
 def _value(settings: dict[str, Any], key: str) -> Any:
     """Get the value at a dotted key."""
-    found: Any = settings
+    value: Any = settings
     for part in key.split("."):
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 @contextmanager
@@ -161,16 +166,18 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
         (section for section in STUDY_WIDE_SECTIONS if is_within(key, section) or is_within(section, key)), None
     )
     if fixed_section:
-        raise SettingsError(f"{location}: '{key}' can't be varied, since {fixed_section} is one for the whole study.")
+        raise SettingsError(
+            f"{location}: '{key}' can't be varied, because {fixed_section} applies to the whole study. Remove it."
+        )
     if is_within(key, "algorithms") and key.endswith((".protocol", ".title")):
         raise SettingsError(
-            f"{location}: '{key}' can't be varied, since a table shows a method by one protocol and under one title."
+            f"{location}: '{key}' can't be varied, because a table shows one protocol and one title per method. "
+            "Remove it."
         )
     if key in KEYWISE_SECTIONS:
         raise SettingsError(
-            f"{location}: '{key}' can't be varied as a whole, since all of its keys that are not given would have "
-            "their "
-            f"defaults; name its keys, as {key}.rounds."
+            f"{location}: '{key}' can't be varied as a whole, because its other keys would have their defaults. "
+            f"Vary single keys, such as {key}.rounds."
         )
     for label in study_params.study.algorithms:
         method_key = next(
@@ -178,8 +185,8 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
         )
         if method_key:
             raise SettingsError(
-                f"{location}: '{key}' varies nothing for {label}, since algorithms.{label}.overrides sets "
-                f"'{method_key}'."
+                f"{location}: '{key}' has no effect on {label}, because algorithms.{label}.overrides sets "
+                f"'{method_key}'. Remove one of them."
             )
 
 
@@ -201,5 +208,5 @@ def _reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     for section in ("dataset", "transforms", "federation", "evaluation"):
         known_keys += [f"{section}.{field}" for field in type(getattr(study_params, section)).model_fields]
     matches = [full for full in known_keys if full.endswith(f".{key}")]
-    hint = f"did you mean {' or '.join(matches)}?" if matches else suggest_name(key, [*Params.model_fields])
-    raise SettingsError(f"{location}: '{key}' is no key of params.yaml; {hint}")
+    hint = f"Did you mean {' or '.join(matches)}?" if matches else suggest_name(key, [*Params.model_fields])
+    raise SettingsError(f"{location}: '{key}' is not a key of params.yaml. {hint}")

@@ -48,8 +48,8 @@ def is_reproducible(key: str) -> bool:
     scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
     if (current_code := code_digest.compute_code_digest(*scheme.code_objects()).text) != scheme_settings["code"]:
         raise ArtifactError(
-            f"it is of other code of partition scheme '{scheme_settings['scheme']}' ({scheme_settings['code']}) than "
-            f"lies here ({current_code})."
+            f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
+            f"({scheme_settings['code']}, now {current_code})."
         )
     dataset_path = store.locate_dataset(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
@@ -73,31 +73,30 @@ def read_partition_settings(key: str) -> dict[str, Any]:
         computed_key = digest_json({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(
-            f"{settings_path} is missing; '{key}' should be a partition of results/plan.json."
+            f"{settings_path} is missing: '{key}' is not a partition of a plan. Run `fedpipe plan` first."
         ) from None
     except (AttributeError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{settings_path} is damaged ({' '.join(str(error).split())}); `fedpipe plan` writes it again."
+            f"{settings_path} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
         ) from None
     if computed_key != key:
         raise ArtifactError(
-            f"{settings_path} was edited: its key would be {computed_key}; `fedpipe plan` writes it again, and "
-            "params.yaml is "
-            "what to change."
+            f"{settings_path} was edited: its key would be {computed_key}. Run `fedpipe plan` to write it again, and "
+            "change params.yaml instead."
         )
     return settings
 
 
-def describe_untested_clients(key: str, settings: dict[str, Any], dealt: Assignment) -> str | None:
+def describe_untested_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> str | None:
     """Warning about clients without test samples, which local protocols omit. None if there are none."""
-    lacking = [str(client) for client, samples in enumerate(dealt.test) if not len(samples)]
-    if not lacking:
+    untested = [str(client) for client, samples in enumerate(assignment.test) if not len(samples)]
+    if not untested:
         return None
-    shown = ", ".join(lacking[:LISTED]) + (", …" if len(lacking) > LISTED else "")
+    client_list = ", ".join(untested[:LISTED]) + (", …" if len(untested) > LISTED else "")
     seed = f", seed {settings['seed']}" if "seed" in settings else ""
     return (
-        f"{len(lacking)} of {len(dealt.test)} clients have no test sample in partition {key} (scheme "
-        f"{settings['partition']['scheme']}{seed}): {shown}."
+        f"{len(untested)} of {len(assignment.test)} clients have no test sample in partition {key} (scheme "
+        f"{settings['partition']['scheme']}{seed}): {client_list}."
     )
 
 
@@ -106,20 +105,20 @@ def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str
 
     For partitions that differ only in their seed, only the first one is checked. ``texts`` are the files of the plan.
     """
-    seen = set()
+    checked_settings = set()
     for key, settings in partitions.items():
-        alike = digest_json({name: value for name, value in settings.items() if name != "seed"})
+        settings_digest = digest_json({name: value for name, value in settings.items() if name != "seed"})
         path = store.locate_dataset(settings["dataset"])
-        if alike in seen or not path.is_file():
+        if settings_digest in checked_settings or not path.is_file():
             continue
-        seen.add(alike)
-        place = layout.assignment_file(key).with_name("partition.yaml")
-        settings = read_yaml(texts[str(place)], place)  # includes the path of its file
+        checked_settings.add(settings_digest)
+        settings_path = layout.assignment_file(key).with_name("partition.yaml")
+        settings = read_yaml(texts[str(settings_path)], settings_path)  # includes the path of its file
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
-            if found := describe_untested_clients(key, settings, Assignment.from_table(table)):
-                yield found
+            if warning := describe_untested_clients(key, settings, Assignment.from_table(table)):
+                yield warning
 
 
 def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:

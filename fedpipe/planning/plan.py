@@ -69,7 +69,7 @@ class PlannedRun(_RunRounds):
     """A run of the study. It is in the plan once, also if several cells report it."""
 
     partition: Key  #: the key of its partition
-    dataset: DatasetName  #: its stored data set, as ``digits-0123456789ab``
+    dataset: DatasetName  #: its stored data set, such as ``digits-0123456789ab``
     participants: int  #: clients in a round, m
 
     @computed_field  # type: ignore[prop-decorator]
@@ -124,11 +124,11 @@ def _require_own_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Require that a path is the one of its run or diagnostic."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
-        raise ValueError("it leads elsewhere")
+        raise ValueError("the path is not that of the run")
     return planned
 
 
-@with_config(ConfigDict(strict=True))  # a number is no text, and a Boolean no number
+@with_config(ConfigDict(strict=True))  # a number is not a text, and a Boolean is not a number
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A study's plan."""
@@ -205,8 +205,8 @@ class Plan:
 
     def describe_partition(self, key: str) -> dict[str, str]:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        told = _partition_name_parts(self.partitions[key])
-        return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in told.items()}
+        parts = _partition_name_parts(self.partitions[key])
+        return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in parts.items()}
 
     @cached_property
     def merged_files(self) -> tuple[MergedFiles, ...]:
@@ -247,7 +247,9 @@ class Plan:
             read_json(path)  # raises another error if the file is not JSON
             is_valid = False
         if not is_valid:
-            raise ArtifactError(f"{path} is not the plan of the study that belongs there; delete it and run again.")
+            raise ArtifactError(
+                f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
+            )
         return plan
 
     def _is_consistent(self) -> bool:

@@ -33,7 +33,7 @@ from fedpipe.settings.params import Params
 
 #: Mark in sources.json of a study with user modules, which is always replanned: a new module could shadow an old one,
 #: and hashes of files can't detect that.
-CUSTOM_MODULES_MARK = "modules of your own"
+CUSTOM_MODULES_MARK = "custom modules"
 PINNABLE_SECTIONS = {
     "dataset",
     "partition",
@@ -58,7 +58,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
     Raises
     ------
     SettingsError
-        One sentence for each mistake in the settings.
+        One message for each mistake in the settings.
     """
     sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     download_command = format_download_command(path)
@@ -128,15 +128,15 @@ class _Draft:
     fingerprints: dict[str, str] = field(default_factory=dict)
     unavailable_runs: dict[str, str] = field(default_factory=dict)
 
-    def add_point(self, point: grid.GridPoint, found: dict[str, tuple[Params, dict[str, Any]]]) -> None:
+    def add_point(self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]) -> None:
         """Add the cells of a point, and new runs.
 
-        ``found`` has the settings of each algorithm at the point, and its overrides.
+        ``settings_by_label`` has the settings of each algorithm at the point, and its overrides.
         """
         from fedpipe.planning.study_facts import get_study_facts  # here, because `fedpipe status` imports no torch
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
-        params_by_label = {label: params for label, (params, _) in found.items()}
+        params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
         for params in {
             id(params): params for params in params_by_label.values()
         }.values():  # many algorithms share settings
@@ -162,8 +162,8 @@ class _Draft:
                 for name, set_keys in self.grid_keys.items()
             }
             grid_values = point.select_values(label, effective_keys)
-            set_keys = found[label][1]
-            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=set_keys)
+            overrides = settings_by_label[label][1]
+            cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
             self.cells[digest_json([label, seed, grid_values])] = cell
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:

@@ -83,11 +83,11 @@ class RunSettings:
             settings = cls(**read_yaml(path.read_text(), path))
             key = settings.key
         except FileNotFoundError:
-            raise ArtifactError(f"{path} is missing; run `fedpipe plan` to write it again.") from None
+            raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
         except (SettingsError, TypeError) as error:
-            raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+            raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
         if key != path.parent.name:
-            raise ArtifactError(f"{path} was edited: its key would be {key}; change params.yaml instead.")
+            raise ArtifactError(f"{path} was edited: its key would be {key}. Change params.yaml instead.")
         return settings
 
     @classmethod
@@ -96,11 +96,11 @@ class RunSettings:
         try:
             return cls(**read_generated_yaml(path))
         except TypeError as error:  # written by another version of fedpipe
-            raise ArtifactError(f"{path} is damaged ({error}); delete it and run `fedpipe plan`.") from None
+            raise ArtifactError(f"{path} is damaged ({error}). Delete it and run `fedpipe plan`.") from None
 
     def to_yaml(self) -> str:
         """Format the text of ``run.yaml``."""
-        head = "# All that this run's bits depend on; its key, the folder's name, is a hash of it.\n"
+        head = "# All settings that this run depends on. Its key, the folder's name, is their hash.\n"
         content = {name: value for name, value in dataclasses.asdict(self).items() if name != "origin" or value}
         return head + format_yaml(content)
 
@@ -138,9 +138,9 @@ class RunSettings:
         component = registry.component_from_run_settings(kind, run_settings)
         if (code_digest := compute_code_digest(*component.code_objects()).text) != run_settings["code"]:
             raise ArtifactError(
-                f"run {self.key} is of other code of {kind.name} '{run_settings['name']}' ({run_settings['code']}) "
-                "than lies "
-                f"here ({code_digest}); type `fedpipe run`, which plans again, or restore that code."
+                f"run {self.key} belongs to another version of {kind.name} '{run_settings['name']}' "
+                f"({run_settings['code']}, now {code_digest}). Type `fedpipe run`, which plans again, or restore "
+                "that version."
             )
         return component
 

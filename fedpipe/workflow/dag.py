@@ -1,7 +1,7 @@
-"""What the rules of the Snakefile call: which studies are made, and which files each job reads and writes.
+"""Functions for the rules of the Snakefile: they select studies and list the files that each job reads and writes.
 
-``workflow/rules/common.smk`` selects the studies, plans what is not current and builds one `Dag`. Snakemake does so in
-the process of every job, too, so nothing here imports torch, pandas or pydantic unless it plans.
+``workflow/rules/common.smk`` selects the studies, updates their plans and builds one `Dag`. Snakemake does the same in
+the process of every job, so this module imports torch, pandas and pydantic only to plan.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
 
-LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes are making
-#: The files of a run's joined rounds, as an output of rules with these wildcards.
+LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes write
+#: Files of a run's merged rounds, as an output of rules with these wildcards.
 MERGED_PATTERN = [
     str(path) for path in MergedFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
 ]
@@ -56,12 +56,12 @@ class Wildcards(Protocol):
     """The wildcards of a job, by name."""
 
     def __getattr__(self, name: str) -> str:
-        """The value of one."""
+        """Get the value of a wildcard."""
         ...
 
 
 def require_simple_folder(folder: Path) -> None:
-    """Reject a folder that jobs could not import code from: they find it by PYTHONPATH, which is split at colons.
+    """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons.
 
     Raises
     ------
@@ -70,39 +70,39 @@ def require_simple_folder(folder: Path) -> None:
     """
     if os.pathsep in str(folder):
         raise SettingsError(
-            f"{folder}: '{os.pathsep}' can't be part of the path of a study's folder, since jobs would run "
-            "other code than lies here; rename it."
+            f"{folder}: '{os.pathsep}' can't be part of the path of a study's folder, because jobs would import other "
+            "code. Rename the folder."
         )
 
 
 @dataclass(frozen=True)
 class StudySelection:
-    """The studies that one call of Snakemake makes: one, or all in a folder, whose runs are made together."""
+    """The studies that one call of Snakemake runs: one study, or all studies in a folder together."""
 
     params: Path  #: the study's file, or the folder
     preset: str = FULL_PRESET
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> StudySelection:
-        """The studies that `--config` and `--configfile` select.
+        """Read the selection from `--config` and `--configfile`.
 
         Raises
         ------
         SettingsError
-            They contain another key, which Snakemake would silently ignore.
+            They contain other keys, which Snakemake would silently ignore.
         """
         if unknown_keys := [key for key in config if key not in ("params", "preset")]:
             keys = ", ".join(f"'{key}'" for key in unknown_keys)
             raise SettingsError(
-                f"{keys} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
-                "another study's file, named by --config params=studies/NAME.yaml."
+                f"{keys} in --config or --configfile would have no effect. Set them in params.yaml, or in another "
+                "study's file that you select with --config params=studies/NAME.yaml."
             )
         params = normalize_study_path(Path(str(config.get("params", PARAMS))))
         return cls(params, str(config.get("preset", FULL_PRESET)))
 
     @cached_property
     def is_folder(self) -> bool:
-        """Whether all studies in a folder are made."""
+        """Whether all studies in a folder are run."""
         return self.params.is_dir()
 
     @cached_property
@@ -112,14 +112,14 @@ class StudySelection:
         Raises
         ------
         SettingsError
-            There is none in the folder, or a study has no valid path.
+            The folder contains no study, or a study has an invalid path.
         """
         return {path: StudyFiles.from_params(path, self.preset) for path in list_studies(self.params)}
 
     def needs_planning(self, is_main_process: bool) -> bool:
-        """Whether a study has to be planned: in a job's process only if it has no plan.
+        """Whether a study has to be planned. In the process of a job, only if it has no plan.
 
-        The studies of a folder are always planned, because the data of runs that were left out may be here by now.
+        The studies of a folder are always planned, because missing data may be available now.
         """
         if not is_main_process:
             return not all(files.plan.is_file() for files in self.studies.values())
@@ -131,7 +131,7 @@ class StudySelection:
         Raises
         ------
         SystemExit
-            A study can't be planned; the reason is printed.
+            A study can't be planned. The reason is printed.
         """
         completed_process = subprocess.run(
             [sys.executable, "-m", "fedpipe", "plan", "--params", str(self.params), "--preset", self.preset],
@@ -144,7 +144,7 @@ class StudySelection:
             sys.exit(2)
 
     def read_plans(self) -> CombinedPlan:
-        """The plans of all studies; of a folder without the runs whose data or weights are not here."""
+        """Read the plans of all studies. For a folder, omit runs whose data or weights are missing."""
         unavailable_runs: set[str] = set()
         for files in self.studies.values() if self.is_folder else ():
             with suppress(FileNotFoundError):
@@ -156,10 +156,10 @@ class StudySelection:
 
 @dataclass(frozen=True)
 class Dag:
-    """What one call of Snakemake makes, and what each of its jobs reads.
+    """Outputs of one call of Snakemake, and inputs of each of its jobs.
 
-    There are three grains of one DAG, with the same bits: a job is a run, a segment of consecutive rounds of a run
-    (`execution.rounds_per_job`), or a stage of a round (`execution.clients_per_job`).
+    A job is a run, a segment of consecutive rounds of a run (`execution.rounds_per_job`), or a stage of a round
+    (`execution.clients_per_job`). All three give the same bits.
     """
 
     selection: StudySelection
@@ -168,29 +168,29 @@ class Dag:
 
     @classmethod
     def from_selection(cls, selection: StudySelection) -> Dag:
-        """The DAG of studies that are planned.
+        """Build the DAG of planned studies.
 
         Raises
         ------
         UserError
-            A plan can't be read, or the studies can't be made together.
+            A plan can't be read, or the studies can't be run together.
         """
         plan = selection.read_plans()
         return cls(selection, plan, plan.execution)
 
     @property
     def block_size(self) -> int | None:
-        """The number of participants that a job trains; None if a job makes all rounds of a segment."""
+        """Number of participants that a job trains. None if a job runs all rounds of a segment."""
         return self.execution.clients_per_job
 
     @property
     def has_run_jobs(self) -> bool:
-        """Whether a run is one job, which collects its rounds, too."""
+        """Whether a run is one job, which also merges its rounds."""
         return self.execution.rounds_per_job is None
 
     @property
     def job_environment(self) -> dict[str, object]:
-        """How jobs execute. It is no part of a run's key, so that a change runs nothing again."""
+        """Environment variables of jobs. They are not part of a run's key, so a change does not rerun anything."""
         return {
             "FEDPIPE_DEVICE": self.execution.device,
             "FEDPIPE_STACK": self.execution.stack,
@@ -201,31 +201,31 @@ class Dag:
 
     @cached_property
     def plans_fingerprint(self) -> str:
-        """A hash of all plans."""
+        """Hash of all plans."""
         return compute_plans_fingerprint(self.plan.plans)
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def get_run(self, wildcards: Wildcards) -> PlannedRun:
-        """The run of a job."""
+        """Get the run of a job."""
         return self.plan.runs[str(RunFiles.from_key(wildcards.algorithm, wildcards.key).path)]
 
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
-        """The last rounds of a run's segments, ascending. A segment also ends with each number of rounds in a table."""
+        """List the last rounds of a run's segments. A segment also ends at each number of rounds in a table."""
         length = self.execution.rounds_per_job or run.rounds
         return sorted({*range(length, run.rounds, length), *self.plan.round_counts[str(run.path)]})
 
     def get_segment_manifests(self, run: PlannedRun) -> list[str]:
-        """The manifests of a run's segments."""
+        """List the manifests of a run's segments."""
         return [str(run.files.segment_manifest(stop)) for stop in self.get_segment_ends(run)]
 
     def get_partition_input(self, wildcards: Wildcards) -> str:
-        """The data set of a partition."""
+        """Get the data set of a partition."""
         runs = self.plan.runs.values()
         return str(dataset_file(next(run.dataset for run in runs if run.partition == wildcards.key)))
 
     def get_run_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """What each job of a run reads: its settings, data set and partition."""
+        """Get the input of each job of a run: settings, data set and partition."""
         run = self.get_run(wildcards)
         return {
             "settings": ancient(str(run.files.settings)),
@@ -234,32 +234,32 @@ class Dag:
         }
 
     def get_segment_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """What a segment reads: a run's files, and the manifest of the segment before it."""
+        """Get the input of a segment: a run's files, and the manifest of the segment before it."""
         run, stop = self.get_run(wildcards), int(wildcards.stop)
         start = max((end for end in self.get_segment_ends(run) if end < stop), default=0)
         previous = {"previous": str(run.files.segment_manifest(start))} if start else {}
         return self.get_run_input(wildcards) | previous
 
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """What training and aggregation of a round read: a run's files, and the state after the round before it."""
+        """Get the input of a round's training and aggregation: a run's files, and the previous round's state."""
         previous_round = self.get_run(wildcards).files.round(int(wildcards.round) - 1)
         return self.get_run_input(wildcards) | {"state": str(previous_round.state_marker)}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
-        """The number of blocks of a round's participants."""
+        """Count the blocks of a round's participants."""
         participants = self.get_run(wildcards).participants
         return -(-participants // (self.block_size or participants))
 
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
-        """The uploads of all blocks of a round."""
+        """List the uploads of all blocks of a round."""
         files = self.get_run(wildcards).files.round(int(wildcards.round))
         return [str(files.block_uploads(block)) for block in range(self.count_blocks(wildcards))]
 
     def get_collect_input(self, wildcards: Wildcards) -> list[str]:
-        """The manifests of all rounds or segments of a run, ascending, else Snakemake would build the DAG depth first.
+        """List the manifests of all rounds or segments of a run, ascending. Otherwise the DAG is built depth first.
 
-        If tables show several numbers of rounds of a run, the jobs that collect them run one after another, and after
-        all segments.
+        If tables show several numbers of rounds of a run, the jobs that merge them run one after another, after all
+        segments.
         """
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
         fewer_rounds = [count for count in self.plan.round_counts[str(run.path)] if count < rounds]
@@ -269,12 +269,12 @@ class Dag:
         return self.get_segment_manifests(run) + earlier
 
     def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
-        """The diagnostic of a job."""
+        """Get the diagnostic of a job."""
         path = RESULTS / "diagnostics" / wildcards.algorithm / wildcards.key / wildcards.round / wildcards.diagnostic
         return self.plan.diagnostics[str(DiagnosticFiles(path).table)]
 
     def get_diagnostic_input(self, wildcards: Wildcards) -> dict[str, Any]:
-        """Input of a diagnostic: its settings, a run's files, and the marker of the merged rounds."""
+        """Get the input of a diagnostic: its settings, a run's files, and the marker of the merged rounds."""
         diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
             "settings": ancient(str(diagnostic.files.settings)),
@@ -284,18 +284,18 @@ class Dag:
     # -- results -------------------------------------------------------------------------------------------------------
 
     def get_rule_suffix(self, plan: Plan) -> str:
-        """What follows the names of a study's rules if several studies have such rules."""
+        """Get the suffix of the names of a study's rules. Empty if there is only one study."""
         return "_" + re.sub(r"\W", "_", str(plan.study_files.path)) if self.selection.is_folder else ""
 
     def get_table_input(self, plan: Plan) -> list[str]:
-        """What a study's tables are made of: the joined rounds of all runs, and the partitions."""
+        """List the input of a study's tables: the merged rounds of all runs, and the partitions."""
         partition_files = [file for key in plan.partitions for file in (assignment_file(key), heterogeneity_file(key))]
         return [str(path) for merged in plan.merged_files for path in merged.all_files] + list(
             map(str, partition_files)
         )
 
     def get_run_output(self) -> list[str]:
-        """The joined rounds of all runs, and the manifests of runs that are one job: deleted rounds are recomputed."""
+        """List the merged rounds of all runs. Manifests of runs that are one job let deleted rounds be recomputed."""
         runs = self.plan.runs.values() if self.has_run_jobs else ()
         return [
             *(str(merged.marker) for merged in self.plan.merged_files),
@@ -303,11 +303,11 @@ class Dag:
         ]
 
     def get_partition_output(self) -> list[str]:
-        """The partitions of all runs."""
+        """List the partitions of all runs."""
         return [str(assignment_file(key)) for key in self.plan.partitions]
 
     def get_pages_input(self) -> list[str]:
-        """Input of the papers' pages: the tables of all studies, the merged rounds of all runs, and diagnostics."""
+        """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
             *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
             *(str(merged.marker) for merged in self.plan.merged_files),
@@ -315,7 +315,7 @@ class Dag:
         ]
 
     def get_final_output(self) -> list[str]:
-        """All results, with the files that they are made of, so that deleted files are made again."""
+        """List all results and the files that they depend on, so that deleted files are restored."""
         return [
             *sorted({str(dataset_file(run.dataset)) for run in self.plan.runs.values()}),
             *self.get_partition_output(),
@@ -347,57 +347,57 @@ class Dag:
         return any(file.startswith(own_prefixes) for file in locked_files)
 
     def format_done_message(self) -> str:
-        """What to type next if all results have been made."""
+        """Format the message after success: the next command."""
         params, preset = self.selection.params, self.selection.preset
         if self.selection.is_folder:
             command, table = format_show_command(Path("FILE"), preset), "each study's table"
         else:
             table_path = self.selection.studies[params].result_table("md")
             command, table = format_show_command(params, preset), f"the table, {table_path},"
-        return f"fedpipe: done; `{command}` prints {table} and where the figures lie."
+        return f"fedpipe: done. `{command}` prints {table} and the paths of the figures."
 
 
 def get_figure_input(plan: Plan, name: str) -> list[str]:
-    """What the figure `curves` or `matrices` is drawn of: the joined file of all runs that has its numbers."""
+    """List the input of the figure `curves` or `matrices`: one merged file of each run."""
     paths = [merged.metrics if name == "curves" else merged.matrices for merged in plan.merged_files]
     return list(map(str, paths))
 
 
 def get_table_output(plan: Plan) -> list[str]:
-    """The files that rule `table` makes for a study."""
+    """List the files that rule `table` writes for a study."""
     return list(map(str, plan.study_files.table_files(plan.algorithms)))
 
 
 def get_figure_output(plan: Plan) -> list[str]:
-    """The figures of a study."""
+    """List the figures of a study."""
     return list(map(str, plan.study_files.figure_files(plan.partition_names.values())))
 
 
 def with_partition_key(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
-    """A function of wildcards, which calls one of the key of the partition that `{partition}` names."""
+    """Convert a function of a partition's key to a function of wildcards, where `{partition}` is its name."""
     keys = {name: key for key, name in plan.partition_names.items()}
     return lambda wildcards: function(keys[wildcards.partition])
 
 
 def format_lock_message(arguments: Sequence[str]) -> str:
-    """What to type if Snakemake is about to report that the folder is locked."""
+    """Format the message before Snakemake reports that the folder is locked."""
     return (
-        "fedpipe: another snakemake makes files of this study; or it was killed, then type\n"
+        "fedpipe: another Snakemake is running this study. If it was killed, type\n"
         f"    snakemake --unlock\n    {shlex.join(['snakemake', *arguments])}\n"
-        "Complete rounds will be found, and jobs that it left behind do no harm."
+        "Complete rounds are reused. Jobs of the killed Snakemake may still be running, which is safe."
     )
 
 
 def format_error_message(arguments: Sequence[str]) -> str:
-    """What to type after a failure or Ctrl+C, which Snakemake does not distinguish."""
+    """Format the message after a failure or Ctrl+C, which Snakemake does not distinguish."""
     return (
-        "fedpipe: this ended before all was done. Complete rounds are kept, and the same command goes on after them:\n"
+        "fedpipe: Snakemake ended before all jobs were done. Complete rounds are kept. To continue after them, type:\n"
         f"    {shlex.join(['snakemake', *arguments])}"
     )
 
 
 def format_shell_prefix(environment: Mapping[str, object]) -> str:
-    """What precedes the command of each job, with these variables.
+    """Format the prefix of each job's command, which sets these variables.
 
     Jobs call `fedpipe` of the environment that Snakemake runs in, activated or not, with the code in this folder, so
     that an experiment of DVC in a separate folder runs its own code. Snakemake formats the prefix.
@@ -411,7 +411,7 @@ def format_shell_prefix(environment: Mapping[str, object]) -> str:
 
 
 def escape_braces(text: str) -> str:
-    """A text that Snakemake formats into itself."""
+    """Escape a text that Snakemake formats."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

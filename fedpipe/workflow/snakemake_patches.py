@@ -5,12 +5,12 @@ that another version lacks, before any job starts. docs/upstream.md has reproduc
 
 - Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
   other's locks (``FilePersistence._delete_locks``).
-- Scheduler: Snakemake sets an alarm after each selection of jobs, and each alarm leads to the next selection. With
+- Scheduler: Snakemake sets an alarm after each selection of jobs, and each alarm causes the next selection. With
   hundreds of jobs the alarms multiply, and Snakemake spends its time on selections
   (``JobScheduler._schedule_reevalutation``).
 - Records: Snakemake writes the record of an output in place. With DVC's `cache.type` symlink or hardlink the record is
   a link into DVC's cache, which the write would change (``FilePersistence._io_write``). Linked outputs are read-only,
-  so Snakemake would never make them again (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
+  so Snakemake would never overwrite them (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
   without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``).
 """
 
@@ -63,7 +63,7 @@ def patch_scheduler() -> None:
 
 
 def patch_records() -> None:
-    """Let Snakemake write records as new files, make linked outputs again, and distrust outputs without a record."""
+    """Let Snakemake write records as new files, overwrite linked outputs, and rerun outputs without a record."""
     _require(FilePersistence, "_io_write", "_record_path", "has_metadata", "metadata", "params_changed")
     _require(_IOFile, "protected")
     write_in_place, get_changes = FilePersistence._io_write, FilePersistence.params_changed

@@ -172,7 +172,7 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     clone.until(lambda: not Path(f"/proc/{trainers['ending']}").exists(), "the job ended")
     clone.cluster.start_controller(memory=2)
     said = clone.end(running)
-    assert said.count("Slurm knows nothing of this job any more, and it left no results: it has to be done again") == 1
+    assert said.count("Slurm has no record of this job, and its output files are missing") == 1
     assert submissions(said) == 3, "two segments, one of them twice"
     assert done.items() <= clone.rounds().items()
     assert clone.bits_of_runs() == reference(params)
@@ -189,7 +189,7 @@ def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
     said = clone.end(running)
     first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", said))
     assert [memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
-    assert "ran out of memory; now it asks for 3000 MB" in said
+    assert "ran out of memory and now requests 3000 MB" in said
 
 
 def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
@@ -198,7 +198,7 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     clone.set_profile(retries=5)
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=100")
     said = clone.on_slurm(*RUNS, check=False)
-    assert "It asks for more time than its partition allows" in said
+    assert "It requests more time than its partition allows" in said
     assert not clone.cluster.jobs("PD,R")
     assert submissions(said) == 1
 
@@ -211,8 +211,8 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     said = clone.end(running, check=False)
     assert running.returncode
     assert "SIGTERM before a round was done" in log.read()
-    assert "Its time ended before a round was done, and so would that of another" in said
-    assert "A job's time is `runtime` in the profile" in said
+    assert "Its time ended before a round was complete" in said
+    assert "The time of a job is `runtime` in the profile" in said
     assert submissions(said) == 1
 
 
@@ -222,7 +222,7 @@ def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
     clone.folder = clone.folder.rename(clone.folder.with_name("a$(touch PWN) {b}"))
     before = clone.cluster.jobs("all")
     said = clone.on_slurm(*ALL, check=False)
-    assert said.count("a path with $ cannot be passed on to Slurm's nodes; move the clone.") == 1
+    assert said.count("a path with $ can't be passed to Slurm's nodes") == 1
     assert "Traceback" not in said
     assert clone.cluster.jobs("all") == before
     assert not list(clone.folder.parent.rglob("PWN"))
@@ -247,7 +247,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     (orphan,) = clone.segments()
     done |= clone.rounds()
     said = clone.on_slurm(*RUNS, check=False)
-    unlock, again = (line.strip() for line in said.partition("then type\n")[2].splitlines()[:2])
+    unlock, again = (line.strip() for line in said.partition("killed, type\n")[2].splitlines()[:2])
     assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
     clone.run(*unlock.split())
     assert orphan in clone.segments(), "it should write on"
@@ -277,7 +277,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     for said in map(clone.end, both):
         assert jobs(said)["segment"] == 1
         assert not jobs(said)["partition"]
-        assert "fedpipe: another snakemake" not in said, "neither locks what the other makes"
+        assert "fedpipe: another Snakemake" not in said, "neither locks what the other makes"
     assert "| one " in (clone.folder / "results/tables/results.md").read_text()
     assert "| two " in (clone.folder / "results/studies/other/tables/results.md").read_text()
     assert {path: path.stat().st_mtime_ns for path in made} == made
@@ -304,7 +304,7 @@ def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None
     (running,) = clone.cluster.jobs()
     clone.cluster.run("scontrol", "update", f"JobId={running}", "TimeLimit=2")  # two minutes before the end are now
     clone.until(lambda: ended(1), "the first job ended")
-    assert "this ended before all was done" in log(1)
+    assert "Snakemake ended before all jobs were done" in log(1)
     assert all(STOPPED in clone.log(label) for label in ("one", "two", "three"))
     done = clone.rounds()
     clone.hurry()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
@@ -28,38 +29,39 @@ SPLITS: tuple[Split, ...] = ("official", "pooled")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(Scheme):
-    """Deals as it is told."""
+class FixedScheme(Scheme):
+    """Assigns each sample to the client in ``owner``."""
 
     owner: tuple[int, ...]
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
         return np.array(self.owner)
 
 
-def digits(train: int = 100, test: int = 25, classes: int = 10) -> tuple[Integers, np.ndarray]:
-    """Shuffled labels with so many training and test samples of each class."""
+def make_labels(train: int = 100, test: int = 25, classes: int = 10) -> tuple[Integers, np.ndarray]:
+    """Shuffled labels with the given numbers of training and test samples of each class."""
     labels = np.repeat(np.arange(classes), train + test)
-    for_test = np.tile(np.arange(train + test) < test, classes)
+    is_test = np.tile(np.arange(train + test) < test, classes)
     order = np.random.default_rng(0).permutation(len(labels))
-    return labels[order], for_test[order]
+    return labels[order], is_test[order]
 
 
-def table_of(
+def assign_digits(
     scheme: Scheme,
     split: Split,
     clients: int = 10,
-    share: float = 0.25,
+    test_fraction: float = 0.25,
     seed: int = 0,
     stratified: bool = False,
     validation: float = 0,
     **sizes: int,
 ) -> tuple[Any, Integers, np.ndarray]:
-    labels, for_test = digits(**sizes)
+    labels, is_test = make_labels(**sizes)
     return (
-        assign_samples(scheme, labels, for_test, clients, split, share, seed, stratified, validation),
+        assign_samples(scheme, labels, is_test, clients, split, test_fraction, seed, stratified, validation),
         labels,
-        for_test,
+        is_test,
     )
 
 
@@ -84,95 +86,97 @@ def table_of(
 def test_every_sample_appears_once_and_everybody_trains(
     split: Split, scheme: Scheme, clients: int, seed: int, stratified: bool, validation: float
 ) -> None:
-    table, labels, _ = table_of(scheme, split, clients, seed=seed, stratified=stratified, validation=validation)
+    table, labels, _ = assign_digits(scheme, split, clients, seed=seed, stratified=stratified, validation=validation)
     assert table["sample"].to_pylist() == list(range(len(labels)))
     assert table["label"].to_pylist() == labels.tolist()
     assert [str(kind) for kind in table.schema.types] == ["int64", "int32", "int64", "string"]
-    dealt = Assignment.from_table(table)
-    everything = np.concatenate([*dealt.train, *dealt.validation, dealt.global_test])
-    assert np.array_equal(np.sort(everything), np.arange(len(labels)))
-    assert len(dealt.train) == len(dealt.validation) == len(dealt.test) == clients
-    assert dealt.sizes.min() >= 1
-    assert any(len(held) for held in dealt.validation) == bool(validation)
-    assert set(np.concatenate(dealt.test)) <= set(dealt.global_test)
+    assignment = Assignment.from_table(table)
+    all_samples = np.concatenate([*assignment.train, *assignment.validation, assignment.global_test])
+    assert np.array_equal(np.sort(all_samples), np.arange(len(labels)))
+    assert len(assignment.train) == len(assignment.validation) == len(assignment.test) == clients
+    assert assignment.sizes.min() >= 1
+    assert any(len(samples) for samples in assignment.validation) == bool(validation)
+    assert set(np.concatenate(assignment.test)) <= set(assignment.global_test)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_seed_is_an_assignment(split: Split) -> None:
-    first, *_ = table_of(IID(), split)
-    assert first.equals(table_of(IID(), split)[0])
-    assert not first.equals(table_of(IID(), split, seed=1)[0])
+    first, *_ = assign_digits(IID(), split)
+    assert first.equals(assign_digits(IID(), split)[0])
+    assert not first.equals(assign_digits(IID(), split, seed=1)[0])
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_seed_of_the_partition_stands_in(split: Split) -> None:
-    fixed = [table_of(Dirichlet(seed=7), split, seed=seed)[0] for seed in (0, 1)]
+    fixed = [assign_digits(Dirichlet(seed=7), split, seed=seed)[0] for seed in (0, 1)]
     assert fixed[0].equals(fixed[1])
-    assert fixed[0].equals(table_of(Dirichlet(), split, seed=7)[0])
+    assert fixed[0].equals(assign_digits(Dirichlet(), split, seed=7)[0])
 
 
 @pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.1), Pathological()], ids=repr)
 def test_official_test_sets_follow_the_class_proportions(scheme: Scheme) -> None:
-    table, labels, for_test = table_of(scheme, "official")
-    dealt = Assignment.from_table(table)
-    assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
-    assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
-    for counts, test in zip(dealt.class_counts, dealt.test, strict=True):
+    table, labels, is_test = assign_digits(scheme, "official")
+    assignment = Assignment.from_table(table)
+    assert np.array_equal(assignment.global_test, np.flatnonzero(is_test))
+    assert np.array_equal(np.sort(np.concatenate(assignment.test)), assignment.global_test)
+    for counts, test in zip(assignment.class_counts, assignment.test, strict=True):
         assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / 100).max() < 1
 
 
 def test_the_largest_remainder_is_exact() -> None:
     labels = np.zeros(6 + 4, dtype=np.int64)
-    for_test = np.arange(10) >= 6
-    table = assign_samples(Given(owner=(0, 0, 0, 1, 1, 2)), labels, for_test, 3, "official", 0.25, 0)
-    dealt = Assignment.from_table(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
-    assert [len(test) for test in dealt.test] == [2, 1, 1]
-    assert [train.tolist() for train in dealt.train] == [[0, 1, 2], [3, 4], [5]]
-    assert dealt.sizes.tolist() == [3, 2, 1]
+    is_test = np.arange(10) >= 6
+    table = assign_samples(FixedScheme(owner=(0, 0, 0, 1, 1, 2)), labels, is_test, 3, "official", 0.25, 0)
+    assignment = Assignment.from_table(table)  # quotas 2, 4/3, 2/3: the last sample goes to the third client
+    assert [len(test) for test in assignment.test] == [2, 1, 1]
+    assert [train.tolist() for train in assignment.train] == [[0, 1, 2], [3, 4], [5]]
+    assert assignment.sizes.tolist() == [3, 2, 1]
 
 
 def test_ties_are_broken_at_random() -> None:
-    labels, for_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
-    scheme = Given(owner=(0, 1, 2, 3))
+    labels, is_test = np.zeros(5, dtype=np.int64), np.arange(5) >= 4
+    scheme = FixedScheme(owner=(0, 1, 2, 3))
     winners = {
         int(np.argmax([len(test) for test in Assignment.from_table(table).test]))
-        for table in (assign_samples(scheme, labels, for_test, 4, "official", 0.25, seed) for seed in range(40))
+        for table in (assign_samples(scheme, labels, is_test, 4, "official", 0.25, seed) for seed in range(40))
     }
     assert winners == {0, 1, 2, 3}
 
 
 def test_a_class_nobody_trains_on_belongs_to_the_global_test_set_alone() -> None:
     labels = np.array([0, 0, 1, 1, 2, 0])
-    for_test = np.array([False, False, False, False, True, True])
-    table = assign_samples(Given(owner=(0, 0, 1, 1)), labels, for_test, 2, "official", 0.25, 0)
+    is_test = np.array([False, False, False, False, True, True])
+    table = assign_samples(FixedScheme(owner=(0, 0, 1, 1)), labels, is_test, 2, "official", 0.25, 0)
     assert table["client"].to_pylist() == [0, 0, 1, 1, -1, 0]
-    dealt = Assignment.from_table(table)
-    assert dealt.global_test.tolist() == [4, 5]
-    assert [test.tolist() for test in dealt.test] == [[5], []]
-    assert dealt.class_counts.tolist() == [[2, 0, 0], [0, 2, 0]]
+    assignment = Assignment.from_table(table)
+    assert assignment.global_test.tolist() == [4, 5]
+    assert [test.tolist() for test in assignment.test] == [[5], []]
+    assert assignment.class_counts.tolist() == [[2, 0, 0], [0, 2, 0]]
 
 
-@pytest.mark.parametrize(("share", "held_out"), [(0.25, [0, 0, 1, 25]), (0.29, [0, 0, 1, 29]), (0.99, [0, 2, 3, 99])])
-def test_pooled_test_sets_are_a_share_rounded_down(share: float, held_out: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("test_fraction", "test_sizes"), [(0.25, [0, 0, 1, 25]), (0.29, [0, 0, 1, 29]), (0.99, [0, 2, 3, 99])]
+)
+def test_pooled_test_sets_are_a_share_rounded_down(test_fraction: float, test_sizes: list[int]) -> None:
     sizes = [1, 3, 4, 100]
     labels = np.zeros(108, dtype=np.int64)
-    scheme = Given(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
-    dealt = Assignment.from_table(assign_samples(scheme, labels, labels == 1, 4, "pooled", share, 0))
-    assert [len(test) for test in dealt.test] == held_out
-    assert [len(train) + len(test) for train, test in zip(dealt.train, dealt.test, strict=True)] == sizes
-    assert dealt.train[0].tolist() == [0]
+    scheme = FixedScheme(owner=tuple(np.repeat(np.arange(4), sizes).tolist()))
+    assignment = Assignment.from_table(assign_samples(scheme, labels, labels == 1, 4, "pooled", test_fraction, 0))
+    assert [len(test) for test in assignment.test] == test_sizes
+    assert [len(train) + len(test) for train, test in zip(assignment.train, assignment.test, strict=True)] == sizes
+    assert assignment.train[0].tolist() == [0]
 
 
 def test_pooled_ignores_the_official_split() -> None:
-    labels, for_test = digits()
-    tables = [assign_samples(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (for_test, ~for_test)]
+    labels, is_test = make_labels()
+    tables = [assign_samples(IID(), labels, test, 10, "pooled", 0.25, 0) for test in (is_test, ~is_test)]
     assert tables[0].equals(tables[1])
 
 
 def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
     labels = np.zeros(40, dtype=np.int64)
     tables = [
-        assign_samples(Given(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
+        assign_samples(FixedScheme(owner=owner), labels, labels == 1, clients, "pooled", 0.5, 0)
         for owner, clients in [((0,) * 20 + (1,) * 20, 2), ((0,) * 20 + (1,) * 5 + (2,) * 15, 3)]
     ]
     first, second = (Assignment.from_table(table) for table in tables)
@@ -180,82 +184,85 @@ def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
 
 
 def test_single_sample_clients_everywhere() -> None:
-    table, *_ = table_of(IID(), "official", clients=50, train=5, test=3)
-    dealt = Assignment.from_table(table)
-    assert dealt.sizes.tolist() == [1] * 50
-    assert dealt.class_counts.shape == (50, 10)
-    assert sum(len(test) for test in dealt.test) == 30
+    table, *_ = assign_digits(IID(), "official", clients=50, train=5, test=3)
+    assignment = Assignment.from_table(table)
+    assert assignment.sizes.tolist() == [1] * 50
+    assert assignment.class_counts.shape == (50, 10)
+    assert sum(len(test) for test in assignment.test) == 30
 
 
 def test_a_table_is_read_back(tmp_path: Path) -> None:
-    table, *_ = table_of(Dirichlet(), "official")
+    table, *_ = assign_digits(Dirichlet(), "official")
     path = tmp_path / "assignment.parquet"
     sha256 = files.write_parquet(path, table)
-    dealt, direct = Assignment.read(path, sha256), Assignment.from_table(table)
+    assignment, direct = Assignment.read(path, sha256), Assignment.from_table(table)
     assert files.read_parquet(path).equals(table)
-    assert np.array_equal(dealt.class_counts, direct.class_counts)
-    assert all(np.array_equal(a, b) for a, b in zip(dealt.train, direct.train, strict=True))
-    assert all(array.dtype == np.int64 for array in [*dealt.train, *dealt.test, dealt.global_test, dealt.sizes])
-    assert all((np.diff(array) > 0).all() for array in [*dealt.train, *dealt.test, dealt.global_test])
+    assert np.array_equal(assignment.class_counts, direct.class_counts)
+    assert all(np.array_equal(a, b) for a, b in zip(assignment.train, direct.train, strict=True))
+    assert all(array.dtype == np.int64 for array in [*assignment.train, *assignment.test, assignment.sizes])
+    assert assignment.global_test.dtype == np.int64
+    assert all((np.diff(array) > 0).all() for array in [*assignment.train, *assignment.test, assignment.global_test])
 
 
 def test_the_training_samples_must_do_for_the_official_split() -> None:
-    labels, for_test = digits(train=1, test=1)
-    with pytest.raises(SettingsError, match=r"^federation\.clients: 11 is more than the 10 samples to deal; "):
-        assign_samples(IID(), labels, for_test, 11, "official", 0.25, 0)
-    assign_samples(IID(), labels, for_test, 11, "pooled", 0.25, 0)
+    labels, is_test = make_labels(train=1, test=1)
+    with pytest.raises(SettingsError, match=r"^federation\.clients: 11 .* Use at most 10\.$"):
+        assign_samples(IID(), labels, is_test, 11, "official", 0.25, 0)
+    assign_samples(IID(), labels, is_test, 11, "pooled", 0.25, 0)
 
 
 def test_an_official_split_needs_a_test_set() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set, and none of the 9 samples"):
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
         assign_samples(IID(), np.zeros(9, dtype=np.int64), np.zeros(9, dtype=np.bool_), 2, "official", 0.25, 0)
 
 
 @pytest.mark.parametrize("owner", [(0, 0, 0), (0, 1), (0, 1, 2), (0, 1, -1)])
 def test_a_scheme_of_somebody_else_must_keep_its_promise(owner: tuple[int, ...]) -> None:
     labels = np.zeros(3, dtype=np.int64)
-    with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*Given' did not give every sample one of 2 "):
-        assign_samples(Given(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
+    with pytest.raises(SettingsError, match=r"^partition\.scheme: '.*FixedScheme' .* the 2 clients"):
+        assign_samples(FixedScheme(owner=owner), labels, labels == 1, 2, "pooled", 0.25, 0)
 
 
-# -- what clients keep from training -----------------------------------------------------------------------------------
+# -- test and validation samples ---------------------------------------------------------------------------------------
 
 
 @given(
-    share=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+    test_fraction=st.sampled_from([0.1, 0.25, 0.5, 0.9]),
     scheme=st.sampled_from([IID(), Dirichlet(alpha=0.2), Pathological(classes_per_client=3)]),
     seed=st.integers(0, 99),
 )
 @settings(max_examples=40)
-def test_a_stratified_split_has_the_class_proportions_of_its_client(share: float, scheme: Scheme, seed: int) -> None:
-    table, labels, _ = table_of(scheme, "pooled", share=share, seed=seed, stratified=True)
-    dealt = Assignment.from_table(table)
-    for train, test in zip(dealt.train, dealt.test, strict=True):
-        size, held = len(train) + len(test), np.bincount(labels[test], minlength=10)
-        assert held.sum() == math.floor(size * share + 1e-9)
-        exact = held.sum() * (held + np.bincount(labels[train], minlength=10)) / size
-        assert np.abs(held - exact).max() < 1
-        assert not (held[exact == 0]).any()
+def test_a_stratified_split_has_the_class_proportions_of_its_client(
+    test_fraction: float, scheme: Scheme, seed: int
+) -> None:
+    table, labels, _ = assign_digits(scheme, "pooled", test_fraction=test_fraction, seed=seed, stratified=True)
+    assignment = Assignment.from_table(table)
+    for train, test in zip(assignment.train, assignment.test, strict=True):
+        size, test_counts = len(train) + len(test), np.bincount(labels[test], minlength=10)
+        assert test_counts.sum() == math.floor(size * test_fraction + 1e-9)
+        exact = test_counts.sum() * (test_counts + np.bincount(labels[train], minlength=10)) / size
+        assert np.abs(test_counts - exact).max() < 1
+        assert not (test_counts[exact == 0]).any()
 
 
 def test_a_stratified_split_by_the_largest_remainder() -> None:
     labels = np.repeat([0, 1, 2], [50, 30, 4])
-    table = assign_samples(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
+    table = assign_samples(FixedScheme(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, 0, stratified=True)
     (test,) = Assignment.from_table(table).test
-    assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # of 12.5, 7.5 and 1: the tie is broken at random
-    others = {
+    assert np.bincount(labels[test]).tolist() == [12, 8, 1]  # exact quotas 12.5, 7.5 and 1: the tie is broken at random
+    splits = {
         tuple(np.bincount(labels[Assignment.from_table(table).test[0]]).tolist())
         for table in (
-            assign_samples(Given(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
+            assign_samples(FixedScheme(owner=(0,) * 84), labels, labels == 9, 1, "pooled", 0.25, seed, stratified=True)
             for seed in range(20)
         )
     }
-    assert others == {(13, 7, 1), (12, 8, 1)}
+    assert splits == {(13, 7, 1), (12, 8, 1)}
 
 
 def test_an_unstratified_split_does_not_see_classes() -> None:
     one, other = (
-        assign_samples(Given(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
+        assign_samples(FixedScheme(owner=(0,) * 40), labels, labels == 9, 1, "pooled", 0.5, 0)
         for labels in (np.zeros(40, dtype=np.int64), np.arange(40) % 4)
     )
     assert one["split"].equals(other["split"])
@@ -264,71 +271,71 @@ def test_an_unstratified_split_does_not_see_classes() -> None:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("stratified", [False, True])
 def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: Split, stratified: bool) -> None:
-    without, with_ = (
-        Assignment.from_table(table_of(Dirichlet(alpha=0.3), split, stratified=stratified, validation=share)[0])
-        for share in (0, 0.2)
+    without_validation, with_validation = (
+        Assignment.from_table(assign_digits(Dirichlet(alpha=0.3), split, stratified=stratified, validation=fraction)[0])
+        for fraction in (0, 0.2)
     )
-    assert not any(len(held) for held in without.validation)
-    assert np.array_equal(with_.global_test, without.global_test)
+    assert not any(len(samples) for samples in without_validation.validation)
+    assert np.array_equal(with_validation.global_test, without_validation.global_test)
     for client in range(10):
-        assert np.array_equal(with_.test[client], without.test[client])
-        assert len(with_.validation[client]) == len(without.train[client]) // 5
-        both = np.sort(np.concatenate([with_.train[client], with_.validation[client]]))
-        assert np.array_equal(both, without.train[client])
-    assert with_.sizes.tolist() == [len(train) for train in with_.train]
+        assert np.array_equal(with_validation.test[client], without_validation.test[client])
+        assert len(with_validation.validation[client]) == len(without_validation.train[client]) // 5
+        both = np.sort(np.concatenate([with_validation.train[client], with_validation.validation[client]]))
+        assert np.array_equal(both, without_validation.train[client])
+    assert with_validation.sizes.tolist() == [len(train) for train in with_validation.train]
 
 
 def test_a_stratified_validation_part() -> None:
-    table, labels, _ = table_of(IID(), "official", clients=2, stratified=True, validation=0.1, train=100)
-    for held, counts in zip(
+    table, labels, _ = assign_digits(IID(), "official", clients=2, stratified=True, validation=0.1, train=100)
+    for samples, counts in zip(
         Assignment.from_table(table).validation, Assignment.from_table(table).class_counts, strict=True
     ):
-        assert np.abs(np.bincount(labels[held], minlength=10) - counts / 9).max() < 1
+        assert np.abs(np.bincount(labels[samples], minlength=10) - counts / 9).max() < 1
 
 
 def test_a_client_with_one_sample_has_no_validation_part() -> None:
     labels = np.zeros(3, dtype=np.int64)
-    table = assign_samples(Given(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_fraction=0.9)
-    assert [len(held) for held in Assignment.from_table(table).validation] == [0, 0]
+    table = assign_samples(
+        FixedScheme(owner=(0, 1, 1)), labels, labels == 1, 2, "pooled", 0.5, 0, validation_fraction=0.9
+    )
+    assert [len(samples) for samples in Assignment.from_table(table).validation] == [0, 0]
 
 
 # -- overlapping clients -----------------------------------------------------------------------------------------------
 
 
 def test_overlapping_clients_have_a_row_for_each_pair() -> None:
-    table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
+    table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.5), "official")
     rows = list(zip(table["sample"].to_pylist(), table["client"].to_pylist(), strict=True))
     assert rows == sorted(set(rows))
-    dealt = Assignment.from_table(table)
-    trained = np.concatenate(dealt.train)
-    assert len(np.unique(trained)) < len(trained)  # some have several clients
-    assert len(np.unique(trained)) < (~for_test).sum()  # and some have none
-    assert not for_test[trained].any()
-    assert (dealt.class_counts >= 1).all()
-    assert np.array_equal(dealt.sizes, [len(train) for train in dealt.train])
+    assignment = Assignment.from_table(table)
+    train_samples = np.concatenate(assignment.train)
+    assert len(np.unique(train_samples)) < len(train_samples)  # some have several clients
+    assert len(np.unique(train_samples)) < (~is_test).sum()  # and some have none
+    assert not is_test[train_samples].any()
+    assert (assignment.class_counts >= 1).all()
+    assert np.array_equal(assignment.sizes, [len(train) for train in assignment.train])
     assert np.array_equal(labels[table["sample"].to_numpy()], table["label"].to_numpy())
 
 
 def test_test_samples_follow_overlapping_clients_and_do_not_overlap() -> None:
-    table, labels, for_test = table_of(DirichletOverlap(alpha=0.5), "official")
-    dealt = Assignment.from_table(table)
-    assert np.array_equal(dealt.global_test, np.flatnonzero(for_test))
-    assert np.array_equal(np.sort(np.concatenate(dealt.test)), dealt.global_test)
-    of_class = dealt.class_counts.sum(axis=0)
-    for counts, test in zip(dealt.class_counts, dealt.test, strict=True):
-        assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / of_class).max() < 1
+    table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.5), "official")
+    assignment = Assignment.from_table(table)
+    assert np.array_equal(assignment.global_test, np.flatnonzero(is_test))
+    assert np.array_equal(np.sort(np.concatenate(assignment.test)), assignment.global_test)
+    class_sizes = assignment.class_counts.sum(axis=0)
+    for counts, test in zip(assignment.class_counts, assignment.test, strict=True):
+        assert np.abs(np.bincount(labels[test], minlength=10) - counts * 25 / class_sizes).max() < 1
 
 
 def test_overlapping_clients_can_not_validate_on_what_others_train_on() -> None:
-    with pytest.raises(
-        SettingsError, match=r"^dataset\.validation_fraction: 0\.5 can't be used with .* validates on; "
-    ):
-        table_of(DirichletOverlap(alpha=5), "official", validation=0.5)
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.5 .* clients share samples.* Use 0\.$"):
+        assign_digits(DirichletOverlap(alpha=5), "official", validation=0.5)
 
 
 def test_overlapping_clients_can_not_share_a_pool() -> None:
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with .* clients share samples"):
-        table_of(DirichletOverlap(), "pooled")
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples.* Use 'official'\.$"):
+        assign_digits(DirichletOverlap(), "pooled")
 
 
 # -- a file ------------------------------------------------------------------------------------------------------------
@@ -342,31 +349,33 @@ def write_scheme(path: Path, table: Any) -> File:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("scheme", [Dirichlet(alpha=0.3), DirichletOverlap(alpha=0.3)], ids=repr)
 def test_an_assignment_is_a_file_that_gives_itself(tmp_path: Path, split: Split, scheme: Scheme) -> None:
-    table, labels, for_test = table_of(scheme, "official", validation=0 if scheme.has_overlap else 0.1)
+    table, labels, is_test = assign_digits(scheme, "official", validation=0 if scheme.has_overlap else 0.1)
     scheme = write_scheme(tmp_path / "assignment.parquet", table)
     for seed in (0, 1):
-        assert assign_samples(scheme, labels, for_test, 10, split, 0.25, seed).equals(table)
+        assert assign_samples(scheme, labels, is_test, 10, split, 0.25, seed).equals(table)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_file_without_splits_is_dealt_and_split_as_any_scheme(tmp_path: Path, split: Split) -> None:
-    table, labels, for_test = table_of(Dirichlet(alpha=0.3), split, validation=0.1)
-    dealt = table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
-    scheme = write_scheme(tmp_path / "own.parquet", dealt.select(["client", "sample"]))
-    assert assign_samples(scheme, labels, for_test, 10, split, 0.25, 0, validation_fraction=0.1).equals(table)
+    table, labels, is_test = assign_digits(Dirichlet(alpha=0.3), split, validation=0.1)
+    partitioned = (
+        table if split == "pooled" else table.filter(np.isin(table["split"].to_numpy(), ["train", "validation"]))
+    )
+    scheme = write_scheme(tmp_path / "own.parquet", partitioned.select(["client", "sample"]))
+    assert assign_samples(scheme, labels, is_test, 10, split, 0.25, 0, validation_fraction=0.1).equals(table)
 
 
 def test_a_file_may_leave_samples_out(tmp_path: Path) -> None:
-    table, labels, for_test = table_of(IID(), "pooled")
+    table, labels, is_test = assign_digits(IID(), "pooled")
     scheme = write_scheme(tmp_path / "own.parquet", table.slice(0, 100).select(["sample", "client"]))
-    dealt = Assignment.from_table(assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0))
-    assert sum(map(len, dealt.train)) + len(dealt.global_test) == 100
+    assignment = Assignment.from_table(assign_samples(scheme, labels, is_test, 10, "pooled", 0.25, 0))
+    assert sum(map(len, assignment.train)) + len(assignment.global_test) == 100
 
 
 def test_clients_of_a_file_that_share_samples_can_not_share_a_pool(tmp_path: Path) -> None:
-    table, labels, for_test = table_of(DirichletOverlap(alpha=0.3), "official")
+    table, labels, is_test = assign_digits(DirichletOverlap(alpha=0.3), "official")
     train = table.filter(table["split"].to_numpy() == "train").select(["sample", "client"])
     scheme = write_scheme(tmp_path / "own.parquet", train)
-    assign_samples(scheme, labels, for_test, 10, "official", 0.25, 0)
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used"):
-        assign_samples(scheme, labels, for_test, 10, "pooled", 0.25, 0)
+    assign_samples(scheme, labels, is_test, 10, "official", 0.25, 0)
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples"):
+        assign_samples(scheme, labels, is_test, 10, "pooled", 0.25, 0)

@@ -1,4 +1,4 @@
-"""Files from a mirror, the cache and real HTTP servers, good and bad ones."""
+"""Files from a mirror, the cache, and real HTTP servers with and without faults."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 WHOLE = bytes(range(256)) * 1024  # 256 KiB
 MD5, SHA256 = hashlib.md5(WHOLE).hexdigest(), hashlib.sha256(WHOLE).hexdigest()
 NAME = "some/file.gz"
-NOWHERE = "http://127.0.0.1:9"  # the port of "discard", where nobody listens
+NO_SERVER = "http://127.0.0.1:9"  # the port of "discard", which has no server
 
 
 @dataclass
 class Server:
-    """A server of one file; ``answers`` says how it serves it, request by request, and in the end."""
+    """A server of one file. ``answers`` has its behavior for each request. Later requests succeed."""
 
     address: str
     content: bytes = WHOLE
     answers: list[str] = field(default_factory=list)
     ranges: list[str | None] = field(default_factory=list)  #: the header Range of each request
     paths: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    has_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def file(self) -> PublishedFile:
@@ -40,43 +40,45 @@ class Server:
 def server() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            self.send_response(404 if "absent" in shown.answers else 200)
+            self.send_response(404 if "absent" in state.answers else 200)
             self.end_headers()
 
         def do_GET(self) -> None:
-            answer = shown.answers.pop(0) if shown.answers else "well"
-            wanted = self.headers["Range"]
-            shown.ranges.append(wanted)
-            shown.paths.append(self.path)
+            answer = state.answers.pop(0) if state.answers else "well"
+            byte_range = self.headers["Range"]
+            state.ranges.append(byte_range)
+            state.paths.append(self.path)
             if answer.isdigit():
                 self.send_error(int(answer))
                 return
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and answer != "from the start" else 0
-            if start >= len(shown.content):
+            start = (
+                int(byte_range.removeprefix("bytes=").rstrip("-")) if byte_range and answer != "from the start" else 0
+            )
+            if start >= len(state.content):
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(shown.content) - start))
+            self.send_header("Content-Length", str(len(state.content) - start))
             self.end_headers()
-            body = shown.content[start:]
+            body = state.content[start:]
             self.wfile.write(body[: len(body) // 2] if answer in {"breaks off", "stalls"} else body)
             if answer == "stalls":
                 self.wfile.flush()
-                shown.over.wait(10)
+                state.has_ended.wait(10)
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.daemon_threads = True
-    shown = Server(f"http://127.0.0.1:{listening.server_port}")
-    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http_server.daemon_threads = True
+    state = Server(f"http://127.0.0.1:{http_server.server_port}")
+    thread = threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield shown
-    shown.over.set()
-    listening.shutdown()
+    yield state
+    state.has_ended.set()
+    http_server.shutdown()
     thread.join()
-    listening.server_close()
+    http_server.server_close()
 
 
 @pytest.fixture
@@ -84,8 +86,8 @@ def make_fetcher(tmp_path: Path) -> Callable[..., Fetcher]:
     return lambda mirror=None: Fetcher(mirror=mirror, cache=tmp_path / "cache", timeout=0.3, tries=2, pause=0)
 
 
-def left_over(tmp_path: Path) -> list[str]:
-    """What lies in the cache, but for locks."""
+def list_cached_files(tmp_path: Path) -> list[str]:
+    """List the files in the cache, except locks."""
     return sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock")
 
 
@@ -119,7 +121,7 @@ def test_another_process_goes_on_with_the_part(
     (path,) = make_fetcher().fetch([server.file])
     assert path.read_bytes() == WHOLE
     assert server.ranges == ["bytes=1000-"]
-    assert left_over(tmp_path) == ["file.gz"]
+    assert list_cached_files(tmp_path) == ["file.gz"]
 
 
 @pytest.mark.parametrize("part", [b"of another file", WHOLE + b"too much", b"x" * len(WHOLE)])
@@ -147,11 +149,9 @@ def test_a_wrong_file_is_refused_and_not_kept(
     server.content = content
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch([server.file])
-    assert str(error.value) == (
-        f"{server.address}/upstream/file.gz: what it serves is damaged or another file, since its md5 should be {MD5}; "
-        f"it was deleted, and the file is needed from elsewhere."
-    )
-    assert left_over(tmp_path) == []
+    assert str(error.value).startswith(f"{server.address}/upstream/file.gz: ")
+    assert f"md5 is not {MD5}" in str(error.value)
+    assert list_cached_files(tmp_path) == []
 
 
 def test_a_server_in_trouble_is_asked_again(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
@@ -162,8 +162,8 @@ def test_a_server_in_trouble_is_asked_again(server: Server, make_fetcher: Callab
 @pytest.mark.parametrize(
     ("answers", "reason", "requests"),
     [
-        (["404"], "it answers 404 Not Found", 1),
-        (["503", "503"], "it answers 503 Service Unavailable", 2),
+        (["404"], "the server answered 404 Not Found", 1),
+        (["503", "503"], "the server answered 503 Service Unavailable", 2),
     ],
 )
 def test_a_server_that_refuses_is_given_up(
@@ -177,29 +177,29 @@ def test_a_server_that_refuses_is_given_up(
 
 
 def test_a_server_that_never_answers_is_given_up(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
-    server.content = b"x"  # half of it is nothing: no attempt brings anything new
+    server.content = b"x"  # half of it is empty: no attempt receives new bytes
     server.answers = ["stalls"] * 2
-    with pytest.raises(ArtifactError, match=r"\(it does not answer\)"):
+    with pytest.raises(ArtifactError, match=r"\(the server does not answer\)"):
         make_fetcher().fetch([server.file])
     assert len(server.ranges) == 2
 
 
 def test_the_next_address_is_tried(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
-    file = server.file._replace(urls=(f"{NOWHERE}/file.gz", *server.file.urls))
+    file = server.file._replace(urls=(f"{NO_SERVER}/file.gz", *server.file.urls))
     assert make_fetcher().fetch([file])[0].read_bytes() == WHOLE
 
 
 def test_offline_the_sentence_says_which_files_to_put_where(make_fetcher: Callable[..., Fetcher]) -> None:
     files = [
-        PublishedFile(f"mnist/{name}", f"md5:{MD5}", (f"{NOWHERE}/{name}",)) for name in ("images.gz", "labels.gz")
+        PublishedFile(f"mnist/{name}", f"md5:{MD5}", (f"{NO_SERVER}/{name}",)) for name in ("images.gz", "labels.gz")
     ]
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch(files)
-    assert str(error.value) == (
-        "dataset.name: images.gz can't be downloaded from 127.0.0.1:9 (no connection); where there is a network, get "
-        "images.gz and labels.gz from http://127.0.0.1:9, and put them into FOLDER/mnist; then set dataset.mirror or "
-        "FEDPIPE_MIRROR to FOLDER."
-    )
+    message = str(error.value)
+    assert message.startswith("dataset.name: images.gz can't be downloaded from 127.0.0.1:9 (no connection).")
+    assert "images.gz and labels.gz from http://127.0.0.1:9" in message
+    assert "into FOLDER/mnist" in message
+    assert "FEDPIPE_MIRROR" in message
 
 
 # -- mirrors -----------------------------------------------------------------------------------------------------------
@@ -214,11 +214,11 @@ def mirror(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("spell", [str, lambda path: path.as_uri()], ids=["path", "file"])
+@pytest.mark.parametrize("format_path", [str, lambda path: path.as_uri()], ids=["path", "file"])
 def test_a_folder_comes_first_and_is_read_in_place(
-    server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, spell: Callable[[Path], str]
+    server: Server, make_fetcher: Callable[..., Fetcher], mirror: Path, format_path: Callable[[Path], str]
 ) -> None:
-    assert make_fetcher(spell(mirror)).fetch([server.file]) == [mirror / NAME]
+    assert make_fetcher(format_path(mirror)).fetch([server.file]) == [mirror / NAME]
     assert server.ranges == []
 
 
@@ -236,16 +236,14 @@ def test_a_damaged_file_in_the_folder_is_refused_and_named(
     (mirror / NAME).write_bytes(content)
     with pytest.raises(ArtifactError) as error:
         make_fetcher(str(mirror)).fetch([server.file])
-    assert str(error.value) == (
-        f"{mirror / NAME} is damaged or another file: its md5 is {hashlib.md5(content).hexdigest()} and should be "
-        f"{MD5}; replace it."
-    )
+    assert str(error.value).startswith(f"{mirror / NAME} is damaged ")
+    assert f"md5 is {hashlib.md5(content).hexdigest()} instead of {MD5}" in str(error.value)
     assert server.ranges == []
 
 
 def test_offline_with_a_folder_the_sentence_names_it(make_fetcher: Callable[..., Fetcher], mirror: Path) -> None:
-    file = PublishedFile("mnist/images.gz", f"md5:{MD5}", (f"{NOWHERE}/images.gz",))
-    with pytest.raises(ArtifactError, match=rf"get images\.gz from {NOWHERE}, and put it into {mirror}/mnist\.$"):
+    file = PublishedFile("mnist/images.gz", f"md5:{MD5}", (f"{NO_SERVER}/images.gz",))
+    with pytest.raises(ArtifactError, match=rf"images\.gz from {NO_SERVER}, .* {mirror}/mnist\.$"):
         make_fetcher(str(mirror)).fetch([file])
 
 
@@ -275,20 +273,20 @@ def test_a_declared_file_is_the_folders(make_fetcher: Callable[..., Fetcher], mi
     assert make_fetcher().fetch_unpinned("own.npz") is None
     assert make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256) == mirror / "own.npz"
     (mirror / "own.npz").write_bytes(WHOLE + b"x")
-    with pytest.raises(ArtifactError, match=r"own\.npz is damaged or another file: its sha256 is"):
+    with pytest.raises(ArtifactError, match=r"own\.npz is damaged .* sha256 is"):
         make_fetcher(str(mirror)).fetch_pinned("own.npz", SHA256)
-    with pytest.raises(ArtifactError, match=rf"other\.npz is missing; put the file with SHA-256 {SHA256} there"):
+    with pytest.raises(ArtifactError, match=rf"other\.npz is missing.* {SHA256} "):
         make_fetcher(str(mirror)).fetch_pinned("other.npz", SHA256)
 
 
 def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     fetch = make_fetcher(server.address)
-    found = fetch.fetch_unpinned("own.npz")
-    assert found is not None
-    assert found.read_bytes() == WHOLE
+    path = fetch.fetch_unpinned("own.npz")
+    assert path is not None
+    assert path.read_bytes() == WHOLE
     path = fetch.fetch_pinned("own.npz", SHA256)
     assert path.read_bytes() == WHOLE
-    assert make_fetcher(NOWHERE).fetch_pinned("own.npz", SHA256) == path
+    assert make_fetcher(NO_SERVER).fetch_pinned("own.npz", SHA256) == path
     assert make_fetcher().fetch_pinned("own.npz", SHA256) == path
     assert server.paths == ["/own.npz", "/own.npz"]
 
@@ -296,9 +294,9 @@ def test_a_declared_file_is_downloaded_once(server: Server, make_fetcher: Callab
 def test_an_undeclared_file_is_looked_at_anew(server: Server, make_fetcher: Callable[..., Fetcher]) -> None:
     make_fetcher(server.address).fetch_unpinned("own.npz")
     server.content = b"another"
-    found = make_fetcher(server.address).fetch_unpinned("own.npz")
-    assert found is not None
-    assert found.read_bytes() == b"another"
+    path = make_fetcher(server.address).fetch_unpinned("own.npz")
+    assert path is not None
+    assert path.read_bytes() == b"another"
 
 
 def test_an_undeclared_file_goes_on_with_no_part(
@@ -307,9 +305,9 @@ def test_an_undeclared_file_goes_on_with_no_part(
     part = tmp_path / "cache" / "undeclared" / "own.npz.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"of another file")
-    found = make_fetcher(server.address).fetch_unpinned("own.npz")
-    assert found is not None
-    assert found.read_bytes() == WHOLE
+    path = make_fetcher(server.address).fetch_unpinned("own.npz")
+    assert path is not None
+    assert path.read_bytes() == WHOLE
     assert server.ranges == [None]
 
 
@@ -321,14 +319,10 @@ def test_a_server_without_the_file_has_none(server: Server, make_fetcher: Callab
 def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) -> None:
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch_pinned("own.npz", SHA256)
-    assert str(error.value) == (
-        "dataset.sha256: it names a mirror's own.npz, but no mirror is named; set dataset.mirror or "
-        "FEDPIPE_MIRROR to where own.npz lies, or remove it to take the original."
-    )
+    assert str(error.value).startswith(f"dataset.sha256: {SHA256} ")
+    assert "own.npz, but no mirror is set" in str(error.value)
 
 
 def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) -> None:
-    with pytest.raises(
-        ArtifactError, match=rf"^dataset\.mirror: {NOWHERE}/own\.npz could not be fetched \(no connection\)\.$"
-    ):
-        make_fetcher(NOWHERE).fetch_pinned("own.npz", SHA256)
+    with pytest.raises(ArtifactError, match=rf"^dataset\.mirror: {NO_SERVER}/own\.npz .*\(no connection\)"):
+        make_fetcher(NO_SERVER).fetch_pinned("own.npz", SHA256)

@@ -10,9 +10,9 @@ from scipy.stats import entropy
 
 from fedpipe.data import heterogeneity
 
-counts_of = arrays.arrays(np.int64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.integers(0, 50)).map(
-    lambda counts: counts + np.eye(*counts.shape, dtype=np.int64) + (counts.sum(axis=1, keepdims=True) == 0)
-)
+client_counts = arrays.arrays(
+    np.int64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.integers(0, 50)
+).map(lambda counts: counts + np.eye(*counts.shape, dtype=np.int64) + (counts.sum(axis=1, keepdims=True) == 0))
 
 
 def test_exact_numbers() -> None:
@@ -31,7 +31,7 @@ def test_gini() -> None:
     assert heterogeneity.compute_gini(np.array([3, 1, 2])) == pytest.approx(2 / 9)
 
 
-@given(counts=counts_of)
+@given(counts=client_counts)
 def test_scipy_agrees(counts: np.ndarray) -> None:
     pooled = counts.sum(axis=0) / counts.sum()
     js = [jensenshannon(row / row.sum(), pooled, base=2) for row in counts]
@@ -61,12 +61,12 @@ def test_summary() -> None:
 
 def test_the_overall_numbers_are_read_back_exactly() -> None:
     counts = np.array([[4, 0], [3, 3]])
-    found = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.summarize_clients(counts))
-    assert found == heterogeneity.HeterogeneitySummary.from_counts(counts)
-    assert found == (0.5, heterogeneity.compute_mean_js_distance(counts), 0.1)
+    summary = heterogeneity.HeterogeneitySummary.from_table(heterogeneity.summarize_clients(counts))
+    assert summary == heterogeneity.HeterogeneitySummary.from_counts(counts)
+    assert summary == (0.5, heterogeneity.compute_mean_js_distance(counts), 0.1)
 
 
-@given(counts=counts_of, seed=st.integers(0, 9))
+@given(counts=client_counts, seed=st.integers(0, 9))
 def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, seed: int) -> None:
     rng = np.random.default_rng(seed)
     clients, classes = rng.permutation(counts.shape[0]), rng.permutation(counts.shape[1])

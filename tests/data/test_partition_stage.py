@@ -1,4 +1,4 @@
-"""The partition stage: what it writes, what its key depends on, and the preview, which writes nothing."""
+"""The partition stage: its files, its key, and the preview, which writes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,22 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settings_of(**sections: Any) -> RunSettings:
+def make_run_settings(**sections: Any) -> RunSettings:
     return RunSettings.from_params(parser.parse_params(studies.settings(**sections)), "fedavg", 0)
 
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_fraction": 0.1})).partitions
     path = layout.assignment_file(key)
-    dealt = Assignment.read(path, files.read_recorded_sha256(path))
+    assignment = Assignment.read(path, files.read_recorded_sha256(path))
     table = files.read_parquet(path.with_name("heterogeneity.parquet"))
-    assert table["samples"].to_pylist() == dealt.sizes.tolist()
-    assert sum(map(len, dealt.validation)) == pytest.approx(143, abs=10)
-    found = HeterogeneitySummary.from_table(table)
-    assert found == HeterogeneitySummary.from_counts(dealt.class_counts)
-    assert found.entropy == pytest.approx(np.mean(table["entropy"].to_pylist()))
-    assert found.js_distance == pytest.approx(np.mean(table["js_distance"].to_pylist()))
-    assert found.gini == pytest.approx(heterogeneity.compute_gini(dealt.sizes))
+    assert table["samples"].to_pylist() == assignment.sizes.tolist()
+    assert sum(map(len, assignment.validation)) == pytest.approx(143, abs=10)
+    summary = HeterogeneitySummary.from_table(table)
+    assert summary == HeterogeneitySummary.from_counts(assignment.class_counts)
+    assert summary.entropy == pytest.approx(np.mean(table["entropy"].to_pylist()))
+    assert summary.js_distance == pytest.approx(np.mean(table["js_distance"].to_pylist()))
+    assert summary.gini == pytest.approx(heterogeneity.compute_gini(assignment.sizes))
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -50,15 +50,15 @@ def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
 
 def test_stratification_is_in_the_key_where_it_matters() -> None:
     def keys(**dataset: Any) -> set[str]:
-        return {settings_of(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
+        return {make_run_settings(dataset={**dataset, "stratified": stratified}).key for stratified in (False, True)}
 
     assert len(keys()) == 1
     assert len(keys(split="pooled")) == len(keys(validation_fraction=0.1)) == 2
 
 
 def test_a_validation_part_is_in_the_key() -> None:
-    assert settings_of(dataset={"validation_fraction": 0.1}).key != settings_of().key
-    assert settings_of(dataset={"validation_fraction": 0}).key == settings_of().key
+    assert make_run_settings(dataset={"validation_fraction": 0.1}).key != make_run_settings().key
+    assert make_run_settings(dataset={"validation_fraction": 0}).key == make_run_settings().key
 
 
 def test_another_file_is_another_run() -> None:
@@ -76,18 +76,19 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     params = studies.settings(federation={"clients": 2}) | {"partition": {"scheme": "file", "path": "own.csv"}}
     with pytest.raises(SettingsError) as error:
         parser.parse_params(params)
-    assert str(error.value) == ("partition.sha256: missing for own.csv; run `fedpipe download`, which fills it in.")
+    assert str(error.value).startswith("partition.sha256: missing for own.csv")
+    assert "run `fedpipe download`" in str(error.value)
 
 
 def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"split": "pooled"}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' can't be used with a partition in which"):
+    with pytest.raises(SettingsError, match=r"^dataset\.split: 'pooled' .* clients share samples"):
         parser.parse_params(params)
 
 
 def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -> None:
     params = studies.settings(dataset={"validation_fraction": 0.2}) | {"partition": {"scheme": "dirichlet-overlap"}}
-    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 can't be used with a partition in"):
+    with pytest.raises(SettingsError, match=r"^dataset\.validation_fraction: 0\.2 .* clients share samples"):
         parser.parse_params(params)
 
 
@@ -97,30 +98,30 @@ def test_a_validation_part_of_overlapping_clients_is_an_error_before_any_job() -
 def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     params = studies.settings(study={"seeds": [0, 1], "grid": {"partition.alpha": [0.1, 10.0]}})
     studies.write(params, Path())
-    before = list(preview_partitions(Path("params.yaml")))
+    previews = list(preview_partitions(Path("params.yaml")))
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
-    made = studies.prepare(params)
-    assert [key for key, _, _ in before] == list(made.partitions)
-    for key, settings, dealt in [*before, *preview_partitions(Path("params.yaml"))]:
+    plan = studies.prepare(params)
+    assert [key for key, _, _ in previews] == list(plan.partitions)
+    for key, settings, assignment in [*previews, *preview_partitions(Path("params.yaml"))]:
         assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
-        assert np.array_equal(dealt.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
+        assert np.array_equal(assignment.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:
     studies.write(studies.settings(study={"seeds": [0, 1]}), Path())
     (first, *_), (second, *_) = preview_partitions(Path("params.yaml"))
-    every = CliRunner().invoke(app.app, ["partition", "--preview"])
-    assert every.exit_code == 0
-    assert f"seed 0: {first}\n" in every.output
-    assert f"seed 1: {second}\n" in every.output
-    one = CliRunner().invoke(app.app, ["partition", second, "--preview"])
-    assert first not in one.output
-    assert one.output in every.output
-    for arguments, sentence in (
+    all_partitions = CliRunner().invoke(app.app, ["partition", "--preview"])
+    assert all_partitions.exit_code == 0
+    assert f"seed 0: {first}\n" in all_partitions.output
+    assert f"seed 1: {second}\n" in all_partitions.output
+    one_partition = CliRunner().invoke(app.app, ["partition", second, "--preview"])
+    assert first not in one_partition.output
+    assert one_partition.output in all_partitions.output
+    for arguments, problem in (
         (["0123456789ab", "--preview"], "'0123456789ab' is not a partition of params.yaml"),
-        ([], "KEY: missing. Use a partition of the plan"),
+        ([], "^KEY: missing"),
     ):
-        with pytest.raises(SettingsError, match=sentence):
+        with pytest.raises(SettingsError, match=problem):
             CliRunner().invoke(app.app, ["partition", *arguments], catch_exceptions=False)
 
 

@@ -1,4 +1,4 @@
-"""Partition schemes: true partitions, nobody empty, what each promises, published rules and counts, errors."""
+"""Partition schemes: valid partitions without empty clients, properties of each, published rules and counts, errors."""
 
 from pathlib import Path
 
@@ -54,19 +54,19 @@ labeled = st.builds(
 )
 
 
-def pairs(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> SampleClientPairs:
+def partition_labels(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> SampleClientPairs:
     scheme.check(clients, len(np.unique(labels)), len(labels))
     return scheme.partition_samples(labels, np.arange(len(labels)), clients, np.random.default_rng(seed))
 
 
-def deal(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
+def assign_clients(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
     """The client of each sample."""
-    sample, client, _ = pairs(scheme, labels, clients, seed)
+    sample, client, _ = partition_labels(scheme, labels, clients, seed)
     assert np.array_equal(sample, np.arange(len(labels)))
     return client
 
 
-def counts_of(owner: Integers, labels: Integers, clients: int) -> Integers:
+def count_classes(owner: Integers, labels: Integers, clients: int) -> Integers:
     counts = np.zeros((clients, labels.max() + 1), dtype=np.int64)
     np.add.at(counts, (owner, labels), 1)
     return counts
@@ -79,7 +79,7 @@ def test_every_sample_has_one_client_and_every_client_a_sample(
     scheme: Scheme, labels: Integers, clients: int, seed: int
 ) -> None:
     try:
-        owner = deal(scheme, labels, clients, seed)
+        owner = assign_clients(scheme, labels, clients, seed)
     except SettingsError:
         assume(False)
     assert owner.shape == labels.shape
@@ -89,78 +89,78 @@ def test_every_sample_has_one_client_and_every_client_a_sample(
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_a_seed_is_an_assignment(scheme: Scheme) -> None:
-    first = deal(scheme, DIGITS, 10)
-    assert np.array_equal(first, deal(scheme, DIGITS, 10))
-    assert not np.array_equal(first, deal(scheme, DIGITS, 10, seed=1))
+    first = assign_clients(scheme, DIGITS, 10)
+    assert np.array_equal(first, assign_clients(scheme, DIGITS, 10))
+    assert not np.array_equal(first, assign_clients(scheme, DIGITS, 10, seed=1))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_only_the_order_of_labels_counts_not_their_values(scheme: Scheme) -> None:
-    assert np.array_equal(deal(scheme, DIGITS, 10), deal(scheme, 3 * DIGITS + 7, 10))
+    assert np.array_equal(assign_clients(scheme, DIGITS, 10), assign_clients(scheme, 3 * DIGITS + 7, 10))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
 def test_one_client_owns_all(scheme: Scheme) -> None:
     labels = np.repeat([0, 1], 20)
-    assert not deal(scheme, labels, 1).any()
+    assert not assign_clients(scheme, labels, 1).any()
 
 
 @pytest.mark.parametrize("scheme", [IID(), Dirichlet(alpha=0.01), Shards(shards_per_client=1)], ids=repr)
 def test_as_many_clients_as_samples(scheme: Scheme) -> None:
     labels = np.repeat([0, 1, 2], 10)
-    assert sorted(deal(scheme, labels, 30)) == list(range(30))
+    assert sorted(assign_clients(scheme, labels, 30)) == list(range(30))
 
 
 def test_iid_sizes_differ_by_at_most_one_and_labels_do_not_matter() -> None:
-    owner = deal(IID(), DIGITS, 9)
+    owner = assign_clients(IID(), DIGITS, 9)
     assert sorted(np.bincount(owner)) == [155] * 4 + [156] * 5
-    assert np.array_equal(owner, deal(IID(), DIGITS[::-1], 9))
+    assert np.array_equal(owner, assign_clients(IID(), DIGITS[::-1], 9))
 
 
 def test_dirichlet_is_near_iid_for_a_large_alpha() -> None:
-    counts = counts_of(deal(Dirichlet(alpha=1e6), DIGITS, 10), DIGITS, 10)
+    counts = count_classes(assign_clients(Dirichlet(alpha=1e6), DIGITS, 10), DIGITS, 10)
     assert np.abs(counts - 14).max() <= 1
 
 
 def test_dirichlet_gives_a_class_to_few_for_a_small_alpha() -> None:
-    counts = counts_of(deal(Dirichlet(alpha=0.001), DIGITS, 5), DIGITS, 5)
+    counts = count_classes(assign_clients(Dirichlet(alpha=0.001), DIGITS, 5), DIGITS, 5)
     assert (counts.max(axis=0) > 0.9 * 140).sum() >= 8
 
 
 def test_dirichlet_shares_have_the_moments_of_the_distribution() -> None:
     labels, clients, alpha = np.repeat(np.arange(400), 200), 4, 0.5
-    shares = counts_of(deal(Dirichlet(alpha=alpha), labels, clients), labels, clients) / 200
+    fractions = count_classes(assign_clients(Dirichlet(alpha=alpha), labels, clients), labels, clients) / 200
     mean, variance = 1 / clients, (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
-    assert shares.mean(axis=1) == pytest.approx(mean, abs=0.06)
-    assert shares.var(axis=1) == pytest.approx(variance, abs=0.015)
+    assert fractions.mean(axis=1) == pytest.approx(mean, abs=0.06)
+    assert fractions.var(axis=1) == pytest.approx(variance, abs=0.015)
 
 
 @pytest.mark.parametrize("scheme", EXCHANGEABLE, ids=repr)
 def test_no_client_is_special(scheme: Scheme) -> None:
-    """All permutations of the clients are as likely: each has the same mean number of samples of each class.
+    """All permutations of the clients are equally likely: each has the same mean number of samples of each class.
 
-    Cuts are rounded down, in the published rules too, so that the last client gets half a sample more of each class
-    and the first half a sample less.
+    Cuts are rounded down, as in the published rules, so the last client gets half a sample more of each class and the
+    first one half a sample less.
     """
     labels, draws = np.repeat(np.arange(4), 500), 200
-    found = np.array([counts_of(deal(scheme, labels, 4, seed), labels, 4) for seed in range(draws)])
-    error = found.std(axis=0) / np.sqrt(draws)
-    assert (np.abs(found.mean(axis=0) - 125) <= 4 * error + 0.5).all()
+    counts = np.array([count_classes(assign_clients(scheme, labels, 4, seed), labels, 4) for seed in range(draws)])
+    error = counts.std(axis=0) / np.sqrt(draws)
+    assert (np.abs(counts.mean(axis=0) - 125) <= 4 * error + 0.5).all()
 
 
 @pytest.mark.parametrize("minimum", [1, 40, 600])
 def test_dirichlet_keeps_its_promise_where_redrawing_could_not(minimum: int) -> None:
     labels = np.repeat(np.arange(10), 6000)
-    owner = deal(Dirichlet(alpha=0.01, minimum=minimum), labels, 100)
+    owner = assign_clients(Dirichlet(alpha=0.01, minimum=minimum), labels, 100)
     assert np.bincount(owner, minlength=100).min() >= minimum
 
 
 def test_dirichlet_moves_no_more_than_it_must() -> None:
     labels, rng = np.repeat(np.arange(10), 6000), np.random.default_rng(0)
     drawn = Dirichlet(alpha=0.01).draw_owners(labels, 100, rng)
-    mended = top_up_clients(drawn, 100, 40, rng)
-    before, after = np.bincount(drawn, minlength=100), np.bincount(mended, minlength=100)
-    assert (drawn != mended).sum() == np.maximum(40 - before, 0).sum()
+    topped_up = top_up_clients(drawn, 100, 40, rng)
+    before, after = np.bincount(drawn, minlength=100), np.bincount(topped_up, minlength=100)
+    assert (drawn != topped_up).sum() == np.maximum(40 - before, 0).sum()
     assert np.array_equal(after[before < 40], np.full((before < 40).sum(), 40))
     assert after[before >= 40].min() >= 40
 
@@ -172,7 +172,7 @@ def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
 ) -> None:
     assume(k <= classes <= clients * k)
     labels = np.repeat(np.arange(classes), clients + np.arange(classes))
-    counts = counts_of(deal(Pathological(classes_per_client=k), labels, clients, seed), labels, clients)
+    counts = count_classes(assign_clients(Pathological(classes_per_client=k), labels, clients, seed), labels, clients)
     assert ((counts > 0).sum(axis=1) == k).all()
     owners = (counts > 0).sum(axis=0)
     assert owners.min() == clients * k // classes
@@ -181,7 +181,7 @@ def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
 
 
 def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
-    counts = counts_of(deal(Pathological(), DIGITS, 20), DIGITS, 20)
+    counts = count_classes(assign_clients(Pathological(), DIGITS, 20), DIGITS, 20)
     assert all(len(set(column[column > 0])) > 1 for column in counts.T)
     assert len({tuple(np.flatnonzero(row)) for row in counts}) > 5
 
@@ -190,18 +190,18 @@ def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
 @settings(max_examples=50)
 def test_shards_are_equal_and_hold_few_classes(clients: int, shards: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(DIGITS)
-    owner = deal(Shards(shards_per_client=shards), labels, clients, seed)
+    owner = assign_clients(Shards(shards_per_client=shards), labels, clients, seed)
     sizes, small = np.bincount(owner), 1400 // (clients * shards)
     assert (sizes >= shards * small).all()
     assert (sizes <= shards * (small + 1)).all()
     if small >= 140:
         return
-    assert ((counts_of(owner, labels, clients) > 0).sum(axis=1) <= 2 * shards).all()
+    assert ((count_classes(owner, labels, clients) > 0).sum(axis=1) <= 2 * shards).all()
 
 
 def test_shards_of_mcmahan() -> None:
     labels = np.repeat(np.arange(10), 6000)
-    counts = counts_of(deal(Shards(), labels, 100), labels, 100)
+    counts = count_classes(assign_clients(Shards(), labels, 100), labels, 100)
     assert (counts.sum(axis=1) == 600).all()
     assert ((counts > 0).sum(axis=1) <= 2).all()
     assert set(np.unique(counts)) <= {0, 300, 600}
@@ -210,30 +210,35 @@ def test_shards_of_mcmahan() -> None:
 # -- the rules of PFLlib, FedDW and FedDUAL ----------------------------------------------------------------------------
 
 
-def pfllib_dir(
+def assign_like_pfllib_dir(
     labels: Integers, clients: int, alpha: float, rng: np.random.Generator, minimum: int
 ) -> tuple[Integers, int]:
-    """PFLlib's "dir", written down as it is published: lists of indices, everything anew until all have enough."""
-    drawn = 0
+    """PFLlib's "dir" as published: lists of indices, drawn again until all clients have enough samples."""
+    draws = 0
     while True:
-        drawn += 1
-        held: list[list[int]] = [[] for _ in range(clients)]
+        draws += 1
+        client_samples: list[list[int]] = [[] for _ in range(clients)]
         for label in np.unique(labels):
-            of_class = np.where(labels == label)[0]
-            rng.shuffle(of_class)
-            shares = rng.dirichlet(np.repeat(alpha, clients))
-            shares = np.array(
-                [share * (len(own) < len(labels) / clients) for share, own in zip(shares, held, strict=True)]
+            members = np.where(labels == label)[0]
+            rng.shuffle(members)
+            fractions = rng.dirichlet(np.repeat(alpha, clients))
+            fractions = np.array(
+                [
+                    fraction * (len(samples) < len(labels) / clients)
+                    for fraction, samples in zip(fractions, client_samples, strict=True)
+                ]
             )
-            shares = shares / shares.sum()
-            cuts = (np.cumsum(shares) * len(of_class)).astype(int)[:-1]
-            held = [own + more.tolist() for own, more in zip(held, np.split(of_class, cuts), strict=True)]
-        if min(len(own) for own in held) >= minimum:
+            fractions = fractions / fractions.sum()
+            cuts = (np.cumsum(fractions) * len(members)).astype(int)[:-1]
+            client_samples = [
+                samples + part.tolist() for samples, part in zip(client_samples, np.split(members, cuts), strict=True)
+            ]
+        if min(len(samples) for samples in client_samples) >= minimum:
             break
     owner = np.empty(len(labels), dtype=np.int64)
-    for client, own in enumerate(held):
-        owner[own] = client
-    return owner, drawn
+    for client, samples in enumerate(client_samples):
+        owner[samples] = client
+    return owner, draws
 
 
 @given(labels=labeled, clients=st.integers(1, 8), alpha=st.sampled_from([0.3, 1.0, 10.0]), seed=st.integers(0, 99))
@@ -242,18 +247,18 @@ def test_dirichlet_balanced_is_pfllibs_draw_for_draw(labels: Integers, clients: 
     scheme = DirichletBalanced(alpha=alpha, minimum=1)
     assume(clients <= len(labels) // 4)
     try:
-        wanted, drawn = pfllib_dir(labels, clients, alpha, np.random.default_rng(seed), 0)
+        expected, draws = assign_like_pfllib_dir(labels, clients, alpha, np.random.default_rng(seed), 0)
     except ValueError:  # 0 / 0: all of a draw fell on clients that are full
         assume(False)
-    assert drawn == 1
-    assert np.array_equal(scheme.draw_owners(labels, clients, np.random.default_rng(seed)), wanted)
+    assert draws == 1
+    assert np.array_equal(scheme.draw_owners(labels, clients, np.random.default_rng(seed)), expected)
 
 
 def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
     labels = np.random.default_rng(1).permutation(DIGITS)
-    wanted, drawn = pfllib_dir(labels, 20, 0.2, np.random.default_rng(0), 20)
-    assert 1 < drawn <= 20
-    assert np.array_equal(deal(DirichletBalanced(alpha=0.2, minimum=20), labels, 20, seed=0), wanted)
+    expected, draws = assign_like_pfllib_dir(labels, 20, 0.2, np.random.default_rng(0), 20)
+    assert 1 < draws <= 20
+    assert np.array_equal(assign_clients(DirichletBalanced(alpha=0.2, minimum=20), labels, 20, seed=0), expected)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +271,9 @@ def test_dirichlet_balanced_draws_again_as_pfllib_does() -> None:
 def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
     clients: int, alpha: float, first: list[int], last: list[int]
 ) -> None:
-    """Of files config.json that PFLlib wrote for 60,000 samples; it draws from NumPy's old generator, seeded with 1."""
+    """From PFLlib's config.json for 60,000 samples. It draws from NumPy's old generator with seed 1."""
     owner = DirichletBalanced(alpha=alpha).assign(MNIST, clients, np.random.RandomState(1))  # type: ignore[arg-type]
-    counts = counts_of(owner, MNIST, clients)
+    counts = count_classes(owner, MNIST, clients)
     assert counts[0].tolist() == first
     assert counts[-1].tolist() == last
 
@@ -277,7 +282,7 @@ def test_dirichlet_balanced_has_the_counts_that_pfllib_writes_for_cifar10(
 @settings(max_examples=60)
 def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int, alpha: float, seed: int) -> None:
     owner = DirichletBalanced(alpha=alpha).draw_owners(DIGITS, clients, np.random.default_rng(seed))
-    counts = counts_of(owner, DIGITS, clients)
+    counts = count_classes(owner, DIGITS, clients)
     before = counts.cumsum(axis=1) - counts
     late = np.where(before >= len(DIGITS) / clients, counts, 0)
     assert not late[:-1].any()
@@ -286,23 +291,23 @@ def test_dirichlet_balanced_gives_nothing_to_those_that_have_enough(clients: int
 
 def test_dirichlet_balanced_is_more_balanced() -> None:
     plain, balanced = (
-        np.mean([np.bincount(deal(scheme, DIGITS, 5, seed), minlength=5).max() for seed in range(40)])
+        np.mean([np.bincount(assign_clients(scheme, DIGITS, 5, seed), minlength=5).max() for seed in range(40)])
         for scheme in (Dirichlet(alpha=0.5), DirichletBalanced(alpha=0.5, minimum=1))
     )
     assert balanced < 0.9 * plain
 
 
-def feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
-    """FedDW's rule, written down as it is published; an empty client gets sample 0, which keeps its owner."""
-    shares = rng.dirichlet([alpha] * clients, len(np.unique(labels)))
-    held: list[list[Integers]] = [[] for _ in range(clients)]
-    for label, share in zip(np.unique(labels), shares, strict=True):
-        of_class = np.argwhere(labels == label).flatten()
-        parts = np.split(of_class, (np.cumsum(share)[:-1] * len(of_class)).astype(int))
-        for own, part in zip(held, parts, strict=True):
-            own.append(part)
-    joined = [np.concatenate(own) for own in held]
-    return [own if len(own) else np.array([0]) for own in joined]
+def assign_like_feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
+    """FedDW's rule as published. An empty client gets sample 0, which keeps its owner."""
+    fractions = rng.dirichlet([alpha] * clients, len(np.unique(labels)))
+    client_parts: list[list[Integers]] = [[] for _ in range(clients)]
+    for label, fraction in zip(np.unique(labels), fractions, strict=True):
+        members = np.argwhere(labels == label).flatten()
+        parts = np.split(members, (np.cumsum(fraction)[:-1] * len(members)).astype(int))
+        for parts_of_client, part in zip(client_parts, parts, strict=True):
+            parts_of_client.append(part)
+    client_samples = [np.concatenate(parts_of_client) for parts_of_client in client_parts]
+    return [samples if len(samples) else np.array([0]) for samples in client_samples]
 
 
 @given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.02, 0.3, 5.0]), seed=st.integers(0, 99))
@@ -311,61 +316,63 @@ def test_dirichlet_feddw_is_feddws_but_for_the_sample_of_an_empty_client(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
     assume(clients <= len(labels))
-    published = feddw(labels, clients, alpha, np.random.default_rng(seed))
-    owner = deal(DirichletFedDW(alpha=alpha), labels, clients, seed)
-    total = sum(len(own) for own in published)
-    filled = total - len(labels)  # each is an empty client, whose sample has two owners
-    strays = [sample for client, own in enumerate(published) for sample in own if owner[sample] != client]
-    assert len(strays) >= filled
-    if not filled:
-        assert not strays
+    published = assign_like_feddw(labels, clients, alpha, np.random.default_rng(seed))
+    owner = assign_clients(DirichletFedDW(alpha=alpha), labels, clients, seed)
+    total = sum(len(samples) for samples in published)
+    empty_count = total - len(labels)  # each is an empty client, whose sample has two owners
+    moved_samples = [
+        sample for client, samples in enumerate(published) for sample in samples if owner[sample] != client
+    ]
+    assert len(moved_samples) >= empty_count
+    if not empty_count:
+        assert not moved_samples
     sizes = np.bincount(owner, minlength=clients)
     assert sizes.min() >= 1
-    moved = sum(max(0, len(own) - size) for own, size in zip(published, sizes, strict=True))
-    assert moved == filled
+    moved = sum(max(0, len(samples) - size) for samples, size in zip(published, sizes, strict=True))
+    assert moved == empty_count
 
 
 def test_the_first_empty_client_of_feddw_gets_sample_0() -> None:
     for seed in range(20):
-        published = feddw(DIGITS, 10, 0.02, np.random.default_rng(seed))
-        empty = [client for client, own in enumerate(published) if own.tolist() == [0] and client]
-        owner = deal(DirichletFedDW(alpha=0.02), DIGITS, 10, seed)
+        published = assign_like_feddw(DIGITS, 10, 0.02, np.random.default_rng(seed))
+        empty = [client for client, samples in enumerate(published) if samples.tolist() == [0] and client]
+        owner = assign_clients(DirichletFedDW(alpha=0.02), DIGITS, 10, seed)
         if len(empty) >= 2:
             assert owner[:2].tolist() == empty[:2]  # samples 0 and 1, of class 0, whose owner has more
             return
     pytest.fail("no seed leaves two clients empty")
 
 
-def pfllib_pat(labels: Integers, clients: int, k: int, rng: np.random.Generator) -> Integers:
-    """PFLlib's "pat", written down as it is published (without its floor of 4 samples for 40 least and 10 classes)."""
+def assign_like_pfllib_pat(labels: Integers, clients: int, k: int, rng: np.random.Generator) -> Integers:
+    """PFLlib's "pat" as published (without its floor of 4 samples for 40 least and 10 classes)."""
     classes = len(np.unique(labels))
-    left = [k] * clients
+    missing_classes = [k] * clients
     owner = np.full(len(labels), -1)
     for label in range(classes):
-        selected = [client for client in range(clients) if left[client] > 0]
+        selected = [client for client in range(clients) if missing_classes[client] > 0]
         selected = selected[: int(np.ceil(clients / classes * k))]
-        of_class = np.flatnonzero(labels == label)
-        mean = len(of_class) / len(selected)
+        members = np.flatnonzero(labels == label)
+        mean = len(members) / len(selected)
         numbers = rng.integers(max(int(mean / 10), 1), int(mean), len(selected) - 1).tolist()
-        numbers.append(len(of_class) - sum(numbers))
+        numbers.append(len(members) - sum(numbers))
         start = 0
         for client, number in zip(selected, numbers, strict=True):
-            owner[of_class[start : start + number]] = client
+            owner[members[start : start + number]] = client
             start += number
-            left[client] -= 1
+            missing_classes[client] -= 1
     return owner
 
 
-class Old(np.random.RandomState):
+class OldGenerator(np.random.RandomState):
     """NumPy's old generator under the new one's name."""
 
     integers = np.random.RandomState.randint
 
 
 def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() -> None:
-    """Of a config.json that PFLlib wrote for 100 clients with two classes each, from its seed 1."""
-    owner = PathologicalOrdered().assign(MNIST, 100, Old(1))  # type: ignore[arg-type]
-    counts = counts_of(owner, MNIST, 100)
+    """From PFLlib's config.json for 100 clients with two classes each and seed 1."""
+    owner = PathologicalOrdered().assign(MNIST, 100, OldGenerator(1))  # type: ignore[arg-type]
+    counts = count_classes(owner, MNIST, 100)
     assert counts[0].tolist() == [67, 171, *[0] * 8]
     assert counts[19].tolist() == [2414, 3771, *[0] * 8]
     assert counts[20].tolist() == [0, 0, 94, 104, *[0] * 6]
@@ -373,7 +380,7 @@ def test_pathological_ordered_has_the_counts_that_pfllib_writes_for_cifar10() ->
 
 
 def test_neighbors_own_the_same_classes_in_pathological_ordered() -> None:
-    counts = counts_of(deal(PathologicalOrdered(), DIGITS, 20), DIGITS, 20)
+    counts = count_classes(assign_clients(PathologicalOrdered(), DIGITS, 20), DIGITS, 20)
     owned = [np.flatnonzero(row).tolist() for row in counts]
     assert owned == [[2 * group, 2 * group + 1] for group in range(5) for _ in range(4)]
 
@@ -384,16 +391,16 @@ def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: in
     assume(k <= classes <= clients * k)
     labels, scheme = np.repeat(np.arange(classes), 11 * clients), PathologicalOrdered(classes_per_client=k)
     try:
-        wanted = pfllib_pat(labels, clients, k, np.random.default_rng(seed))
+        expected = assign_like_pfllib_pat(labels, clients, k, np.random.default_rng(seed))
     except ZeroDivisionError:
         with pytest.raises(SettingsError, match="leaves class"):
             scheme.check(clients, classes, len(labels))
         return
-    owner = deal(scheme, labels, clients, seed)
-    assert np.array_equal(owner, wanted)
-    held = (counts_of(owner, labels, clients) > 0).sum(axis=1)
-    assert 1 <= held.min() <= held.max() <= k
-    assert classes % k or clients % (classes // k) or (held == k).all()
+    owner = assign_clients(scheme, labels, clients, seed)
+    assert np.array_equal(owner, expected)
+    class_counts = (count_classes(owner, labels, clients) > 0).sum(axis=1)
+    assert 1 <= class_counts.min() <= class_counts.max() <= k
+    assert classes % k or clients % (classes // k) or (class_counts == k).all()
 
 
 @given(labels=labeled, clients=st.integers(1, 12), alpha=st.sampled_from([0.01, 0.5, 20.0]), seed=st.integers(0, 99))
@@ -401,20 +408,20 @@ def test_pathological_ordered_is_pfllibs_draw_for_draw(clients: int, classes: in
 def test_overlapping_clients_own_every_class_in_the_numbers_drawn(
     labels: Integers, clients: int, alpha: float, seed: int
 ) -> None:
-    sample, client, split = pairs(DirichletOverlap(alpha=alpha), labels, clients, seed)
+    sample, client, split = partition_labels(DirichletOverlap(alpha=alpha), labels, clients, seed)
     assert split is None
     assert len(np.unique(np.stack([sample, client]), axis=1).T) == len(sample)  # nobody draws a sample twice
     sizes = np.bincount(labels)
-    shares = np.random.default_rng(seed).dirichlet([alpha] * clients, len(sizes))  # the scheme's first draw
+    fractions = np.random.default_rng(seed).dirichlet([alpha] * clients, len(sizes))  # the scheme's first draw
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     np.add.at(counts, (client, labels[sample]), 1)
-    assert np.array_equal(counts.T, np.maximum(1, np.floor(shares * sizes[:, None])))
+    assert np.array_equal(counts.T, np.maximum(1, np.floor(fractions * sizes[:, None])))
 
 
 def test_overlapping_clients_draw_independently() -> None:
-    """Two clients with half of a class share a quarter of it, and a quarter has no client."""
+    """If two clients have half of a class each, they share a quarter of it, and a quarter has no client."""
     labels = np.zeros(4000, dtype=np.int64)
-    sample, client, _ = pairs(DirichletOverlap(alpha=1e9), labels, 2)
+    sample, client, _ = partition_labels(DirichletOverlap(alpha=1e9), labels, 2)
     owners = np.bincount(sample, minlength=4000)
     assert np.bincount(client).tolist() == pytest.approx([2000, 2000], abs=1)
     assert [(owners == number).mean() for number in range(3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.03)
@@ -422,14 +429,14 @@ def test_overlapping_clients_draw_independently() -> None:
 
 def test_overlapping_clients_deal_what_they_are_given() -> None:
     labels, samples = np.tile([0, 1], 50), np.arange(40, 90)
-    dealt = DirichletOverlap(alpha=1.0).partition_samples(labels, samples, 7, np.random.default_rng(0))
-    assert set(dealt.sample) <= set(samples)
+    pairs = DirichletOverlap(alpha=1.0).partition_samples(labels, samples, 7, np.random.default_rng(0))
+    assert set(pairs.sample) <= set(samples)
 
 
 def test_overlap_repeats() -> None:
-    first, again, other = (pairs(DirichletOverlap(), DIGITS, 10, seed) for seed in (0, 0, 1))
-    assert np.array_equal(first.sample, again.sample)
-    assert np.array_equal(first.client, again.client)
+    first, repeated, other = (partition_labels(DirichletOverlap(), DIGITS, 10, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.sample, repeated.sample)
+    assert np.array_equal(first.client, repeated.client)
     assert not np.array_equal(first.sample, other.sample)
 
 
@@ -437,7 +444,7 @@ def test_overlap_repeats() -> None:
 
 
 def test_quantity_skews_sizes_and_leaves_classes_alike() -> None:
-    counts = counts_of(deal(Quantity(alpha=0.5), MNIST, 20), MNIST, 20)
+    counts = count_classes(assign_clients(Quantity(alpha=0.5), MNIST, 20), MNIST, 20)
     sizes = counts.sum(axis=1)
     assert sizes.min() >= 10
     assert sizes.max() > 5 * np.median(sizes) / 2
@@ -446,16 +453,19 @@ def test_quantity_skews_sizes_and_leaves_classes_alike() -> None:
 
 
 def test_quantity_has_the_moments_of_the_distribution() -> None:
-    shares = np.array([np.bincount(deal(Quantity(alpha=2, minimum=1), DIGITS, 4, seed)) for seed in range(300)]) / 1400
-    assert shares.mean(axis=0) == pytest.approx(0.25, abs=0.03)
-    assert shares.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
+    fractions = (
+        np.array([np.bincount(assign_clients(Quantity(alpha=2, minimum=1), DIGITS, 4, seed)) for seed in range(300)])
+        / 1400
+    )
+    assert fractions.mean(axis=0) == pytest.approx(0.25, abs=0.03)
+    assert fractions.var(axis=0) == pytest.approx(0.25 * 0.75 / (4 * 2 + 1), abs=0.006)
 
 
-# -- a file of one's own -----------------------------------------------------------------------------------------------
+# -- a user's file ---------------------------------------------------------------------------------------------------
 
 
 def write_scheme(path: Path, **columns: list[object]) -> File:
-    """A scheme that reads these columns from a file, which is written."""
+    """Write these columns to a file, and return a scheme that reads it."""
     if path.suffix == ".parquet":
         write_parquet(path, pa.table(columns))
     else:
@@ -467,10 +477,10 @@ def write_scheme(path: Path, **columns: list[object]) -> File:
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_file_is_dealt_as_it_says(tmp_path: Path, kind: str) -> None:
     labels = np.array([0, 1, 0, 1])
-    dealt = pairs(write_scheme(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
-    assert dealt.sample.tolist() == [3, 0, 2]
-    assert dealt.client.tolist() == [0, 1, 0]
-    assert dealt.split is None
+    pairs = partition_labels(write_scheme(tmp_path / f"own.{kind}", sample=[3, 0, 2], client=[0, 1, 0]), labels, 2)
+    assert pairs.sample.tolist() == [3, 0, 2]
+    assert pairs.client.tolist() == [0, 1, 0]
+    assert pairs.split is None
 
 
 def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_path: Path) -> None:
@@ -479,7 +489,7 @@ def test_a_permutation_of_the_clients_of_a_file_is_one_of_the_assignment(tmp_pat
         write_scheme(tmp_path / f"{name}.parquet", sample=list(range(1400)), client=clients.tolist())
         for name, clients in (("as-is", owner), ("permuted", order[owner]))
     ]
-    first, second = (deal(scheme, DIGITS, 7) for scheme in files)
+    first, second = (assign_clients(scheme, DIGITS, 7) for scheme in files)
     assert np.array_equal(order[first], second)
 
 
@@ -491,44 +501,46 @@ def test_a_file_that_says_what_samples_are_for(tmp_path: Path) -> None:
         split=["train", "train", "validation", "test"],
         note=["a", "b", "c", "d"],
     )
-    dealt = pairs(scheme, np.array([0, 0, 1, 1]), 2)
-    assert dealt.split is not None
-    assert dealt.split.tolist() == ["train", "train", "validation", "test"]
+    pairs = partition_labels(scheme, np.array([0, 0, 1, 1]), 2)
+    assert pairs.split is not None
+    assert pairs.split.tolist() == ["train", "train", "validation", "test"]
 
 
 def test_the_sha256_of_a_file_has_to_be_written(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
-    right = write_scheme(path, sample=[0, 1], client=[0, 1])
-    for wrong, told in (("", f"missing for {path}"), ("12ab", f"'12ab' is not that of {path}")):
+    scheme = write_scheme(path, sample=[0, 1], client=[0, 1])
+    for sha256, problem in (("", "missing for"), ("12ab", "'12ab' is not the SHA-256 of")):
         with pytest.raises(SettingsError) as error:
-            File(path=str(path), sha256=wrong).check(2, 1, 2)
-        assert str(error.value) == (
-            f"partition.sha256: {told}; if this is the file that you mean, write {right.sha256}."
-        )
-    right.check(2, 1, 2)
+            File(path=str(path), sha256=sha256).check(2, 1, 2)
+        assert str(error.value).startswith(f"partition.sha256: {problem} {path}. ")
+        assert str(scheme.sha256) in str(error.value)
+    scheme.check(2, 1, 2)
     path.write_text("sample,client\n0,1\n1,0\n")
-    with pytest.raises(SettingsError, match=r"^partition\.sha256: .* is not that of"):
-        right.partition_samples(np.array([0, 0]), np.arange(2), 2, np.random.default_rng(0))
+    with pytest.raises(SettingsError, match=r"^partition\.sha256: .* is not the SHA-256 of"):
+        scheme.partition_samples(np.array([0, 0]), np.arange(2), 2, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("columns", "message"),
     [
-        ({"sample": [0, 1]}, "has no column 'client'. It must have sample and client, and may have split."),
-        ({"sample": [0, 1.5], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
-        ({"sample": [0, ""], "client": [0, 1]}, "column 'sample' of .* should hold whole numbers only"),
-        ({"sample": [0, 1], "client": [0, 3]}, r"^federation\.clients: 2 .* client 3. Use 4"),
-        ({"sample": [0, 1], "client": [0, 0]}, "gives client 1 no training sample"),
-        ({"sample": [0, 1], "client": [0, 1], "split": ["train", "test"]}, "gives client 1 no training sample"),
-        ({"sample": [0, 1], "client": [0, 1], "split": ["train", "tset"]}, "split 'tset' of .* should be one of train"),
-        ({"sample": [0, 1, 2], "client": [0, 1, -1]}, "client -1 of .* should be at least 0"),
+        ({"sample": [0, 1]}, "own.csv has no column 'client'"),
+        ({"sample": [0, 1.5], "client": [0, 1]}, "column 'sample' of .* not integers"),
+        ({"sample": [0, ""], "client": [0, 1]}, "column 'sample' of .* not integers"),
+        ({"sample": [0, 1], "client": [0, 3]}, r"^federation\.clients: 2 .* client 3\. Use 4\."),
+        ({"sample": [0, 1], "client": [0, 0]}, "no training sample to client 1"),
+        ({"sample": [0, 1], "client": [0, 1], "split": ["train", "test"]}, "no training sample to client 1"),
+        (
+            {"sample": [0, 1], "client": [0, 1], "split": ["train", "tset"]},
+            "split 'tset' of .* Use train, validation, test",
+        ),
+        ({"sample": [0, 1, 2], "client": [0, 1, -1]}, "client -1 of .* Use at least 0"),
         ({"sample": [0, 1, 1], "client": [0, 1, 1]}, "a sample twice for one client"),
-        ({"sample": [], "client": []}, "should hold whole numbers only|no training sample"),
+        ({"sample": [], "client": []}, "not integers|no training sample"),
     ],
     ids=str,
 )
-def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str, list[object]], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence) as error:
+def test_a_file_that_can_not_be_used_says_why(tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as error:
         write_scheme(tmp_path / "own.csv", **columns).check(2, 2, 10)
     assert str(error.value).startswith(("partition.path: ", "federation.clients: "))
 
@@ -541,10 +553,7 @@ def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: 
     path.write_text(rows)
     with pytest.raises(SettingsError) as error:
         File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
-    assert str(error.value) == (
-        f"partition.path: {path} is neither Parquet nor CSV as its name says (its rows have more fields than its "
-        f"header has names)."
-    )
+    assert str(error.value).startswith(f"partition.path: {path} can't be read as CSV (a row has more fields than ")
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -560,13 +569,13 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
     with pytest.raises(SettingsError) as error:
         File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
-    assert str(error.value) == (f"partition.path: {path} has the column '{name}' more than once. It must have it once.")
+    assert str(error.value).startswith(f"partition.path: {path} has the column '{name}' more than once")
 
 
 def test_samples_that_are_not_to_be_dealt(tmp_path: Path) -> None:
     scheme = write_scheme(tmp_path / "own.csv", sample=[0, 4], client=[0, 1])
     for samples in (np.arange(4), np.array([0, 1, 2, 3, 5])):
-        with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be dealt"):
+        with pytest.raises(SettingsError, match=r"^partition\.path: sample 4 of .* can't be assigned"):
             scheme.partition_samples(np.zeros(6, dtype=np.int64), samples, 2, np.random.default_rng(0))
 
 
@@ -575,7 +584,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"^partition\.path: .*own\.parquet can't be read \(No such file"):
         File(path=str(path)).check(1, 1, 1)
     path.write_text("sample,client\n")
-    with pytest.raises(SettingsError, match=r"^partition\.path: .* is neither Parquet nor CSV as its name says"):
+    with pytest.raises(SettingsError, match=r"^partition\.path: .* can't be read as Parquet"):
         File(path=str(path), sha256=sha256_of(path)).check(1, 1, 1)
 
 
@@ -589,96 +598,88 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> None:
     labels = np.repeat(np.arange(classes), 60_000 // classes)
     scheme: Scheme = registry.build_component(component.PARTITION, name, {"alpha": 0.01})  # type: ignore[assignment]
-    dealt = pairs(scheme, labels, 100)
-    assert np.bincount(dealt.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
+    pairs = partition_labels(scheme, labels, 100)
+    assert np.bincount(pairs.client, minlength=100).min() >= getattr(scheme, "minimum", 1)
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("scheme", "clients", "samples", "sentence"),
+    ("scheme", "clients", "samples", "problem", "cure"),
     [
-        (IID(), 30, 20, "federation.clients: 30 is more than the 20 samples to deal. Use at most 20."),
+        (IID(), 30, 20, "federation.clients: 30", "Use at most 20."),
         (
             Dirichlet(minimum=5),
             10,
             45,
-            (
-                "partition.minimum: 5 for each of 10 clients is more than the 45 samples. "
-                "Use at most 4, or federation.clients at most 9."
-            ),
+            "partition.minimum: 5",
+            "Use at most 4, or federation.clients at most 9.",
         ),
         (
             Shards(shards_per_client=5),
             10,
             45,
-            (
-                "partition.shards_per_client: 5 for each of 10 clients are more shards than the 45 samples. "
-                "Use at most 4."
-            ),
+            "partition.shards_per_client: 5",
+            "Use at most 4.",
         ),
         (
             Pathological(classes_per_client=11),
             10,
             1000,
-            "partition.classes_per_client: 11 is more than the 10 classes of the data set. Use at most 10.",
+            "partition.classes_per_client: 11",
+            "Use at most 10.",
         ),
         (
             Pathological(),
             4,
             1000,
-            (
-                "partition.classes_per_client: 2 for each of 4 clients can't cover the 10 classes of the data set. "
-                "Use at least 3."
-            ),
+            "partition.classes_per_client: 2",
+            "Use at least 3.",
         ),
         (
             Pathological(classes_per_client=3),
             10,
             25,
-            (
-                "partition.classes_per_client: 3 for each of 10 clients needs 30 samples, but there are 25. "
-                "Use at most 2."
-            ),
+            "partition.classes_per_client: 3",
+            "Use at most 2.",
         ),
         (
             PathologicalOrdered(classes_per_client=3),
             9,
             1000,
-            (
-                "partition.classes_per_client: 3 for each of 9 clients, dealt in order, leaves class 9 without a "
-                "client; federation.clients times it should be a multiple of the 10 classes, or the scheme "
-                "'pathological'."
-            ),
+            "partition.classes_per_client: 3 for each of 9 clients leaves class 9",
+            "or the scheme 'pathological'.",
         ),
         (
             DirichletBalanced(),
             100,
             1437,
-            (
-                "partition.minimum: 40 for each of 100 clients is more than the 1437 samples. "
-                "Use at most 14, or federation.clients at most 35."
-            ),
+            "partition.minimum: 40",
+            "Use at most 14, or federation.clients at most 35.",
         ),
         (
             Quantity(minimum=2000),
             10,
             1437,
-            "partition.minimum: 2000 for each of 10 clients is more than the 1437 samples. Use at most 143.",
+            "partition.minimum: 2000",
+            "Use at most 143.",
         ),
     ],
 )
-def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, sentence: str) -> None:
+def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, problem: str, cure: str) -> None:
     with pytest.raises(SettingsError) as error:
         scheme.check(clients, 10, samples)
-    assert str(error.value) == sentence
+    assert str(error.value).startswith(problem)
+    assert str(error.value).endswith(cure)
 
 
 def test_a_class_too_small_for_its_owners_is_refused() -> None:
     labels = np.repeat([0, 1, 2], [50, 50, 3])
-    with pytest.raises(SettingsError, match=r"^partition\.classes_per_client: 2 .* gives class 2 \d+ owners, .*3 samp"):
-        deal(Pathological(), labels, 9)
+    with pytest.raises(
+        SettingsError, match=r"^partition\.classes_per_client: 2 .* gives class 2 to \d+ clients, .*3 samples"
+    ):
+        assign_clients(Pathological(), labels, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Token ids: exact ones, of words that the training samples hold."""
+"""Token ids of words in the training samples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ids_take_the_smallest_integers(vocabulary: int, dtype: str) -> None:
     ],
 )
 def test_words(sentence: str, tokens: list[str]) -> None:
-    """As keras.preprocessing.text.text_to_word_sequence takes them apart."""
+    """Like keras.preprocessing.text.text_to_word_sequence."""
     assert text.make_word_analyzer()(sentence) == tokens
 
 
@@ -64,5 +64,5 @@ def test_words(sentence: str, tokens: list[str]) -> None:
     ],
 )
 def test_basic_english(sentence: str, tokens: list[str]) -> None:
-    """As torchtext.data.utils.get_tokenizer("basic_english") takes them apart."""
+    """Like torchtext.data.utils.get_tokenizer("basic_english")."""
     assert text.make_basic_english_analyzer()(sentence) == tokens

@@ -8,73 +8,73 @@ from fedpipe.settings.transforms import Transforms
 KEY = torch.tensor(7)
 
 
-def images(count=64, side=6, channels=2):
+def make_images(count=64, side=6, channels=2):
     return torch.arange(1, 1 + count * channels * side * side).reshape(count, channels, side, side).double()
 
 
-def normalized(x, settings):
+def normalize(x, settings):
     return Normalization(settings, x.dtype, x.device)(x)
 
 
 def test_without_settings_nothing_changes():
-    x = images()
+    x = make_images()
     assert transform_images(Transforms(), x, KEY) is x
-    assert normalized(x, Transforms()) is x
+    assert normalize(x, Transforms()) is x
 
 
 def test_each_channel_is_centered_and_scaled():
     x = torch.tensor([[[[0.5]], [[1.0]]]])
-    assert normalized(x, Transforms(mean=(0.5, 0.25), std=(0.5, 0.25))).flatten().tolist() == [0, 3]
-    assert normalized(x, Transforms(mean=(0.5,), std=(0.25,))).flatten().tolist() == [0, 2]
+    assert normalize(x, Transforms(mean=(0.5, 0.25), std=(0.5, 0.25))).flatten().tolist() == [0, 3]
+    assert normalize(x, Transforms(mean=(0.5,), std=(0.25,))).flatten().tolist() == [0, 2]
 
 
 def test_a_crop_is_a_window_of_the_padded_image():
-    x = images()
-    found = transform_images(Transforms(crop=2), x, KEY)
+    x = make_images()
+    transformed = transform_images(Transforms(crop=2), x, KEY)
     padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
-    places = set()
-    for image, around in zip(found, padded, strict=True):
-        hits = [
+    offsets = set()
+    for image, padded_image in zip(transformed, padded, strict=True):
+        matches = [
             (down, right)
             for down in range(5)
             for right in range(5)
-            if torch.equal(image, around[:, down : down + 6, right : right + 6])
+            if torch.equal(image, padded_image[:, down : down + 6, right : right + 6])
         ]
-        assert len(hits) == 1
-        places.update(hits)
-    assert {down for down, _ in places} == {right for _, right in places} == set(range(5))
+        assert len(matches) == 1
+        offsets.update(matches)
+    assert {down for down, _ in offsets} == {right for _, right in offsets} == set(range(5))
 
 
 def test_a_flip_mirrors_about_every_second_image():
-    x = images(400)
-    found = transform_images(Transforms(flip=True), x, KEY)
-    mirrored = (found == x.flip(-1)).flatten(1).all(1)
-    assert bool((mirrored | (found == x).flatten(1).all(1)).all())
+    x = make_images(400)
+    transformed = transform_images(Transforms(flip=True), x, KEY)
+    mirrored = (transformed == x.flip(-1)).flatten(1).all(1)
+    assert bool((mirrored | (transformed == x).flatten(1).all(1)).all())
     assert 160 < int(mirrored.sum()) < 240
 
 
 def test_a_rotation_turns_by_at_most_its_angle_around_the_center():
     x = torch.zeros(200, 1, 21, 21, dtype=torch.float64)
     x[:, :, 10, 20] = 1  # ten pixels to the right of the center
-    found = transform_images(Transforms(rotation=30), x, KEY)
-    heights = [10 - int(place) for image in found for place in image[0].nonzero()[:, 0]]
+    transformed = transform_images(Transforms(rotation=30), x, KEY)
+    heights = [10 - int(place) for image in transformed for place in image[0].nonzero()[:, 0]]
     assert max(heights) == 5  # 10 sin 30°
     assert min(heights) == -5
-    center = images(50, side=5)
+    center = make_images(50, side=5)
     assert torch.equal(transform_images(Transforms(rotation=45), center, KEY)[:, :, 2, 2], center[:, :, 2, 2])
 
 
 @pytest.mark.parametrize("settings", [{"crop": 1}, {"flip": True}, {"rotation": 90}])
 def test_changes_belong_to_key_and_place(settings):
-    x, transforms = images(), Transforms(**settings)
-    found = transform_images(transforms, x, KEY)
-    assert torch.equal(transform_images(transforms, x, KEY), found)
-    assert torch.equal(transform_images(transforms, x[:10], KEY), found[:10])  # whatever the batch is padded to
-    assert not torch.equal(transform_images(transforms, x, KEY + 1), found)
+    x, transforms = make_images(), Transforms(**settings)
+    transformed = transform_images(transforms, x, KEY)
+    assert torch.equal(transform_images(transforms, x, KEY), transformed)
+    assert torch.equal(transform_images(transforms, x[:10], KEY), transformed[:10])  # whatever the batch is padded to
+    assert not torch.equal(transform_images(transforms, x, KEY + 1), transformed)
 
 
 def test_under_vmap_it_is_the_same():
     transforms = Transforms(crop=2, flip=True, rotation=20)
-    x, keys = images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
-    wanted = torch.stack([transform_images(transforms, image, key) for image, key in zip(x, keys, strict=True)])
-    assert torch.equal(vmap(lambda image, key: transform_images(transforms, image, key))(x, keys), wanted)
+    x, keys = make_images(30).reshape(3, 10, 2, 6, 6), torch.tensor([3, 4, 5])
+    expected = torch.stack([transform_images(transforms, image, key) for image, key in zip(x, keys, strict=True)])
+    assert torch.equal(vmap(lambda image, key: transform_images(transforms, image, key))(x, keys), expected)

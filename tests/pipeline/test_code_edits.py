@@ -101,7 +101,7 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
     printed = project.snakemake("runs")
     assert ran(printed) == {"near": 1}
-    assert "1 run will be made anew: the code of algorithm 'own.Near' has changed; what is there stays" in printed
+    assert "1 run will be recomputed, because the code of algorithm 'own.Near' has changed" in printed
     assert bits.items() < project.bits().items(), "the old results stay"
 
     # FedProx, and what derives from it
@@ -183,7 +183,7 @@ def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> Non
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
     for run in plan["runs"]:
         printed = project.run("fedpipe", "segment", run["path"], "--stop", "1", check=run["algorithm"] == "fedavg")
-        refusal = f"run {run['key']} is of other code of algorithm 'fedprox'"
+        refusal = f"run {run['key']} belongs to another version of algorithm 'fedprox'"
         assert (refusal in printed) == (run["algorithm"] == "fedprox")
         assert (project.folder / run["path"] / "rounds.zip").exists() == (run["algorithm"] == "fedavg")
 

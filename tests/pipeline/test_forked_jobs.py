@@ -108,10 +108,8 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
     ]
     assert max(done) < 400, "jobs did not end, they were done"
     if how == "SIGINT":
-        goes_on = (
-            "Complete rounds are kept, and the same command goes on after them:\n    snakemake runs --profile workflow"
-        )
-        assert (project.folder / "said").read_text().count(goes_on) == 1
+        advice = "Complete rounds are kept. To continue after them, type:\n    snakemake runs --profile workflow"
+        assert (project.folder / "said").read_text().count(advice) == 1
     complete = {
         run: RunFiles(run).list_complete_rounds()[-1]
         for run in project.folder.glob("results/runs/*/*/")

@@ -26,10 +26,8 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
         (("--configfile", "studies/other.yaml"), ", ".join(f"'{section}'" for section in study)),
     ):
         printed = project.snakemake("all", *arguments, check=False)
-        assert [line for line in printed.splitlines() if line.startswith("fedpipe:")] == [
-            f"fedpipe: {named} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
-            "another study's file, named by --config params=studies/NAME.yaml."
-        ]
+        (line,) = (line for line in printed.splitlines() if line.startswith("fedpipe:"))
+        assert line.startswith(f"fedpipe: {named} in --config or --configfile ")
         assert "Traceback" not in printed
         assert not jobs(printed)
         assert not (project.folder / "results/plan.json").exists()

@@ -107,7 +107,8 @@ def test_it_ends_with_what_to_type_next(project: Project) -> None:
     (line,) = (line for line in said.splitlines() if line.startswith("fedpipe: "))
     table = "results/studies/two words (1)/tables/results.md"
     show = f"fedpipe show --params '{ODD}'"
-    assert line == f"fedpipe: done; `{show}` prints the table, {table}, and where the figures lie."
+    assert f"`{show}`" in line
+    assert f" {table}," in line
     shown = typed(project, *shlex.split(show))
     assert shown.stdout.startswith((project.folder / table).read_text())
     curves = project.folder / table.replace("tables/results.md", "figures/curves.svg")
@@ -148,7 +149,7 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
         start_new_session=True,
     )
     assert said.returncode == 1, said.stderr
-    assert "fedpipe: this ended before all was done" in said.stderr
+    assert "fedpipe: Snakemake ended before all jobs were done" in said.stderr
     stopped = project.run("fedpipe", "status")
     assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
     assert "failed" not in stopped

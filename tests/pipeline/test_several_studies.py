@@ -95,7 +95,7 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
             reach(project, 1, running)
             project.snakemake("runs", *OTHER)
             assert running.poll() is None
-            assert "another snakemake makes files of this study" in project.snakemake("runs", check=False)
+            assert "another Snakemake is running this study" in project.snakemake("runs", check=False)
         finally:
             os.killpg(running.pid, signal.SIGKILL)
     assert "--unlock" in project.snakemake("runs", check=False)

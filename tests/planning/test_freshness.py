@@ -15,7 +15,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report.contents import get_reported_fields
 from tests import small_studies as studies
 
-OWN = '''"""FedAvg by another name."""
+CUSTOM_ALGORITHM = '''"""FedAvg by another name."""
 from dataclasses import dataclass
 
 from fedpipe.algorithms.fedavg import FedAvg
@@ -39,7 +39,7 @@ def write_plan(**sections: object) -> Plan:
     return Plan.read(Path("results/plan.json"))
 
 
-def edit(old: str, new: str) -> None:
+def edit_params(old: str, new: str) -> None:
     PARAMS.write_text(PARAMS.read_text().replace(old, new))
 
 
@@ -47,11 +47,11 @@ def test_a_plan_is_fresh_until_a_source_changes() -> None:
     plan = write_plan()
     assert freshness.compare_sources(plan) == freshness.check_plan(plan) == Freshness("fresh")
     assert not freshness.needs_planning(PARAMS, FULL_PRESET)
-    edit("study:", "# a comment\nstudy:")
+    edit_params("study:", "# a comment\nstudy:")
     assert freshness.compare_sources(plan) == Freshness("stale", ("params.yaml",))
-    assert freshness.check_plan(plan) == Freshness("fresh"), "it gives the same plan"
+    assert freshness.check_plan(plan) == Freshness("fresh"), "the edit does not change the plan"
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
-    edit("learning_rate: 0.1", "learning_rate: 0.2")
+    edit_params("learning_rate: 0.1", "learning_rate: 0.2")
     assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
 
 
@@ -84,7 +84,7 @@ def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(recor
     assert freshness.compare_sources(plan) == Freshness("unknown")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.check_plan(plan) == Freshness("fresh")
-    edit("learning_rate: 0.1", "learning_rate: 0.2")
+    edit_params("learning_rate: 0.1", "learning_rate: 0.2")
     assert freshness.check_plan(plan) == Freshness("stale")
     PARAMS.write_text("study: {seeds: []}\n")
     answer = freshness.check_plan(plan)
@@ -93,7 +93,7 @@ def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(recor
 
 
 def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> None:
-    """As when DVC brings plan.json of another commit, or somebody edits it."""
+    """For example, if DVC checks out plan.json of another commit, or a user edits it."""
     write_plan()
     write_json(Path("results/plan.json"), read_json(Path("results/plan.json")) | {"seeds": [7]})
     replaced = Plan.read(Path("results/plan.json"))
@@ -103,13 +103,13 @@ def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> N
 
 
 def test_a_study_with_custom_modules_is_always_planned() -> None:
-    """Another module of the same name may come first by now."""
-    Path("own_fresh.py").write_text(OWN)
+    """Another module with the same name may shadow it now."""
+    Path("own_fresh.py").write_text(CUSTOM_ALGORITHM)
     plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
     assert freshness.compare_sources(plan) == Freshness("stale")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.check_plan(plan) == Freshness("fresh")
-    Path("own_fresh.py").write_text(f"{OWN}# edited\n")
+    Path("own_fresh.py").write_text(f"{CUSTOM_ALGORITHM}# edited\n")
     assert freshness.compare_sources(plan) == Freshness("stale", ("own_fresh.py",))
 
 

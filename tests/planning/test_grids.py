@@ -1,7 +1,8 @@
-"""Grids and single changes that leave something behind: parameters of other schemes, keys that are cut short."""
+"""Grids and changes that leave parameters of other schemes behind, and incomplete keys."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,26 @@ def plan_study(labels: tuple[str, ...] = ("fedavg",), **sections: Any) -> planne
     return planner.make_plan()
 
 
-LEFT_OUT = "partition.alpha: 0.3 is left out, since the scheme iid has no such parameter."
+IGNORED_KEY = r"^partition\.alpha: 0\.3 .* scheme iid "
 
 
 def test_a_grid_of_schemes_leaves_out_what_only_others_have_and_says_so() -> None:
     plan = plan_study(study={"grid": {"partition.scheme": ["iid", "dirichlet"]}})
-    assert plan.warnings == (LEFT_OUT,)
+    (warning,) = plan.warnings
+    assert re.match(IGNORED_KEY, warning)
     iid = plan_study(partition={"scheme": "iid"})
     alone = plan_study()
     assert {run.key for run in plan.runs} == {run.key for run in (*iid.runs, *alone.runs)}
 
 
 def test_a_scheme_that_an_experiment_sets_leaves_the_former_ones_parameters_behind() -> None:
-    """What ``dvc exp run -S partition.scheme=iid`` makes of the file."""
+    """As with ``dvc exp run -S partition.scheme=iid``, which keeps the other keys."""
     studies.write(studies.settings() | {"partition": {"scheme": "iid"}}, Path())
     clean = planner.make_plan()
     plan = plan_study(partition={"scheme": "iid"})
     assert (Path("params.yaml").read_text()).count("alpha: 0.3") == 1
-    assert plan.warnings == (LEFT_OUT,)
+    (warning,) = plan.warnings
+    assert re.match(IGNORED_KEY, warning)
     assert clean.warnings == ()
     assert [run.key for run in plan.runs] == [run.key for run in clean.runs]
 
@@ -60,31 +63,32 @@ def test_what_a_grid_varies_is_shown_only_where_the_scheme_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "problem"),
     [
         ({"scheme": "iid", "alfa": 0.3}, "partition.alfa: unknown key"),
         ({"scheme": "dirichlet", "alpha": 0.3, "classes": 2}, "partition.classes: unknown key"),
     ],
 )
-def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], told: str) -> None:
+def test_what_no_scheme_has_stays_a_mistake(section: dict[str, Any], problem: str) -> None:
     studies.write(studies.settings() | {"partition": section}, Path())
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=problem):
         planner.make_plan()
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "suggestion"),
     [
-        ("mu", "study.grid: 'mu' is no key of params.yaml. Did you mean algorithms.fedprox.mu?"),
-        ("alpha", "study.grid: 'alpha' is no key of params.yaml. Did you mean partition.alpha?"),
-        ("clients", "study.grid: 'clients' is no key of params.yaml. Did you mean federation.clients?"),
-        ("partitoin.alpha", "study.grid: 'partitoin.alpha' is no key of params.yaml. Did you mean 'partition'?"),
+        ("mu", "algorithms.fedprox.mu"),
+        ("alpha", "partition.alpha"),
+        ("clients", "federation.clients"),
+        ("partitoin.alpha", "'partition'"),
     ],
 )
-def test_a_key_that_is_cut_short_is_told_in_full(name: str, told: str) -> None:
+def test_a_key_that_is_cut_short_is_told_in_full(name: str, suggestion: str) -> None:
     with pytest.raises(SettingsError) as error:
         plan_study(("fedavg", "fedprox"), study={"grid": {name: [0.1, 1.0]}})
-    assert str(error.value) == told
+    assert str(error.value).startswith(f"study.grid: '{name}' is not a key")
+    assert str(error.value).endswith(f" {suggestion}?")
 
 
 def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tmp_path: Path) -> None:
@@ -93,12 +97,12 @@ def test_what_a_point_of_a_grid_lacks_is_obtained_with_the_studys_own_command(tm
     params["dataset"] = {"name": "npz", "path": "own.npz", "sha256": "1" * 64, "split": "pooled"}
     studies.write(params, Path())
     Path("params.yaml").rename("studies/own.yaml")
-    with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download --params studies/own.yaml`"):
+    with pytest.raises(SettingsError, match=r"is not stored.*`fedpipe download --params studies/own\.yaml`"):
         planner.make_plan(Path("studies/own.yaml"))
 
 
 def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> None:
-    """As a study over several data sets that a mirror has as other files."""
+    """A study over several data sets in users' files."""
     for name, samples in (("one", 60), ("two", 80), ("small", 40)):
         np.savez(
             f"{name}.npz",
@@ -114,28 +118,29 @@ def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> Non
     settings["presets"] = {"smoke": {"study.grid.data": {"small": data["small"]}}}
     studies.write(settings, Path())
     for preset in ("full", "smoke"):
-        with pytest.raises(SettingsError, match=r"is not stored; run `fedpipe download`"):
+        with pytest.raises(SettingsError, match=r"is not stored.*`fedpipe download`"):
             planner.make_plan(preset=preset)
-    printed = CliRunner().invoke(app.app, ["download"])
-    assert printed.stdout.count(" is stored.\n") == 3, printed
+    result = CliRunner().invoke(app.app, ["download"])
+    assert result.stdout.count(" is stored.\n") == 3, result
     assert len(planner.make_plan().runs) == 2
     assert len(planner.make_plan(preset="smoke").runs) == 1
-    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "what is there stays"
+    assert CliRunner().invoke(app.app, ["download"]).stdout.count(" is stored.\n") == 1, "stored data sets stay"
 
 
 def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
-    """What the preset itself names is declared by hand: the command would declare what the study does."""
+    """A data set of the preset is declared by hand, because the command declares only that of the study."""
     Path("studies").mkdir()
     np.savez(
         "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)
     )
     own = {"name": "npz", "path": "own.npz", "split": "pooled"}
-    for dataset, preset, told in (
-        (own, {"federation.rounds": 1}, "run `fedpipe download --params studies/own.yaml`, which fills it in."),
-        ({"name": "digits"}, {"dataset": own}, f"it should be {files.sha256_of(Path('own.npz'))}."),
+    for dataset, preset, cure in (
+        (own, {"federation.rounds": 1}, "`fedpipe download --params studies/own.yaml`"),
+        ({"name": "digits"}, {"dataset": own}, files.sha256_of(Path("own.npz"))),
     ):
         studies.write(studies.settings() | {"dataset": dataset, "presets": {"smoke": preset}}, Path())
         Path("params.yaml").replace("studies/own.yaml")
         with pytest.raises(SettingsError) as error:
             planner.make_plan(Path("studies/own.yaml"), "smoke")
-        assert str(error.value) == f"dataset.sha256: missing for own.npz; {told}"
+        assert str(error.value).startswith("dataset.sha256: missing for own.npz")
+        assert cure in str(error.value)

@@ -1,4 +1,4 @@
-"""Studies drawn from the schema of params.yaml: each is planned or refused in sentences, and what is planned runs."""
+"""Random studies from the schema of params.yaml: each is planned or rejected with messages, and planned ones run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
 
 STUDIES, ROUNDS = 200, 10
-ODD = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
+EXTREME_VALUES = (None, True, -1, 0, 0.5, 1e-300, 1e300, 2**70, "", "x", "1e-3", [], [0], {}, {"a": 1}, float("nan"))
 DATA = (
     {"name": "digits", "subset": 90},
     {"name": "digits", "subset": 90, "split": "pooled", "test_fraction": 0.2, "validation_fraction": 0.2},
@@ -28,18 +28,18 @@ DATA = (
 SECTIONS = ("transforms", "federation", "evaluation", "partition", "model", "report", "artifacts")
 
 
-class Draw:
-    """Values that fit a JSON Schema, or nearly."""
+class RandomStudy:
+    """Random values of a JSON Schema, some of them invalid."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.definitions: dict[str, Any] = {}
 
     def value(self, schema: dict[str, Any]) -> Any:
-        """A value of a schema; one in fifty is an odd one."""
+        """A value of a schema. One in fifty is invalid or extreme."""
         schema = self.definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         if self.random.random() < 0.02:
-            return self.random.choice(ODD)
+            return self.random.choice(EXTREME_VALUES)
         if "const" in schema:
             return schema["const"]
         if "enum" in schema:
@@ -66,34 +66,37 @@ class Draw:
                 return None
         return "x"
 
-    def section(self, schema: dict[str, Any], share: float) -> dict[str, Any]:
-        """Some keys of a section, those that it needs among them."""
-        needed = schema.get("required", [])
+    def section(self, schema: dict[str, Any], fraction: float) -> dict[str, Any]:
+        """Some keys of a section, including required ones."""
+        required = schema.get("required", [])
         return {
             key: self.value(part)
             for key, part in schema["properties"].items()
-            if key in needed or self.random.random() < share
+            if key in required or self.random.random() < fraction
         }
 
     def study(self) -> dict[str, Any]:
         """A small study."""
         schema = build_json_schema()
         self.definitions = schema["$defs"]
-        made: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
+        params: dict[str, Any] = {"dataset": dict(self.random.choice(DATA))}
         for name in SECTIONS:
             if self.random.random() < 0.5:
                 part = schema["properties"][name]
                 part = self.random.choice(part["anyOf"]) if "anyOf" in part else part
                 part = self.definitions[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
-                part = {**part, "properties": {key: of for key, of in part["properties"].items() if key != "sha256"}}
-                made[name] = self.section(part, 0.15)
-        federation = {"clients": self.random.randint(1, 5), "rounds": 1} | made.get("federation", {})
-        made["federation"] = federation
+                part = {
+                    **part,
+                    "properties": {key: field for key, field in part["properties"].items() if key != "sha256"},
+                }
+                params[name] = self.section(part, 0.15)
+        federation = {"clients": self.random.randint(1, 5), "rounds": 1} | params.get("federation", {})
+        params["federation"] = federation
         label = self.random.choice(registry.list_components(component.ALGORITHM))
         entry = self.section(schema["properties"]["algorithms"]["properties"][label], 0.2)
-        made["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
-        made["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
-        return made
+        params["algorithms"] = {label: {key: value for key, value in entry.items() if key != "algorithm"}}
+        params["study"] = {"algorithms": [label], "seeds": [self.random.randint(0, 9)]}
+        return params
 
 
 @pytest.mark.slow
@@ -104,18 +107,18 @@ def test_a_study_of_the_schema_is_planned_or_refused_in_sentences_and_runs(
     for seed in range(STUDIES):
         (folder := tmp_path / str(seed)).mkdir()
         monkeypatch.chdir(folder)
-        studies.write(settings := Draw(seed).study(), Path())
+        studies.write(settings := RandomStudy(seed).study(), Path())
         try:
-            made = planner.make_plan()
+            plan = planner.make_plan()
         except SettingsError as error:
             for line in str(error).splitlines():
                 assert re.match(r"[a-z][\w.-]*: .", line), (seed, line)
         except Exception as error:
             raise AssertionError(f"study {seed}: {settings}") from error
         else:
-            planned.append((seed, settings, made))
-    assert STUDIES / 10 < len(planned) < STUDIES, "both come about"
-    small = [(seed, settings) for seed, settings, made in planned if made.runs[0].rounds == 1]
+            planned.append((seed, settings, plan))
+    assert STUDIES / 10 < len(planned) < STUDIES, "some are planned and some are rejected"
+    small = [(seed, settings) for seed, settings, plan in planned if plan.runs[0].rounds == 1]
     for seed, settings in random.Random(0).sample(small, ROUNDS):
         monkeypatch.chdir(tmp_path / str(seed))
         try:

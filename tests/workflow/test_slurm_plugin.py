@@ -20,38 +20,38 @@ OPTIONS = ("--executor {fedpipe-slurm,", "--logger {fedpipe}", "--fedpipe-slurm-
 def run_snakemake(*arguments: str, folder: Path, python: str = sys.executable, path: str = str(ROOT)) -> str:
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "300"}
     command = [python, "-m", "snakemake", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    return done.stdout + done.stderr
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return result.stdout + result.stderr
 
 
 @pytest.mark.slow
 def test_an_editable_install_has_the_plugins_in_any_folder(tmp_path: Path) -> None:
-    """Snakemake looks into the folders of sys.path, where setuptools' finder for editable installs has no plugin."""
+    """Snakemake searches the folders of sys.path, which do not contain setuptools' finder for editable installs."""
     clone = studies.copy_project(tmp_path / "clone")
     venv.create(tmp_path / "venv")
     python, home = tmp_path / "venv/bin/python", next((tmp_path / "venv/lib").glob("python*/site-packages"))
     (home / "shared.pth").write_text("\n".join([*site.getsitepackages(), ""]))
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--no-build-isolation", "-e", clone], check=True)
-    printed = run_snakemake("--help", folder=tmp_path, python=str(python), path="")
-    assert all(option in printed for option in OPTIONS)
+    output = run_snakemake("--help", folder=tmp_path, python=str(python), path="")
+    assert all(option in output for option in OPTIONS)
 
 
 def test_an_option_of_the_other_executor_is_rejected(tmp_path: Path) -> None:
-    """Nothing would read it. It may also be in a profile."""
+    """It would have no effect. It may also be in a profile."""
     (tmp_path / "Snakefile").write_text("rule one:\n    output: 'a'\n    shell: 'touch a'\n")
     arguments = ("--executor", "fedpipe-slurm", "--jobs", "1")
-    sentence = "fedpipe-slurm does not read --slurm-{}. Use --fedpipe-slurm-{}, in a profile fedpipe-slurm-{}."
-    assert sentence.replace("{}", "qos") in run_snakemake(*arguments, "--slurm-qos", "long", folder=tmp_path)
+    message = "--slurm-{}. Use --fedpipe-slurm-{}, in a profile fedpipe-slurm-{}."
+    assert message.replace("{}", "qos") in run_snakemake(*arguments, "--slurm-qos", "long", folder=tmp_path)
     (tmp_path / "config.yaml").write_text("slurm-no-account: true\n")
-    printed = run_snakemake(*arguments, "--profile", "config.yaml", folder=tmp_path)
-    assert sentence.replace("{}", "no-account") in printed
-    assert printed.count("Using profile") == 1
+    output = run_snakemake(*arguments, "--profile", "config.yaml", folder=tmp_path)
+    assert message.replace("{}", "no-account") in output
+    assert output.count("Using profile") == 1
     assert not (tmp_path / "a").exists()
 
 
 def test_the_plugins_import_no_fedpipe() -> None:
-    """Snakemake imports them before the Snakefile, which would get this fedpipe in place of its own."""
+    """Snakemake imports them before the Snakefile, which would get this fedpipe instead of its own."""
     program = (
         "import sys, snakemake_executor_plugin_fedpipe_slurm, snakemake_logger_plugin_fedpipe\n"
         "assert not [name for name in sys.modules if name.partition('.')[0] in ('fedpipe', 'torch')]"

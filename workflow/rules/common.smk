@@ -1,4 +1,4 @@
-# What happens while Snakemake parses the Snakefile, from top to bottom. It does so in the process of every job, too.
+# Steps while Snakemake parses the Snakefile, also in the process of every job.
 # The functions that rules call are methods of STUDY_DAG, see fedpipe/workflow/dag.py.
 import os
 import re
@@ -14,7 +14,7 @@ from fedpipe.core.storage.layout import PAPERS
 from fedpipe.workflow import dag, snakemake_patches
 from fedpipe.workflow.dag import Dag, StudySelection
 
-# 1. What was typed, because Snakemake itself exposes these only after parsing. It accepts abbreviations of --unlock.
+# 1. Read the command line, which Snakemake exposes only after parsing. It accepts abbreviations of --unlock.
 WORDS = sys.argv[1:]
 MAKES_PAPERS = "papers" in WORDS
 UNLOCKS = any(word[:4] == "--un" and "--unlock".startswith(word) for word in WORDS)
@@ -27,9 +27,9 @@ IS_DRY_RUN = any(
 # 2. Prepare Snakemake. A DAG of single rounds is deep.
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 20000))
 
-# Snakemake's records of what made each file are in results/.provenance, which DVC versions: a clone that pulled the
-# results has nothing to do, and still notices a changed parameter. Without a folder `incomplete`, Snakemake would take
-# the records for those of an old version.
+# Snakemake's record of each file is in results/.provenance, which DVC versions. So a clone that pulled the results has
+# nothing to run, but notices a changed parameter. Without a folder `incomplete`, Snakemake would treat the records as
+# those of an old version.
 Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
@@ -42,7 +42,7 @@ if workflow.is_main_process:
     if not UNLOCKS:
         snakemake_patches.patch_locks()
 
-# Local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules next to submitted jobs don't.
+# Local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't.
 ENVIRONMENT = {}
 if (
     workflow.is_main_process
@@ -52,7 +52,7 @@ if (
     ENVIRONMENT[SNAKEMAKE_PID_VARIABLE] = os.getpid()
 shell.prefix(dag.format_shell_prefix(ENVIRONMENT))
 
-# `papers` makes all studies in a folder. Remote jobs get the key from config_args.
+# `papers` runs all studies in a folder. Remote jobs get the key from config_args.
 if MAKES_PAPERS and "params" not in config:
     config["params"] = str(PAPERS)
     workflow.config_settings.config_args = [
@@ -62,10 +62,10 @@ if MAKES_PAPERS and "params" not in config:
 
 
 def start_job_server():
-    """Start the process that local jobs are forked from, so that it imports PyTorch while the plan is made.
+    """Start the process that local jobs are forked from, so that it imports PyTorch during planning.
 
-    Any command that runs as jobs do starts it, and nothing here waits for the command. In bash's background it would
-    ignore Ctrl+C, and so would all jobs.
+    Any command with the environment of a job starts it, and nothing waits for the command. As a background process of
+    bash, it and all jobs would ignore Ctrl+C.
     """
     if SNAKEMAKE_PID_VARIABLE in ENVIRONMENT and not (IS_DRY_RUN or UNLOCKS):
         resources = {"tmpdir": tempfile.gettempdir()}
@@ -86,7 +86,7 @@ except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
     sys.exit(2)
 
-# 5. Pass on to jobs how they execute.
+# 5. Pass the settings of section `execution` to jobs.
 shell.prefix(dag.format_shell_prefix(ENVIRONMENT | STUDY_DAG.job_environment))
 
 if workflow.is_main_process and not UNLOCKS and STUDY_DAG.has_locked_files():

@@ -1,7 +1,7 @@
-# What the study looks at in stored states (section `diagnostics`). Of a run it reads what is joined, which tells that its
-# states are there; another setting is another file, and trains nothing.
+# Analyses of stored states (section `diagnostics`). They wait for the merged rounds of a run, because its states are
+# complete then. A change of a setting gives another file, without training.
 
-# DVC records these folders, whether or not a study of this clone has diagnostics, or models with a frozen base.
+# DVC records these folders, even if no study has diagnostics, or models with a frozen base.
 for name in ("diagnostics", "features"):
     Path("results", name).mkdir(parents=True, exist_ok=True)
 

@@ -1,6 +1,7 @@
-# Three grains of one DAG, with the same files and the same bits. A segment, one job, runs consecutive rounds, and goes on
-# from those it finds: all of a run's, and then it collects them (the default), or so many (execution.rounds_per_job).
-# Single rounds (execution.clients_per_job) train blocks of participants, aggregate, evaluate.
+# Three ways to split a run into jobs, with the same files and the same bits. A segment is one job with consecutive
+# rounds, which resumes after those that exist. It has all rounds of a run and also merges them (the default), or a number
+# of rounds (execution.rounds_per_job). With execution.clients_per_job a round has jobs for training of blocks of
+# participants, aggregation and evaluation.
 
 if STUDY_DAG.block_size is None:
 
@@ -17,7 +18,7 @@ if STUDY_DAG.block_size is None:
         params:
             stop=lambda wildcards: int(wildcards.stop),
             collect="--collect" if STUDY_DAG.has_run_jobs else "",
-        shell:  # exec: so that SIGTERM ends no shell above it, and the segment stops at a round's end
+        shell:  # exec, so that SIGTERM reaches the segment, which stops at the end of a round
             "exec fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
             "--threads {threads} {params.collect} > {log} 2>&1"
 

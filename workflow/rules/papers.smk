@@ -6,14 +6,14 @@ PAGES = f"results/papers/{SELECTION.preset}"
 
 rule papers:
     input:
-        STUDY_DAG.get_pages_input(),  # so that deleted files are made again
+        STUDY_DAG.get_pages_input(),  # so that deleted files are restored
         pages=f"{PAGES}/index.html",
     log:
         f"{PAGES}/papers.log",
     conda:
         CONDA
     shell:
-        "echo The pages lie in {input.pages} | tee {log:q}"
+        "echo The pages are in {input.pages} | tee {log:q}"
 
 
 rule pages:
@@ -38,7 +38,7 @@ rule pages:
         CONDA
     params:
         preset=SELECTION.preset,
-        printed=dag.hash_page_sources(),  # the published numbers and the code of the pages
-        shown=STUDY_DAG.plans_fingerprint,
+        sources=dag.hash_page_sources(),  # the published numbers and the code of the pages
+        fingerprint=STUDY_DAG.plans_fingerprint,
     shell:
-        "fedpipe papers --preset {params.preset} --plan-fingerprint {params.shown} > {log:q} 2>&1"
+        "fedpipe papers --preset {params.preset} --plan-fingerprint {params.fingerprint} > {log:q} 2>&1"

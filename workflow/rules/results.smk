@@ -1,4 +1,4 @@
-# The tables and figures of a study. Several studies that are made together have such rules each.
+# The tables and figures of a study. If several studies are run together, each of them has these rules.
 from fedpipe.core.storage.layout import assignment_file
 from fedpipe.report.contents import compute_report_fingerprint
 
@@ -31,13 +31,13 @@ for PLAN in STUDY_DAG.plan.plans:
         params:
             study=str(PLAN.params),
             preset=PLAN.preset,
-            shown=compute_report_fingerprint(PLAN),
-            shared=PLAN.shared,  # the table tells which runs are of other code
+            fingerprint=compute_report_fingerprint(PLAN),
+            shared=PLAN.shared,  # the table notes runs from other code
         shell:
             "fedpipe table --params {params.study:q} --preset {params.preset} "
-            "--plan-fingerprint {params.shown} > {log:q} 2>&1"
+            "--plan-fingerprint {params.fingerprint} > {log:q} 2>&1"
 
-    # Each figure is drawn of one of the joined files of all runs.
+    # Each figure is drawn from one of the merged files of all runs.
     for FIGURE, LABEL in {
         "curves": "learning curves",
         "matrices": "SL and CR matrices",
@@ -66,10 +66,10 @@ for PLAN in STUDY_DAG.plan.plans:
                 figure=FIGURE,
                 study=str(PLAN.params),
                 preset=PLAN.preset,
-                shown=compute_report_fingerprint(PLAN),
+                fingerprint=compute_report_fingerprint(PLAN),
             shell:
                 "fedpipe figure {params.figure} --params {params.study:q} --preset {params.preset} "
-                "--plan-fingerprint {params.shown} > {log:q} 2>&1"
+                "--plan-fingerprint {params.fingerprint} > {log:q} 2>&1"
 
     rule:
         name:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
 from fedpipe.data.sources import text
@@ -49,6 +50,7 @@ class AGNews(PublishedTexts):
         PublishedFile(f"ag-news/{name}", f"md5:{md5}", (BASE_URL + name,)) for name, md5 in MD5.items()
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         import pandas as pd
 
@@ -57,6 +59,7 @@ class AGNews(PublishedTexts):
         labels = rows[0].to_numpy(np.int64) - 1  # classes 1 to 4
         return self._encode_texts((rows[1] + " " + rows[2]).tolist(), labels, np.arange(len(rows)) >= len(frames[0]))
 
+    @override
     def _encode_texts(
         self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
     ) -> Samples:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.components.component import Component
@@ -60,6 +61,7 @@ class Dataset(Component):
         """Shape, classes and size. None if they are known only once the samples are stored."""
         return DatasetInfo(self.shape, self.classes, self.size, self.tests)
 
+    @override
     def key_parameters(self) -> dict[str, Any]:
         """Parameters and content digest. The tensors depend only on these and on the code that reads the data set.
 
@@ -71,7 +73,7 @@ class Dataset(Component):
         if not self.content_digest:
             name = registry.get_component_name(component.DATASET, type(self))
             raise SettingsError(
-                f"dataset.name: '{name}' has no checksum; set {type(self).__qualname__}.checksum to the one "
+                f"dataset.name: '{name}' has no checksum. Set {type(self).__qualname__}.checksum to the one "
                 f"that `fedpipe download {name}` prints."
             )
         parameters = {key: value for key, value in super().key_parameters().items() if key not in {"path", "sha256"}}
@@ -93,13 +95,13 @@ class PinnedDataset(Dataset):
     sha256: Sha256 | None = None
 
     @property
+    @override
     def info(self) -> DatasetInfo | None:
-        """See :class:`Dataset`."""
         return None
 
     @property
+    @override
     def content_digest(self) -> str:
-        """See :class:`Dataset`."""
         return self.sha256 or ""
 
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
@@ -121,25 +123,27 @@ class PublishedDataset(PinnedDataset):
     suffix: ClassVar[str]  #: suffix of the mirror's substitute file
 
     @property
+    @override
     def expected_checksum(self) -> str:
-        """See :class:`Dataset`."""
         return "" if self.sha256 else self.checksum
 
     @property
+    @override
     def content_digest(self) -> str:
         """Checksum of the canonical samples if it is known, otherwise a hash of the published files' checksums."""
         lines = "".join(f"{file.name} {file.checksum}\n" for file in self.files)
         return self.sha256 or self.checksum or hashlib.sha256(lines.encode()).hexdigest()
 
     @property
+    @override
     def info(self) -> DatasetInfo | None:
-        """See :class:`Dataset`."""
         return None if self.sha256 else self._make_info(self.size, self.tests)
 
+    @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        """See :class:`Dataset`."""
         return self._make_info(len(samples.y), int(samples.test.sum()))
 
+    @override
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
         """SHA-256 of the substitute, if the mirror has it and lacks the published files."""
         if self.sha256 or all(fetch.has_file(file.name) for file in self.files):
@@ -152,8 +156,8 @@ class PublishedDataset(PinnedDataset):
         """File name of the mirror's substitute."""
         return f"{registry.get_component_name(component.DATASET, type(self))}{self.suffix}"
 
+    @override
     def load(self, fetch: Fetcher) -> Samples:
-        """See :class:`Dataset`."""
         if self.sha256:
             return self._read_substitute(fetch.fetch_pinned(self.substitute_name, self.sha256))
         return self._read(fetch.fetch(self.files))
@@ -176,6 +180,7 @@ class PublishedImages(PublishedDataset):
 
     suffix: ClassVar[str] = ".npz"
 
+    @override
     def _read_substitute(self, path: Path) -> Samples:
         return formats.read_npz(path)
 
@@ -188,13 +193,15 @@ class PublishedTexts(PublishedDataset):
     vocabulary: Vocabulary
     length: Length
 
+    @override
     def _make_info(self, size: int, tests: int) -> DatasetInfo:
         return DatasetInfo((self.length,), self.classes, size, tests, self.vocabulary)
 
+    @override
     def _read_substitute(self, path: Path) -> Samples:
         table = formats.read_parquet(path)
         if table.texts is None:
-            raise ArtifactError(f"{path} holds images. It must contain text.")
+            raise ArtifactError(f"{path} contains images. Use a table with a column text.")
         return self._encode_texts(table.texts, table.labels, table.test)
 
     def _encode_texts(
@@ -211,26 +218,25 @@ class UserDataset(PinnedDataset):
     path: str
 
     @property
+    @override
     def pinned_file(self) -> PinnedFile:
-        """See :class:`~fedpipe.core.components.component.Component`."""
         return PinnedFile("path", Path(self.path), self.sha256)
 
+    @override
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
-        """See :class:`PinnedDataset`."""
         return None if self.sha256 else self._compute_sha256()
 
+    @override
     def load(self, fetch: Fetcher) -> Samples:
-        """See :class:`Dataset`."""
         if (actual_sha256 := self._compute_sha256()) != self.sha256:
             raise ArtifactError(
-                f"dataset.sha256: {self.path} is another file than declared, with SHA-256 {actual_sha256}; the "
-                "declared one, "
-                f"{self.sha256}, should lie there, or the study declare that."
+                f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. Restore the "
+                "declared file, or set dataset.sha256 to the new value."
             )
         return self._read(Path(self.path))
 
+    @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        """See :class:`Dataset`."""
         has_tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
         vocabulary = int(samples.x.max()) + 1 if has_tokens else None
         tests = int(samples.test.sum())
@@ -239,7 +245,7 @@ class UserDataset(PinnedDataset):
     def _compute_sha256(self) -> str:
         path = Path(self.path)
         if not path.is_file():
-            raise ArtifactError(f"dataset.path: {self.path} is missing. Use a file.")
+            raise ArtifactError(f"dataset.path: {self.path} is missing. Use an existing file.")
         return pinned_files.compute_content_sha256(path)
 
     def _read(self, path: Path) -> Samples:

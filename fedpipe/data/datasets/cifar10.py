@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.data.datasets.base import PublishedImages, Samples
 from fedpipe.data.sources.fetch import PublishedFile
@@ -39,6 +40,7 @@ class CIFAR10(PublishedImages):
         ),
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR10 as Reader  # noqa: N811
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpipe.data.datasets import cifar10
 from fedpipe.data.datasets.base import PublishedImages, Samples
 from fedpipe.data.sources.fetch import PublishedFile
@@ -37,6 +39,7 @@ class CIFAR100(PublishedImages):
         ),
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR100 as Reader  # noqa: N811
 

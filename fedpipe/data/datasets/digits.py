@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.data.datasets.base import Dataset, Samples
 from fedpipe.data.sources.fetch import Fetcher
@@ -28,8 +29,8 @@ class Digits(Dataset):
     tests: ClassVar[int] = 360
     checksum: ClassVar[str] = "6c22173b92213b98d63c5dfb1ef609779fcc73b493cacdd73b16ddcecde4bec9"
 
+    @override
     def load(self, fetch: Fetcher) -> Samples:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpipe.data.datasets import mnist
 from fedpipe.data.datasets.base import PublishedImages, Samples
 from fedpipe.data.sources.fetch import PublishedFile
@@ -42,6 +44,7 @@ class FashionMNIST(PublishedImages):
         PublishedFile(f"fashion-mnist/{name}", f"md5:{md5}", (BASE_URL + name,)) for name, md5 in MD5.items()
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import FashionMNIST as Reader
 

@@ -9,6 +9,7 @@ from typing import Annotated, cast
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
@@ -41,8 +42,8 @@ class Generated(Dataset):
     samples: Annotated[int, Field(ge=1)] = 2400
 
     @property
+    @override
     def info(self) -> DatasetInfo:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
         published_dataset = self._build_published_dataset()
         published_info = cast(DatasetInfo, published_dataset.info)
         return published_info._replace(
@@ -50,16 +51,18 @@ class Generated(Dataset):
         )
 
     @property
+    @override
     def content_digest(self) -> str:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`: of no other data set's samples."""
+        """Digest that differs from that of every other data set."""
         return hashlib.sha256(f"generated like {self.like}: {self.samples} of {self.info}".encode()).hexdigest()
 
+    @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
         return self.info._replace(size=len(samples.y), tests=int(samples.test.sum()))
 
+    @override
     def load(self, fetch: Fetcher) -> Samples:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`: the same samples each time."""
+        """Generate the samples, the same ones each time."""
         info = self.info
         random = np.random.default_rng(int(self.content_digest[:16], 16))
         y = random.permutation(np.arange(info.size) % info.classes)
@@ -74,7 +77,7 @@ class Generated(Dataset):
             else None
         )
         if not isinstance(dataset, PublishedDataset):
-            raise SettingsError(f"dataset.like: '{self.like}' is no published data set. Use one, as cifar10.")
+            raise SettingsError(f"dataset.like: '{self.like}' is not a published data set. Use one, such as cifar10.")
         return dataset
 
 

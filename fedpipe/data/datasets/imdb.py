@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from fedpipe.data.datasets.base import Length, PublishedTexts, Samples, Vocabulary
 from fedpipe.data.sources import text
@@ -52,6 +53,7 @@ class IMDB(PublishedTexts):
         ),
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         reviews: dict[tuple[bool, int, int], str] = {}
         (path,) = files
@@ -67,6 +69,7 @@ class IMDB(PublishedTexts):
         labels = np.array([label for _, label, _ in order])
         return self._encode_texts([reviews[index] for index in order], labels, np.array([test for test, _, _ in order]))
 
+    @override
     def _encode_texts(
         self, texts: Sequence[str], labels: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]
     ) -> Samples:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.data.datasets.base import PublishedImages, Samples
 from fedpipe.data.sources.fetch import PublishedFile
@@ -45,6 +46,7 @@ class MNIST(PublishedImages):
         for name, md5 in MD5.items()
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import MNIST as Reader  # noqa: N811
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from fedpipe.data.datasets.base import Samples, UserDataset
 
 
@@ -23,6 +25,7 @@ class Npz(UserDataset):
         SHA-256 of the file. `fedpipe download` fills it in.
     """
 
+    @override
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.sources.formats import read_npz
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from fedpipe.data.datasets.base import DatasetInfo, Length, Samples, UserDataset, Vocabulary
 from fedpipe.data.sources import text
 
@@ -31,11 +33,12 @@ class Parquet(UserDataset):
     vocabulary: Vocabulary = 10_000
     length: Length = 200
 
+    @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        """See :class:`~fedpipe.data.datasets.base.Dataset`."""
         info = super().infer_info(samples)
         return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
 
+    @override
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.sources.formats import read_parquet
 

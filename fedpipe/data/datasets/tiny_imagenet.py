@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.data.datasets.base import PublishedImages, Samples
@@ -42,6 +43,7 @@ class TinyImageNet(PublishedImages):
         ),
     )
 
+    @override
     def _read(self, files: Sequence[Path]) -> Samples:
         from fedpipe.data.sources.formats import read_images
 

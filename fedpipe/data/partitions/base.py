@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.components.component import Component
 from fedpipe.core.errors import SettingsError
@@ -60,11 +61,11 @@ class Scheme(Component):
         Raises
         ------
         SettingsError
-            The message is one sentence that begins with the key of params.yaml.
+            The message begins with the key of params.yaml.
         """
         if clients > samples:
             raise SettingsError(
-                f"federation.clients: {clients} is more than the {samples} samples to deal. Use at most {samples}."
+                f"federation.clients: {clients} is more than the {samples} samples to partition. Use at most {samples}."
             )
 
     def partition_samples(
@@ -123,6 +124,7 @@ class DirichletBase(Scheme):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
     minimum: Annotated[int, Field(ge=1)] = 1
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Require enough samples for the minimum of every client."""
         super().check(clients, classes, samples)
@@ -130,12 +132,12 @@ class DirichletBase(Scheme):
             max_clients = samples // self.minimum
             alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
-                f"partition.minimum: {self.minimum} for each of {clients} clients is more than the {samples} samples. "
-                f"Use at most {samples // clients}{alternative}."
+                f"partition.minimum: {self.minimum} for each of {clients} clients needs {clients * self.minimum} "
+                f"samples, but there are {samples}. Use at most {samples // clients}{alternative}."
             )
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`Scheme`."""
         for _ in range(1 + REDRAWS):
             owner = self.draw_owners(labels, clients, rng)
             if np.bincount(owner, minlength=clients).min() >= self.minimum:
@@ -143,7 +145,7 @@ class DirichletBase(Scheme):
         return top_up_clients(owner, clients, self.minimum, rng)
 
     def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """Client of each sample by one draw, shape (m,). A client may own less than the minimum."""
+        """Draw the client of each sample once, shape (m,). A client may own less than the minimum."""
         raise NotImplementedError
 
 

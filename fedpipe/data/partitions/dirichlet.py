@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import DirichletBase, Floats, Integers, assign_by_fractions
 
@@ -36,8 +37,8 @@ class Dirichlet(DirichletBase):
         Minimum number of samples per client.
     """
 
+    @override
     def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.DirichletBase`."""
         owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(clients, dtype=np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import Floats, Integers
 from fedpipe.data.partitions.dirichlet import Dirichlet
@@ -27,8 +28,8 @@ class DirichletBalanced(Dirichlet):
     are drawn among themselves, which is the same distribution.
 
     Source: the "dir" partition of PFLlib (Zhang et al., 2023), used by cwFedAvg, whose minimum is 40 (a batch of 10
-    over the test share of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of NIID-Bench
-    (Li et al., ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
+    over the test fraction of 0.25) unless that is more than half of n/N. With minimum 10 it is the partition of
+    NIID-Bench (Li et al., ICDE 2022) and MOON (Li et al., CVPR 2021). The draws have the same order as there.
 
     Parameters
     ----------
@@ -41,8 +42,8 @@ class DirichletBalanced(Dirichlet):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
     minimum: Annotated[int, Field(ge=1)] = 40
 
+    @override
     def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
-        """See :class:`~fedpipe.data.partitions.dirichlet.Dirichlet`."""
         is_below_average = sizes < samples / len(sizes)
         fractions = super().draw_fractions(sizes, samples, rng) * is_below_average
         if not fractions.any():

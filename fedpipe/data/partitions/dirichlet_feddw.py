@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import Integers, Scheme, assign_by_fractions
 
@@ -31,8 +32,8 @@ class DirichletFedDW(Scheme):
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         owner = np.empty(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)

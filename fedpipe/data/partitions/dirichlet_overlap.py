@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
@@ -34,15 +35,16 @@ class DirichletOverlap(Scheme):
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Accept any number of clients."""
         if not samples:
-            raise SettingsError("dataset.name: there are no samples to deal; the data set should have some.")
+            raise SettingsError("dataset.name: the data set has no samples to partition. Use a data set with samples.")
 
+    @override
     def partition_samples(
         self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         members = [samples[labels[samples] == label] for label in np.unique(labels[samples])]
         fractions = rng.dirichlet(np.full(clients, self.alpha), len(members))
         draws = [

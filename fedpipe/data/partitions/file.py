@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
@@ -56,15 +57,16 @@ class File(Scheme):
     sha256: Sha256 | None = None
 
     @property
+    @override
     def pinned_file(self) -> PinnedFile:
-        """See :class:`~fedpipe.core.components.component.Component`."""
         return PinnedFile("path", Path(self.path), self.sha256)
 
     @property
+    @override
     def has_fixed_splits(self) -> bool:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         return self._load_pairs().split is not None
 
+    @override
     def key_parameters(self) -> dict[str, Any]:
         """Omit the seed if the table has fixed splits."""
         return {
@@ -74,39 +76,41 @@ class File(Scheme):
         }
 
     @property
+    @override
     def has_validation(self) -> bool:
         """Whether the table has validation samples."""
         split = self._load_pairs().split
         return split is not None and bool((split == "validation").any())
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Require the declared file and a training sample for every client."""
         pairs = self._load_pairs()
         if self.has_fixed_splits and pairs.sample.max(initial=0) >= samples:
             raise SettingsError(
-                f"partition.path: sample {pairs.sample.max()} of {self.path} can't be dealt. Use one of the "
-                f"data set's {samples} samples."
+                f"partition.path: sample {pairs.sample.max()} of {self.path} is not in the data set. Use 0 to "
+                f"{samples - 1}."
             )
         train = np.ones(len(pairs.client), dtype=np.bool_) if pairs.split is None else pairs.split == "train"
         if len(pairs.client) and pairs.client.max() >= clients:
             raise SettingsError(
-                f"federation.clients: {clients} can't be used with {self.path}, which gives samples to client "
+                f"federation.clients: {clients} can't be used with {self.path}, because it assigns samples to client "
                 f"{pairs.client.max()}. Use {pairs.client.max() + 1}."
             )
         missing_clients = np.setdiff1d(np.arange(clients), pairs.client[train])
         if len(missing_clients):
             raise SettingsError(
-                f"partition.path: {self.path} gives client {missing_clients[0]} no training sample. It must give "
-                "each of "
-                f"federation.clients ({clients}) at least one."
+                f"partition.path: {self.path} assigns no training sample to client {missing_clients[0]}. Assign at "
+                f"least one to each of the {clients} clients."
             )
         if pairs.split is not None and not (pairs.split == "test").any():
-            raise SettingsError(f"partition.path: {self.path} has no test sample. It must have at least one.")
+            raise SettingsError(f"partition.path: {self.path} has no test sample. Add a row with split test.")
 
+    @override
     def partition_samples(
         self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`.
+        """Return the pairs of the table.
 
         Raises
         ------
@@ -117,10 +121,9 @@ class File(Scheme):
         invalid_samples = np.setdiff1d(pairs.sample, samples if pairs.split is None else np.arange(len(labels)))
         if len(invalid_samples):
             raise SettingsError(
-                f"partition.path: sample {invalid_samples[0]} of {self.path} can't be dealt. Use one of the "
-                "data set's "
-                f"{len(labels)} samples, and a training sample if dataset.split is official and there is no column "
-                f"split."
+                f"partition.path: sample {invalid_samples[0]} of {self.path} can't be assigned. Use 0 to "
+                f"{len(labels) - 1}. If dataset.split is official and there is no column split, use only training "
+                "samples."
             )
         return pairs
 
@@ -138,46 +141,47 @@ class File(Scheme):
         try:
             content = Path(self.path).read_bytes()
         except OSError as error:
-            raise SettingsError(f"partition.path: {self.path} can't be read ({error.strerror}).") from None
+            raise SettingsError(
+                f"partition.path: {self.path} can't be read ({error.strerror}). Use an existing file."
+            ) from None
         actual_sha256 = hashlib.sha256(content).hexdigest()
         if actual_sha256 != self.sha256:
-            problem = f"'{self.sha256}' is not that of {self.path}" if self.sha256 else f"missing for {self.path}"
-            raise SettingsError(
-                f"partition.sha256: {problem}; if this is the file that you mean, write {actual_sha256}."
+            problem = (
+                f"'{self.sha256}' is not the SHA-256 of {self.path}" if self.sha256 else f"missing for {self.path}"
             )
+            raise SettingsError(f"partition.sha256: {problem}. If you mean this file, use {actual_sha256}.")
         return self._validate_table(_parse_table(content, self.path))
 
     def _validate_table(self, table: pa.Table) -> SampleClientPairs:
         if duplicates := [name for name in ("sample", "client", "split") if table.column_names.count(name) > 1]:
             raise SettingsError(
-                f"partition.path: {self.path} has the column '{duplicates[0]}' more than once. It must have it once."
+                f"partition.path: {self.path} has the column '{duplicates[0]}' more than once. Keep one of them."
             )
         sample, client = (self._read_integers(table, name) for name in ("sample", "client"))
         split = table["split"].to_numpy(zero_copy_only=False).astype(str) if "split" in table.column_names else None
         if split is not None and not np.isin(split, SPLITS).all():
             invalid_split = split[~np.isin(split, SPLITS)][0]
             raise SettingsError(
-                f"partition.path: split '{invalid_split}' of {self.path} should be one of {', '.join(SPLITS)}."
+                f"partition.path: split '{invalid_split}' of {self.path} can't be used. Use {', '.join(SPLITS)}."
             )
         is_invalid_client = client < 0 if split is None else (client < 0) & ((client < -1) | (split != "test"))
         if is_invalid_client.any():
             raise SettingsError(
-                f"partition.path: client {client[is_invalid_client][0]} of {self.path} should be at least 0."
+                f"partition.path: client {client[is_invalid_client][0]} of {self.path} can't be used. Use at least 0."
             )
         pairs = np.stack([sample, client])
         if len(np.unique(pairs, axis=1).T) < len(sample):
             raise SettingsError(
-                f"partition.path: {self.path} lists a sample twice for one client; each may appear once."
+                f"partition.path: {self.path} lists a sample twice for one client. List each pair once."
             )
         if len(sample) and sample.min() < 0:
-            raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} should be at least 0.")
+            raise SettingsError(f"partition.path: sample {sample.min()} of {self.path} can't be used. Use at least 0.")
         if split is not None and len(
             ambiguous_samples := np.intersect1d(sample[split == "test"], sample[split != "test"])
         ):
             raise SettingsError(
-                f"partition.path: {self.path} gives sample {ambiguous_samples[0]} to be tested on and to be trained "
-                "on or validated "
-                f"on. Use one of them."
+                f"partition.path: sample {ambiguous_samples[0]} of {self.path} is in split test and in another split. "
+                "Use one of them."
             )
         return SampleClientPairs(sample, client, split)
 
@@ -186,11 +190,13 @@ class File(Scheme):
 
         if name not in table.column_names:
             raise SettingsError(
-                f"partition.path: {self.path} has no column '{name}'. It must have sample and client, and may have "
-                f"split."
+                f"partition.path: {self.path} has no column '{name}'. Use the columns sample, client and, optionally, "
+                "split."
             )
         if table[name].null_count or not pa.types.is_integer(table[name].type):
-            raise SettingsError(f"partition.path: column '{name}' of {self.path} should hold whole numbers only.")
+            raise SettingsError(
+                f"partition.path: column '{name}' of {self.path} has values that are not integers. Use integers."
+            )
         return np.asarray(table[name].to_numpy(), dtype=np.int64)
 
 
@@ -209,10 +215,14 @@ def _parse_table(content: bytes, path: str) -> pa.Table:
             return files.decode_parquet(io.BytesIO(content))
         frame = pd.read_csv(io.BytesIO(content), dtype_backend="pyarrow")
         if not isinstance(frame.index, pd.RangeIndex):  # rows are longer than the header
-            raise ValueError("its rows have more fields than its header has names")
+            raise ValueError("a row has more fields than the header")
         header = pd.read_csv(io.BytesIO(content), header=None, nrows=1, dtype=str, keep_default_na=False)
         table = pa.Table.from_pandas(frame, preserve_index=False, nthreads=1)
         return table.rename_columns(header.iloc[0].tolist())  # pandas renames duplicate columns
     except (ValueError, OSError) as error:  # of Arrow and pandas
         reason = str(error).split("\n", 1)[0]
-        raise SettingsError(f"partition.path: {path} is neither Parquet nor CSV as its name says ({reason}).") from None
+        kind = "Parquet" if path.endswith(".parquet") else "CSV"
+        raise SettingsError(
+            f"partition.path: {path} can't be read as {kind} ({reason}). Use a Parquet file (.parquet), or a CSV file "
+            "with a header."
+        ) from None

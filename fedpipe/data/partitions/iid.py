@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import Integers, Scheme
 
@@ -13,6 +14,6 @@ from fedpipe.data.partitions.base import Integers, Scheme
 class IID(Scheme):
     """Samples are shuffled and cut into parts whose sizes differ by at most one."""
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         return rng.permutation(np.arange(len(labels)) % clients)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers, Scheme
@@ -31,6 +32,7 @@ class Pathological(Scheme):
 
     classes_per_client: Annotated[int, Field(ge=1)] = 2
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Require k classes for every client, an owner for every class, and a sample for every owner."""
         super().check(clients, classes, samples)
@@ -50,8 +52,9 @@ class Pathological(Scheme):
                 f"Use at most {samples // clients}."
             )
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`.
+        """Choose one client for each sample.
 
         Raises
         ------
@@ -75,8 +78,8 @@ class Pathological(Scheme):
         if samples < owners:
             raise SettingsError(
                 f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
-                f"class {label} {owners} owners, but it has {samples} samples; it or federation.clients should be "
-                f"smaller."
+                f"class {label} to {owners} clients, but it has {samples} samples. Use a smaller value, or fewer "
+                "federation.clients."
             )
 
     def _choose_owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers
@@ -31,6 +32,7 @@ class PathologicalOrdered(Pathological):
         Number of classes k of each client.
     """
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Require that no class is left when all clients own k."""
         super().check(clients, classes, samples)
@@ -39,14 +41,14 @@ class PathologicalOrdered(Pathological):
         ]
         if unowned_classes:
             raise SettingsError(
-                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients, dealt in "
-                f"order, leaves class {unowned_classes[0]} without a client; federation.clients times it should be a "
-                "multiple "
-                f"of the {classes} classes, or the scheme 'pathological'."
+                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients leaves class "
+                f"{unowned_classes[0]} without a client. Use a value whose product with federation.clients is a "
+                f"multiple of the {classes} classes, or the scheme 'pathological'."
             )
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`.
+        """Choose one client for each sample.
 
         Raises
         ------

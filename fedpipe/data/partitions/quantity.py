@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.data.partitions.base import DirichletBase, Integers, assign_by_fractions
 
@@ -31,8 +32,8 @@ class Quantity(DirichletBase):
 
     minimum: Annotated[int, Field(ge=1)] = 10
 
+    @override
     def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.DirichletBase`."""
         owner = np.empty(len(labels), dtype=np.int64)
         owner[rng.permutation(len(labels))] = assign_by_fractions(
             len(labels), rng.dirichlet(np.full(clients, self.alpha))

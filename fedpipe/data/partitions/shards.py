@@ -7,6 +7,7 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.data.partitions.base import Integers, Scheme
@@ -31,17 +32,19 @@ class Shards(Scheme):
 
     shards_per_client: Annotated[int, Field(ge=1)] = 2
 
+    @override
     def check(self, clients: int, classes: int, samples: int) -> None:
         """Require a sample for every shard."""
         super().check(clients, classes, samples)
         if clients * self.shards_per_client > samples:
             raise SettingsError(
-                f"partition.shards_per_client: {self.shards_per_client} for each of {clients} clients are more shards "
-                f"than the {samples} samples. Use at most {samples // clients}."
+                f"partition.shards_per_client: {self.shards_per_client} for each of {clients} clients needs "
+                f"{clients * self.shards_per_client} samples, but there are {samples}. "
+                f"Use at most {samples // clients}."
             )
 
+    @override
     def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        """See :class:`~fedpipe.data.partitions.base.Scheme`."""
         shuffled = rng.permutation(len(labels))
         ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
         owners = rng.permutation(np.repeat(np.arange(clients), self.shards_per_client))

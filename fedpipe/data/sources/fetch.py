@@ -62,7 +62,7 @@ class Fetcher:
         Raises
         ------
         ArtifactError
-            A file differs from its checksum or could not be downloaded. The message names the path to put it at.
+            A file differs from its checksum or can't be downloaded. The message has the path for a manual download.
         """
         paths: list[Path] = []
         for file in files:
@@ -86,19 +86,19 @@ class Fetcher:
             return cached_file
         if self.mirror is None:
             raise ArtifactError(
-                f"dataset.sha256: it names a mirror's {name}, but no mirror is named; set dataset.mirror or "
-                f"{MIRROR_VARIABLE} to where {name} lies, or remove it to take the original."
+                f"dataset.sha256: {sha256} is that of a mirror's {name}, but no mirror is set. Set dataset.mirror or "
+                f"{MIRROR_VARIABLE} to the mirror, or remove dataset.sha256 to use the published files."
             )
         if (path := self._local_mirror_path(name)) is not None:
             if not path.is_file():
-                raise ArtifactError(f"{path} is missing; put the file with SHA-256 {sha256} there.")
+                raise ArtifactError(f"{path} is missing. Put the file with SHA-256 {sha256} there.")
             _verify_checksum(path, f"sha256:{sha256}", str(path))
             return path
         try:
             return self._download(self._mirror_url(name), f"sha256:{sha256}", cached_file)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
+                f"dataset.mirror: {self._mirror_url(name)} can't be downloaded ({_describe_error(error)})."
             ) from error
 
     def fetch_unpinned(self, name: str) -> Path | None:
@@ -111,7 +111,7 @@ class Fetcher:
             return self._download(self._mirror_url(name), None, self.cache / "undeclared" / name)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._mirror_url(name)} could not be fetched ({_describe_error(error)})."
+                f"dataset.mirror: {self._mirror_url(name)} can't be downloaded ({_describe_error(error)})."
             ) from error
 
     def has_file(self, name: str) -> bool:
@@ -184,9 +184,9 @@ class Fetcher:
                 except ValueError as error:
                     if not is_resumed:
                         raise ArtifactError(
-                            f"{source_url}: what it serves is damaged or another file, since its "
-                            f"{_parse_hash_algorithm(checksum)} should "
-                            f"be {_parse_digest(checksum)}; it was deleted, and the file is needed from elsewhere."
+                            f"{source_url}: the downloaded file is damaged or another one, because its "
+                            f"{_parse_hash_algorithm(checksum)} is not {_parse_digest(checksum)}. It was deleted. "
+                            "Get the file from another source."
                         ) from error
             raise AssertionError
 
@@ -235,10 +235,9 @@ class Fetcher:
         )
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
-            f"({_describe_error(error)}); where there is a network, get {names} from "
-            f"{file.urls[0].rpartition('/')[0]}, "
-            f"and put {'it' if len(missing_files) == 1 else 'them'} into {folder}"
-            + (f"; then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else ".")
+            f"({_describe_error(error)}). On a machine with a network, get {names} from "
+            f"{file.urls[0].rpartition('/')[0]}, and put {'it' if len(missing_files) == 1 else 'them'} into {folder}."
+            + (f" Then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else "")
         )
 
 
@@ -248,9 +247,8 @@ def _verify_checksum(path: Path, checksum: str, display_path: str) -> None:
     actual_digest = pooch.file_hash(str(path), alg=_parse_hash_algorithm(checksum))
     if actual_digest != _parse_digest(checksum):
         raise ArtifactError(
-            f"{display_path} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} and "
-            f"should be {_parse_digest(checksum)}; "
-            f"replace it."
+            f"{display_path} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} "
+            f"instead of {_parse_digest(checksum)}. Replace it."
         )
 
 
@@ -270,11 +268,11 @@ def _describe_error(error: OSError) -> str:
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
-        return f"it answers {error.response.status_code} {error.response.reason}"
+        return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.Timeout) or "timed out" in str(error):
-        return "it does not answer"
+        return "the server does not answer"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
-        return "it breaks off"
+        return "the connection broke off"
     if isinstance(error, requests.ConnectionError):
         return "no connection"
     return " ".join(str(error).split())

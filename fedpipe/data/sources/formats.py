@@ -49,7 +49,7 @@ def read_npz(path: Path) -> Samples:
     except Exception as error:  # any error of zip, NumPy or the system
         raise ArtifactError(f"{path} can't be read as .npz ({_format_error(error)}).") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
-        raise ArtifactError(f"{path} lacks {unpaired.pop()}. It must contain both x_test and y_test, or neither.")
+        raise ArtifactError(f"{path} lacks {unpaired.pop()}. Use both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
         splits = ["train", "test"] if {"x_test", "y_test"} <= arrays.keys() else ["train"]
         for split in splits:
@@ -64,9 +64,9 @@ def read_npz(path: Path) -> Samples:
         x, y = arrays["x"], arrays["y"]
         test = _to_bool_mask(path, _flatten_column(arrays.get("test", np.zeros(len(y), dtype=np.bool_))))
     else:
+        content = f"only {', '.join(sorted(arrays))}" if arrays else "none of the expected arrays"
         raise ArtifactError(
-            f"{path} holds {', '.join(sorted(arrays)) or 'none of these arrays'}. It must contain x_train and y_train "
-            f"(and x_test and y_test), or x and y (and test)."
+            f"{path} contains {content}. Use x_train and y_train (and x_test and y_test), or x and y (and test)."
         )
     labels = encode_labels(path, _flatten_column(y))
     return Samples(_prepare_inputs(path, x), labels, test)
@@ -86,24 +86,20 @@ def read_parquet(path: Path) -> ParquetSamples:
         raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
     names = set(table.column_names)
     if duplicates := sorted(name for name in names & SAMPLE_COLUMNS if table.column_names.count(name) > 1):
-        raise ArtifactError(f"{path} has the column {duplicates[0]} more than once. It must have it once.")
+        raise ArtifactError(f"{path} has the column {duplicates[0]} more than once. Keep one of them.")
     if "label" not in names or not names & {"text", "image"}:
-        raise ArtifactError(
-            f"{path} has the columns {', '.join(table.column_names)}. It must have label, and text or image."
-        )
+        raise ArtifactError(f"{path} has the columns {', '.join(table.column_names)}. Use label, and text or image.")
     if incomplete_columns := sorted(name for name in names & SAMPLE_COLUMNS if table[name].null_count):
-        raise ArtifactError(
-            f"{path}: its column {incomplete_columns[0]} has rows without a value; each should have one."
-        )
+        raise ArtifactError(f"{path}: the column {incomplete_columns[0]} has rows without a value. Give each row one.")
     labels = encode_labels(path, table["label"].to_numpy())
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
-        raise ArtifactError(f"{path}: its column split holds '{invalid_splits[0]}'. It must contain 'train' or 'test'.")
+        raise ArtifactError(f"{path}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     if "text" in names:
         texts = table["text"].to_pylist()
         if not all(isinstance(text, str) for text in texts):
-            raise ArtifactError(f"{path}: its column text holds {table['text'].type}. It must contain strings.")
+            raise ArtifactError(f"{path}: the column text contains {table['text'].type}. Use strings.")
         return ParquetSamples(texts, None, labels, test)
     cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()]
 
@@ -128,18 +124,22 @@ def read_folder(path: Path) -> Samples:
     try:
         classes, index = find_classes(str(split_folders[0]))
     except OSError as error:
-        raise ArtifactError(f"{split_folders[0]} holds no folders. It must contain one for each class.") from error
+        raise ArtifactError(f"{split_folders[0]} contains no folders. Use one folder per class.") from error
     files: list[tuple[Path, int, bool]] = []
     for split in split_folders:
         for folder in sorted(path for path in split.iterdir() if path.is_dir()):
             if folder.name not in index:
-                raise ArtifactError(f"{folder}: there is no class '{folder.name}' in {split_folders[0]}.")
+                raise ArtifactError(
+                    f"{folder}: class '{folder.name}' is not in {split_folders[0]}. Use the same classes in both."
+                )
             image_files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
             files += [
                 (file, index[folder.name], split.name == "test" and len(split_folders) == 2) for file in image_files
             ]
     if not files:
-        raise ArtifactError(f"{path} holds no images. It must contain a folder of them for each of {classes}.")
+        raise ArtifactError(
+            f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
+        )
     x = read_images([(str(file), lambda file=file: file.open("rb")) for file, _, _ in files])  # type: ignore[misc]
     return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
 
@@ -160,9 +160,8 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
     }
     if high_depth_images := [name for name, mode in modes.items() if mode.startswith(HIGH_DEPTH_MODES)]:
         raise ArtifactError(
-            f"{high_depth_images[0]} has more than 8 bits a pixel (Pillow's mode {modes[high_depth_images[0]]}); "
-            "images should have 8, and other "
-            f"samples should lie in an .npz, as floating-point numbers."
+            f"{high_depth_images[0]} has more than 8 bits per channel (Pillow's mode {modes[high_depth_images[0]]}). "
+            "Use images with 8 bits, or floating-point numbers in an .npz file."
         )
     mode = "L" if modes and set(modes.values()) <= {"1", "L"} else "RGB"
     x: npt.NDArray[np.uint8] | None = None
@@ -173,8 +172,8 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
             x = np.empty((len(files), *pixels.shape), dtype=np.uint8)
         if pixels.shape != x.shape[1:]:
             raise ArtifactError(
-                f"{name} has {pixels.shape[2]}x{pixels.shape[1]} pixels, others have {x.shape[3]}x{x.shape[2]}; "
-                f"all should have the same."
+                f"{name} has {pixels.shape[2]}x{pixels.shape[1]} pixels, but others have "
+                f"{x.shape[3]}x{x.shape[2]}. Use images of one size."
             )
         x[row] = pixels
     assert x is not None
@@ -184,15 +183,15 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
 def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Convert labels to classes 0 to C-1. Integers stay as they are, other values are numbered in sorted order."""
     if not len(labels) or labels.ndim != 1:
-        raise ArtifactError(f"{path} has labels of shape {labels.shape}. Use one for each sample.")
+        raise ArtifactError(f"{path} has labels of shape {labels.shape}. Use one label per sample.")
     if np.issubdtype(labels.dtype, np.integer):
         if labels.min() < 0:
-            raise ArtifactError(f"{path}: a label is {labels.min()}; labels should count from 0.")
+            raise ArtifactError(f"{path}: label {labels.min()} can't be used. Number the classes from 0.")
         return labels.astype(np.int64)
     if labels.dtype.kind in "fcmM" and (is_nan := np.isnan(labels)).any():
         raise ArtifactError(
-            f"{path}: {is_nan.sum()} of its labels are NaN, first that of sample {is_nan.argmax()}; each sample should "
-            f"have its class."
+            f"{path}: the label is NaN for {is_nan.sum()} of {len(labels)} samples, first for sample "
+            f"{is_nan.argmax()}. Give each sample a class."
         )
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
@@ -208,21 +207,20 @@ def _prepare_inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     has_floats = np.issubdtype(x.dtype, np.floating) and x.ndim > 1
     if not x.size or not (has_tokens or has_images or has_floats):
         raise ArtifactError(
-            f"{path}: its inputs are {x.dtype} of shape {x.shape}; they should be images (uint8, grey or color), "
-            f"floating-point numbers, or token ids (signed integers, one row a sample)."
+            f"{path}: inputs of {x.dtype} with shape {x.shape} can't be used. Use images (uint8, gray or color), "
+            "floating-point numbers, or token ids (signed integers, one row per sample)."
         )
     if has_tokens:
         if x.min() < 0:
-            raise ArtifactError(f"{path}: a token id is {x.min()}; ids should count from 0.")
+            raise ArtifactError(f"{path}: token id {x.min()} can't be used. Number the token ids from 0.")
         return x.astype(signed_dtype, copy=False)
     if has_floats:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, order="C", copy=False)  # dtype of stored samples
         if (is_invalid := ~np.isfinite(x).reshape(len(x), -1).all(1)).any():
             raise ArtifactError(
-                f"{path}: {is_invalid.sum()} of its inputs hold NaN or infinity, first that of sample "
-                f"{is_invalid.argmax()}; "
-                f"all numbers should be finite, in 32 bits too."
+                f"{path}: the inputs of {is_invalid.sum()} of {len(x)} samples contain NaN or infinity as float32, "
+                f"first those of sample {is_invalid.argmax()}. Use finite numbers in the range of float32."
             )
     return x
 
@@ -231,7 +229,7 @@ def _require_equal_lengths(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -
     lengths = {array.shape[:1] for array in arrays.values()}
     if len(lengths) > 1 or () in lengths:
         shapes = ", ".join(f"{name} of shape {array.shape}" for name, array in arrays.items())
-        raise ArtifactError(f"{path} holds {shapes}; each should have one entry for each sample.")
+        raise ArtifactError(f"{path} contains {shapes}. Use arrays with one entry per sample.")
 
 
 def _concatenate_splits(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -241,15 +239,14 @@ def _concatenate_splits(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> n
         descriptions = " and ".join(
             f"{name} of {array.dtype} and shape {array.shape}" for name, array in arrays.items()
         )
-        raise ArtifactError(f"{path} holds {descriptions}; but for their length, both should be alike.")
+        raise ArtifactError(f"{path} contains {descriptions}. Use the same type and shape, except for the length.")
     return np.concatenate(list(arrays.values()))
 
 
 def _to_bool_mask(path: Path, test: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     if test.ndim != 1 or test.dtype.kind not in "biuf" or not np.isin(test, (0, 1)).all():
         raise ArtifactError(
-            f"{path}: its array test holds {test.dtype} of shape {test.shape}. It must contain one truth value, "
-            f"or 0 or 1, for each sample."
+            f"{path}: the array test contains {test.dtype} of shape {test.shape}. Use one Boolean, 0 or 1 per sample."
         )
     return test.astype(np.bool_)
 
