@@ -120,7 +120,7 @@ def test_a_run_goes_on_with_no_other_features() -> None:
     held[place.name] = files.write_pt(place, other)
     files.write_json(place.with_suffix(".json"), held)
     (again,) = studies.open_runs(made)
-    with pytest.raises(ArtifactError, match=rf"round 0 was made with another features .* than lies in {place}"):
+    with pytest.raises(ArtifactError, match=rf"{place} has changed since round 0\. The content of the features"):
         list(again.run_segment(2))
     place.write_bytes(b"damaged")
     with pytest.raises(ArtifactError, match=f"{place} is damaged"):
@@ -132,5 +132,5 @@ def test_other_transforms_are_other_features_and_random_ones_are_refused() -> No
     (two,) = studies.open_runs(prepared(transforms={"std": [0.25]}))
     assert frozen.get_features_path(one.settings) != frozen.get_features_path(two.settings)
     assert not torch.equal(one.clients.x, two.clients.x)
-    with pytest.raises(SettingsError, match=r"transforms\.flip: images can't change at random under the frozen base"):
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: .*frozen base"):
         prepared(transforms={"flip": True})

@@ -133,5 +133,5 @@ def test_another_precision_is_another_key(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_float64_can_not_be_lowered() -> None:
-    with pytest.raises(SettingsError, match=r"^federation.precision: bfloat16 is for models of float32, not of float6"):
+    with pytest.raises(SettingsError, match=r"^federation\.precision: bfloat16 .*float64"):
         parser.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

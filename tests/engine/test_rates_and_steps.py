@@ -255,8 +255,7 @@ class ByEpochs(FedAvg):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_pass_that_goes_by_epochs_is_refused(make_trial, width):
-    wanted = r"^federation.local_steps: 3 can't be used with .*ByEpochs.local_passes, whose `when` or `after` goes by"
-    with pytest.raises(SettingsError, match=wanted):
+    with pytest.raises(SettingsError, match=r"^federation\.local_steps: 3 .*ByEpochs\.local_passes .*`after`"):
         make_trial(ByEpochs(), width=width, local_epochs=None, local_steps=3).run()
 
 

@@ -49,10 +49,8 @@ def test_a_block_of_another_run_is_refused(
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     status, said = typed(monkeypatch, capsys, *aggregate)
     assert status == 2
-    assert said == (
-        f"fedpipe: {one.block_uploads(0)} is of round 1 of run {blocks[1].path.name}, and should be of round 1 of run "
-        f"{blocks[0].path.name}; delete it and run again.\n"
-    )
+    assert said.startswith(f"fedpipe: {one.block_uploads(0)} belongs to round 1 of run {blocks[1].path.name}")
+    assert f"round 1 of run {blocks[0].path.name}." in said
     assert not one.server_state.exists()
     assert not one.state_marker.exists()
     one.block_uploads(0).write_bytes(own)
@@ -71,10 +69,7 @@ def test_a_block_of_another_round_is_refused(
     files.round(2).block_uploads(0).write_bytes(early)
     status, said = typed(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
-    assert (
-        f"{files.round(2).block_uploads(0)} is of round 1 of run {files.path.name}, and should be of round 2 of "
-        in said
-    )
+    assert f"{files.round(2).block_uploads(0)} belongs to round 1 of run {files.path.name} instead of round 2" in said
     assert not files.round(2).server_state.exists()
 
 
@@ -94,5 +89,6 @@ def test_what_is_no_block_is_refused(
 ) -> None:
     path = blocks[0].round(1).block_uploads(0)
     write_pt(path, change(read_pt(path)))
-    said = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
-    assert said == (2, f"fedpipe: {path} is no block of clients; delete it and run again.\n")
+    status, message = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
+    assert status == 2
+    assert message.startswith(f"fedpipe: {path} is not a block of clients")

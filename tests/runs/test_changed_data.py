@@ -86,9 +86,8 @@ def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name:
         with pytest.raises(ArtifactError) as error:
             typed(*step)
         told = str(error.value)
-        assert told.startswith(f"{run.path}: round 0 was made with another {name} (SHA-256 of its content: ")
-        assert f") than lies in {place} (" in told
-        assert told.endswith(f"or delete {run.path} and type `fedpipe run` to make the run anew.")
+        assert told.startswith(f"{run.path}: {place} has changed since round 0. The content of the {name} has the SHA-")
+        assert f"delete {run.path} and type `fedpipe run`" in told
         assert "\n" not in told
     assert studies.bits(run.path) == before
 
@@ -98,7 +97,7 @@ def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
     typed("initialize", str(run.path))
     typed("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
     deal_otherwise(made)
-    with pytest.raises(ArtifactError, match="round 0 was made with another partition"):
+    with pytest.raises(ArtifactError, match=r"has changed since round 0\. The content of the partition"):
         typed("aggregate", str(run.path), "--round", "1", "--blocks", "1")
 
 
@@ -115,7 +114,7 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan:
     packing.unpack_folder(old / "rounds")
     for number in ("0002", "0003"):
         shutil.copytree(old / "rounds" / number, files.rounds_folder / number)
-    with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
+    with pytest.raises(ArtifactError, match=r"has changed since round 3\. The content of the partition"):
         typed("segment", str(run.path), "--stop", "4")
 
 
@@ -149,9 +148,9 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
     right = place.read_text()
     path.unlink()
     for edited, told in (
-        (right.replace("alpha: 0.3", "alpha: 30.0"), "was edited: its key would be "),
-        (right.replace("seed: 0", "seed: 1"), "was edited: its key would be "),
-        (right.replace("clients: 10", "clients: 9"), "was edited: its key would be "),
+        (right.replace("alpha: 0.3", "alpha: 30.0"), "was edited"),
+        (right.replace("seed: 0", "seed: 1"), "was edited"),
+        (right.replace("clients: 10", "clients: 9"), "was edited"),
         ("[]", "is damaged ("),
         ("a: [", "is damaged ("),
     ):
@@ -160,7 +159,7 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
         with pytest.raises(ArtifactError) as error:
             typed("partition", key)
         assert str(error.value).startswith(f"{place} {told}")
-        assert "`fedpipe plan` writes it again" in str(error.value)
+        assert "`fedpipe plan`" in str(error.value)
         assert not path.exists()
     typed("plan")
     assert place.read_text() == right
@@ -171,7 +170,7 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"name": "imdb"}, "was edited: it names imdb-"),
+        ({"name": "imdb"}, "was edited"),
         ({"name": "npz", "path": "own.npz"}, "is damaged ("),
         ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'. Did you mean 'digits'?)"),
         ([], "is damaged ("),

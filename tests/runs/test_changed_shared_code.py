@@ -72,14 +72,11 @@ def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch
     once = studies.bits(Path())
     edit(monkeypatch, rate=1.01)
     run = studies.open_runs(made)[0]
-    sentence = (
-        rf"^{run.files.path} can't go on: the code that all runs share has changed since round 2, and done again "
-        rf"now bits differ in .*clients.pt.* \(states by 0\.0\d+ of what the round changed\); restore fedpipe "
-        rf"as it was, or type `rm -r {run.files.path}` to have the run made anew\.$"
+    file = "server.pt" if label == "fedper" else "clients.pt"
+    message = (
+        rf"^{run.files.path} can't be resumed.* round 2, .*bits differ in .*{file}.* \(states by 0\.0\d+ of .*`rm -r "
     )
-    if label == "fedper":
-        sentence = sentence.replace("clients.pt", "server.pt")
-    with pytest.raises(ArtifactError, match=sentence):
+    with pytest.raises(ArtifactError, match=message):
         list(run.run_segment(ROUNDS + 1))
     assert studies.bits(Path()) == once
     assert not records(run)
@@ -108,11 +105,11 @@ def test_every_stage_of_single_rounds_asks(monkeypatch: pytest.MonkeyPatch) -> N
         edit(edited, rate=2.0)
         other = studies.open_runs(made)[0]
         for step in (lambda: other.train(ROUNDS + 1, [0]), lambda: other.aggregate(ROUNDS + 1, [block])):
-            with pytest.raises(ArtifactError, match="can't go on"):
+            with pytest.raises(ArtifactError, match="can't be resumed"):
                 step()
     run.aggregate(ROUNDS + 1, [block])
     edit(monkeypatch, rate=2.0)
-    with pytest.raises(ArtifactError, match="can't go on"):
+    with pytest.raises(ArtifactError, match="can't be resumed"):
         studies.open_runs(made)[0].evaluate(ROUNDS + 1)
 
 
@@ -141,9 +138,7 @@ def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.Monkey
     run = studies.open_runs(made)[0]
     run.files.round(ROUNDS - 1).server_state.unlink()
     edit(monkeypatch)
-    with pytest.raises(
-        ArtifactError, match=r"that round can't be done again, since a state from before it is gone; restore"
-    ):
+    with pytest.raises(ArtifactError, match=r"can't be resumed.*states before it are missing"):
         replay.require_reproducible_round(run, ROUNDS)
 
 
@@ -161,7 +156,7 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     assert not found.is_same_environment or not found.differing_files or not found.is_reproduced("float32")
     monkeypatch.setattr(Run, "get_environment", lambda self: found.replayed_by | {"device": "another CPU"})
     if not holds:
-        with pytest.raises(ArtifactError, match="can't go on"):
+        with pytest.raises(ArtifactError, match="can't be resumed"):
             replay.require_reproducible_round(run, ROUNDS)
         return
     replay.require_reproducible_round(run, ROUNDS)
@@ -216,7 +211,7 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     Path("prior.json").touch()
     assert next(rounds) == 2, "it is the same file"
     Path("prior.json").write_text('{"factor": 0.2}')
-    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
         next(rounds)
     assert run.files.list_complete_rounds() == [0, 1, 2]
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):

@@ -33,5 +33,5 @@ def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
 
 def test_no_other_word_is_a_size() -> None:
     studies.write(studies.settings(federation={"batch_size": "all"}), Path())
-    with pytest.raises(SettingsError, match=r"^federation.batch_size: 'all' can't be used. It must be"):
+    with pytest.raises(SettingsError, match=r"^federation\.batch_size: 'all' "):
         planner.make_plan()

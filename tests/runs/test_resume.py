@@ -188,7 +188,7 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     with pytest.raises(ArtifactError) as raised:
         collect.collect_rounds(run.files, ROUNDS, "all")
     said = str(raised.value)
-    assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
+    assert said.startswith(f"{harmed} is missing. Type `rm -r {path}/segments` and run again.")
     subprocess.run(said.split("`")[1].split(), check=True)
     assert continued(made) == (2, [3, 4])
     collect.collect_rounds(run.files, ROUNDS, "all")

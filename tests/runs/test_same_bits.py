@@ -143,7 +143,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
 def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     made = studies.prepare(studies.settings(rounds=1))
     studies.open_runs(made, stack=4, graphs=True)
-    assert "execution.graphs: steps run one by one, since there is no GPU here\n" in capsys.readouterr().err
+    assert "execution.graphs: steps are not recorded, because this job has no GPU" in capsys.readouterr().err
 
 
 def test_seeds_differ_in_partition_model_and_participants() -> None:
@@ -202,5 +202,5 @@ def test_float32_is_float32_on_a_gpu_too() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_a_gpu_that_is_not_there_is_one_sentence() -> None:
     made = studies.prepare(studies.settings(rounds=1))
-    with pytest.raises(SettingsError, match=r"^execution\.device: cuda can't be used; PyTorch sees no GPU here"):
+    with pytest.raises(SettingsError, match=r"^execution\.device: cuda .*no GPU"):
         studies.open_runs(made, device="cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -138,38 +139,18 @@ def refused(settings: dict[str, Any]) -> str:
 
 
 REFUSED = [
-    (
-        {"schedule": {"name": "cosine"}},
-        "federation.schedule.period: it is missing; cosine needs period.",
-    ),
-    (
-        {"schedule": {"name": "exponential"}},
-        "federation.schedule.gamma: it is missing; exponential needs gamma.",
-    ),
-    (
-        {"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}},
-        "federation.schedule.gamma: 0.5 has no meaning for cosine, which takes warmup and period and minimum; "
-        "remove it.",
-    ),
+    ({"schedule": {"name": "cosine"}}, r"federation\.schedule\.period: .*missing.*cosine"),
+    ({"schedule": {"name": "exponential"}}, r"federation\.schedule\.gamma: .*missing.*exponential"),
+    ({"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}}, r"federation\.schedule\.gamma: 0\.5 .*cosine"),
     (
         {"schedule": {"name": "cosine", "period": 5, "minimum": 0.2}},
-        "federation.schedule.minimum: 0.2 is more than federation.learning_rate (0.1). Use less.",
+        r"federation\.schedule\.minimum: 0\.2 .*federation\.learning_rate \(0\.1\)",
     ),
-    (
-        {"schedule": {"name": "cosin", "period": 5}},
-        "federation.schedule.name: 'cosin' can't be used. Use 'constant', 'step', 'exponential' or 'cosine'.",
-    ),
-    ({"schedule": {"steps": 5}}, "federation.schedule.steps: unknown key. Did you mean 'step_size'?"),
-    (
-        {"local_steps": 5, "local_epochs": 1},
-        "federation.local_steps: 5 can't be used beside local_epochs: 1, since both say how long a client trains; one "
-        "of them should be null.",
-    ),
-    (
-        {"local_epochs": None},
-        "federation.local_epochs: null leaves no training. Use given, or local_steps.",
-    ),
-    ({"clip_norm": 0}, "federation.clip_norm: 0 can't be used. Use a value greater than 0."),
+    ({"schedule": {"name": "cosin", "period": 5}}, r"federation\.schedule\.name: 'cosin' .*'cosine'"),
+    ({"schedule": {"steps": 5}}, r"federation\.schedule\.steps: unknown key.*'step_size'"),
+    ({"local_steps": 5, "local_epochs": 1}, r"federation\.local_steps: 5 .*local_epochs: 1"),
+    ({"local_epochs": None}, r"federation\.local_epochs: null .*local_steps"),
+    ({"clip_norm": 0}, r"federation\.clip_norm: 0 "),
 ]
 
 
@@ -180,23 +161,19 @@ def test_a_mistake_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(studies.settings(federation=federation)) == sentence
+    message = refused(studies.settings(federation=federation))
+    assert re.match(sentence, message), message
+    assert "\n" not in message
 
 
 def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for label, reason in {
-        "fedrep": "whose head_epochs and body_epochs say how long it trains",
-        "feddual": "whose adaptive loss is weighed anew before each epoch",
-    }.items():
-        assert refused(studies.settings((label,), federation={"local_steps": 5})) == (
-            f"federation.local_steps: 5 can't be used with {label}, {reason}. Use null, or study.algorithms "
-            f"do without {label}."
-        )
+    for label in ("fedrep", "feddual"):
+        message = refused(studies.settings((label,), federation={"local_steps": 5}))
+        assert message.startswith(f"federation.local_steps: 5 can't be used with {label}")
     for label in ("pfedme", "perfedavg"):
-        assert refused(studies.settings((label,), federation={"clip_norm": 5.0})) == (
-            f"federation.clip_norm: 5.0 can't be used with {label}, which takes plain gradient steps. Use null."
-        )
+        message = refused(studies.settings((label,), federation={"clip_norm": 5.0}))
+        assert message.startswith(f"federation.clip_norm: 5.0 can't be used with {label}")
     alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
     alone["algorithms"]["fedrep"] = {"overrides": {"federation.local_steps": None, "federation.local_epochs": 1}}
     studies.write(alone, Path())
@@ -208,10 +185,9 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     settings = studies.settings(
         federation={"schedule": {"name": "cosine", "period": 4}}, evaluation={"protocols": ["finetuned-on-local"]}
     )
-    assert refused(settings) == (
-        "federation.schedule: after round 4 the learning rate is 0, at which the models of finetuned protocols would "
-        "stay as they are. It must have a minimum above 0, or another period."
-    )
+    message = refused(settings)
+    assert message.startswith("federation.schedule: after round 4 the learning rate is 0")
+    assert "minimum" in message
     settings["federation"]["schedule"]["minimum"] = 0.01
     studies.write(settings, Path())
     assert planner.make_plan().warnings == ()
@@ -220,10 +196,9 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
-    assert planner.make_plan().warnings == (
-        "federation.schedule.period: 2 ends after round 3 of 4, from where the learning rate rises again, as with "
-        "CosineAnnealingLR.",
-    )
+    (warning,) = planner.make_plan().warnings
+    assert warning.startswith("federation.schedule.period: 2 ")
+    assert "round 3 of 4" in warning
 
 
 def test_a_grid_varies_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
 def test_where_no_client_has_such_samples_nothing_is_measured_on_others() -> None:
     params = settings()
     params["dataset"].pop("validation_fraction")
-    with pytest.raises(SettingsError, match="global-on-validation can't be measured, since no client has validation"):
+    with pytest.raises(SettingsError, match=r"global-on-validation .*no client has validation"):
         studies.prepare(params)
 
 
@@ -80,7 +80,7 @@ def test_what_would_choose_has_to_be_measured() -> None:
     grid = {"grid": {"federation.learning_rate": [0.01, 0.1]}}
     params = settings(study=grid, report={"best_over": ["federation.learning_rate"], "best_on": "validation"})
     params["evaluation"]["protocols"].remove("personal-on-validation")
-    with pytest.raises(SettingsError, match="validation chooses fedavg's best by personal-on-validation, which is not"):
+    with pytest.raises(SettingsError, match=r"validation .*fedavg.* personal-on-validation"):
         studies.prepare(params)
 
 
@@ -103,10 +103,12 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         files.write_json(joined.marker, marker | {joined.metrics.name: sha256})
     table = StudyData(plan).table
     assert [row[1] for row in StudyData(plan).table_rows] == ["0.1"]
-    assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
+    assert "validation samples" in tables.build_caption(plan)
     by_test = dataclasses.replace(plan, report=plan.report.model_copy(update=dict(best_on="test")))
     assert [row[1] for row in StudyData(by_test).table_rows] == ["0.01"]
-    assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
+    caption = tables.build_caption(by_test)
+    assert "test samples" in caption
+    assert "validation samples" not in caption
 
 
 def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

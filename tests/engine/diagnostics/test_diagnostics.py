@@ -75,7 +75,7 @@ def test_on_another_device_the_rounding_of_the_runs_precision_decides(
     if is_accepted:
         assert len(local_models.replay_local_models(run, AT)) == run.federation.participants
     else:
-        with pytest.raises(ArtifactError, match=f"round {AT} can't be looked into"):
+        with pytest.raises(ArtifactError, match=f"round {AT} has another result when it is repeated"):
             local_models.replay_local_models(run, AT)
 
 
@@ -145,7 +145,7 @@ def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None
     marker["sha256"][files.state_marker.name] = write_json(files.state_marker, sealed)
     write_json(files.marker, marker)
     (again,) = [Run(run.files)]
-    with pytest.raises(ArtifactError, match=rf"round {AT} can't be looked into, since done again now bits differ in"):
+    with pytest.raises(ArtifactError, match=rf"round {AT} has another result when it is repeated: bits differ in"):
         head_norms.compute_table(again, AT, NORMS)
 
 
@@ -207,9 +207,9 @@ def test_the_global_models_norms() -> None:
 
 def test_who_has_no_such_model_is_told() -> None:
     run = finished("local")
-    with pytest.raises(SettingsError, match="diagnostics: local has no global model to look at"):
+    with pytest.raises(SettingsError, match=r"^diagnostics: local has no global model"):
         head_norms.compute_table(run, AT, {"models": ["global"], "finetune_epochs": 1})
-    with pytest.raises(SettingsError, match="diagnostics: local has no class models"):
+    with pytest.raises(SettingsError, match=r"^diagnostics: local has no class models"):
         head_norms.compute_table(run, AT, {"models": ["class"], "finetune_epochs": 1})
 
 
@@ -257,7 +257,7 @@ def _received(run: Run, client: int) -> Any:
 def test_a_client_that_does_not_train_in_the_round_is_refused() -> None:
     run = finished()
     away = next(client for client in range(10) if client not in run.participants(AT))
-    with pytest.raises(SettingsError, match=rf"client {away} does not train in round {AT}, which has \["):
+    with pytest.raises(SettingsError, match=rf"^diagnostics: client {away} does not train in round {AT}"):
         step_traces.compute_table(run, AT, {"clients": [away]})
 
 
@@ -357,5 +357,5 @@ def test_features_and_rows_have_unit_length_and_their_classes() -> None:
     np.testing.assert_allclose(np.stack(crosses["vector"]), head.numpy(), atol=1e-5)
     assert np.isfinite(frame[["x", "y"]].to_numpy()).all()
     assert features.compute_table(run, AT, settings).equals(table), "the same settings give the same picture"
-    with pytest.raises(SettingsError, match="perplexity 50 can't be used with 50 vectors"):
+    with pytest.raises(SettingsError, match=r"^diagnostics: perplexity 50 .* 50 vectors.* less than 50"):
         features.compute_table(run, AT, settings | {"perplexity": 50})

@@ -89,24 +89,24 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
-        (NORMS | {"rounds": [5]}, r"diagnostics\.n\.rounds: 5 is beyond the last round, 4"),
-        (NORMS | {"rounds": [0]}, r"diagnostics\.n\.rounds\.0: 0 can't be used"),
-        (NORMS | {"algorithms": ["moon"]}, r"diagnostics\.n\.algorithms: the study has no 'moon'"),
-        (NORMS | {"seeds": [7]}, r"diagnostics\.n\.seeds: the study has no '7'"),
+        (NORMS | {"rounds": [5]}, r"^diagnostics\.n\.rounds: 5 .* 4"),
+        (NORMS | {"rounds": [0]}, r"^diagnostics\.n\.rounds\.0: 0 "),
+        (NORMS | {"algorithms": ["moon"]}, r"^diagnostics\.n\.algorithms: .*'moon'"),
+        (NORMS | {"seeds": [7]}, r"^diagnostics\.n\.seeds: .*'7'"),
         (
             NORMS | {"where": {"partition.alpha": 0.5}},
-            r"diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid",
+            r"^diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid",
         ),
-        (NORMS | {"models": ["class"]}, r"diagnostics\.n\.models: 'class' can't be used with fedavg"),
+        (NORMS | {"models": ["class"]}, r"^diagnostics\.n\.models: 'class' .*fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
-        (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key. Did you mean 'models'\?"),
+        (NORMS | {"modles": []}, r"^diagnostics\.n\.modles: unknown key.*'models'"),
         (
             {"kind": "head_norms"},
-            r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'. Did you mean 'head-norms'\?",
+            r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'",
         ),
-        ({"rounds": [1]}, r"diagnostics\.n: its kind is missing"),
-        ({"kind": "locals", "clients": [10]}, r"diagnostics\.n\.clients: there is no client 10"),
-        ({"kind": "surface", "points": 2}, r"diagnostics\.n\.points: 2 can't be used"),
+        ({"rounds": [1]}, r"^diagnostics\.n.*kind.* missing"),
+        ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
+        ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
     ],
     ids=str,
 )
@@ -118,9 +118,9 @@ def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, An
 
 def test_a_point_that_the_grid_never_has_is_refused() -> None:
     entry = NORMS | {"where": {"partition.alpha": 0.4}}
-    with pytest.raises(SettingsError, match=r"diagnostics\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
+    with pytest.raises(SettingsError, match=r"^diagnostics\.n\.where: 'partition\.alpha' .*0\.4 .*study\.grid"):
         plan_study({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
-    with pytest.raises(SettingsError, match=r"study\.grid: 'diagnostics\.n\.rounds' can't be varied"):
+    with pytest.raises(SettingsError, match=r"^study\.grid: 'diagnostics\.n\.rounds' "):
         plan_study({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"diagnostics.n.rounds": [[1], [2]]}})
 
 
@@ -147,7 +147,7 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     # declared too late: the states of round 4 are gone
     params["diagnostics"]["n"]["rounds"] = [4]
     (diagnostic,) = studies.prepare(params).diagnostics
-    with pytest.raises(ArtifactError, match=r"the states of round 4 or of the one before it are gone, .* `rm -r "):
+    with pytest.raises(ArtifactError, match=r"states of round 4 .*artifacts\.keep_models .*`rm -r "):
         typed("diagnostic", str(diagnostic.files.settings))
     assert not diagnostic.files.table.exists()
 
@@ -159,8 +159,8 @@ def test_edited_settings_of_a_diagnostic_are_refused() -> None:
     place = diagnostic.files.settings
     right = place.read_text()
     for edited, told in (
-        (right.replace("trained", "received"), "was edited: its key would be "),
-        (right.replace("round: 2", "round: 3"), "was edited: its key would be "),
+        (right.replace("trained", "received"), "was edited"),
+        (right.replace("round: 2", "round: 3"), "was edited"),
         ("[]", "is damaged ("),
         ("a: [", "is damaged ("),
     ):
