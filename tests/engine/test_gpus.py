@@ -19,7 +19,7 @@ JOB = (
 
 
 @contextmanager
-def job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process at work on a machine with two GPUs, and the one that it took."""
     command, environment = [sys.executable, "-c", JOB], {"TMPDIR": str(folder), "PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
@@ -33,14 +33,14 @@ def job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: Path) -> None:
-    with job(tmp_path) as (_, first), job(tmp_path) as (killed, second):
-        assert {first, second} == {0, 1}
-        with job(tmp_path) as (_, third), job(tmp_path) as (_, fourth):
-            assert {third, fourth} == {0, 1}, "four jobs share two GPUs evenly"
-        killed.kill()
-        killed.wait()
-        with job(tmp_path) as (_, next_one):
-            assert next_one == second
+    with start_job(tmp_path) as (_, first_gpu), start_job(tmp_path) as (killed_job, second_gpu):
+        assert {first_gpu, second_gpu} == {0, 1}
+        with start_job(tmp_path) as (_, third_gpu), start_job(tmp_path) as (_, fourth_gpu):
+            assert {third_gpu, fourth_gpu} == {0, 1}, "four jobs share two GPUs evenly"
+        killed_job.kill()
+        killed_job.wait()
+        with start_job(tmp_path) as (_, next_gpu):
+            assert next_gpu == second_gpu
 
 
 def test_gpus_are_called_as_they_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,9 @@ thread.join()
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another malloc than glibc's")
 def test_a_step_takes_again_what_the_last_one_gave_back() -> None:
     faults = {
-        how: int(subprocess.run([sys.executable, "-c", TOUCH, how], capture_output=True, text=True, check=True).stdout)
-        for how in ("keep", "leave")
+        mode: int(
+            subprocess.run([sys.executable, "-c", TOUCH, mode], capture_output=True, text=True, check=True).stdout
+        )
+        for mode in ("keep", "leave")
     }
     assert faults["keep"] < 1000 < 20 * 1000 < faults["leave"]
