@@ -49,14 +49,15 @@ subprocess.run(mount, shell=True, check=True)
 before = files()
 try:
     list(Run(RunFiles(Path(path))).run_segment(3))
-    said = "nothing"
+    message = "nothing"
 except ArtifactError as error:
-    said = str(error)
-after, done = files(), studies.rounds(Path(path))
+    message = str(error)
+after, rounds = files(), studies.rounds(Path(path))
 subprocess.run(mend, shell=True, check=True)
 list(Run(RunFiles(Path(path))).run_segment(3))
-kept = done.items() <= studies.rounds(Path(path)).items()
-print(json.dumps({"said": said, "before": before, "after": after, "kept": kept, "bits": studies.bits(Path(path))}))
+has_kept_rounds = rounds.items() <= studies.rounds(Path(path)).items()
+result = {"message": message, "before": before, "after": after, "has_kept_rounds": has_kept_rounds}
+print(json.dumps(result | {"bits": studies.bits(Path(path))}))
 """
 
 
@@ -87,12 +88,12 @@ def test_a_full_disk_is_named_and_once_there_is_room_it_goes_on() -> None:
     path, expected = prepare_run()
     keep, small = f"cp {path}/run.yaml keep.yaml", f"mount -t tmpfs -o size=200k none {path}"
     result = run_mended(path, f"{keep} && {small} && cp keep.yaml {path}/run.yaml", f"mount -o remount,size=50m {path}")
-    assert result["said"].startswith(f"{path}/rounds/000")
-    assert "can't be written (No space left on device)" in result["said"]
+    assert result["message"].startswith(f"{path}/rounds/000")
+    assert "can't be written (No space left on device)" in result["message"]
     complete_rounds = [name for name in result["after"] if name.endswith("round.json")]
     assert 0 < len(complete_rounds) <= ROUNDS, "it should have filled in the middle"
     assert not [name for name in result["after"] if name.endswith(".tmp")]
-    assert result["kept"]
+    assert result["has_kept_rounds"]
     assert result["bits"] == expected
 
 
@@ -101,7 +102,7 @@ def test_a_read_only_folder_is_named_and_untouched() -> None:
     path, expected = prepare_run()
     read_only = "mount --bind results results && mount -o remount,bind,ro results"
     result = run_mended(path, read_only, "mount -o remount,bind,rw results")
-    assert result["said"].startswith(f"{path}/rounds/0000/server.pt can't be written (Read-only file system)")
+    assert result["message"].startswith(f"{path}/rounds/0000/server.pt can't be written (Read-only file system)")
     assert result["before"] == result["after"]
     assert result["bits"] == expected
 

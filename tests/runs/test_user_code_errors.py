@@ -103,9 +103,9 @@ def test_a_job_says_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
-    made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    path = str(made.runs[0].path)
-    message = refused(monkeypatch, capsys, "segment", path, "--stop", "1", "--stack", stack)
+    plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
+    path = str(plan.runs[0].path)
+    message = run_with_error(monkeypatch, capsys, "segment", path, "--stop", "1", "--stack", stack)
     assert message.startswith(f"fedpipe: {expected_message}"), message
 
 
@@ -126,21 +126,21 @@ def test_a_wrong_option_of_a_job_is_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = studies.prepare(studies.settings(rounds=1))
+    plan = studies.prepare(studies.settings(rounds=1))
     name, *options = command
-    said = refused(monkeypatch, capsys, name, str(made.runs[0].path), *options)
-    assert said.startswith(f"fedpipe: {sentence}")
+    message = run_with_error(monkeypatch, capsys, name, str(plan.runs[0].path), *options)
+    assert message.startswith(f"fedpipe: {sentence}")
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_with_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The sentence with which a command ends that refuses."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said.splitlines()[-1]
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message.splitlines()[-1]
 
 
 def test_a_gradient_has_no_running_statistics(
@@ -157,10 +157,10 @@ def test_a_gradient_has_no_running_statistics(
         "    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)\n"
     )
     params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
-    made = studies.prepare(params | {"model": {"name": "own.normed"}})
-    said = refused(monkeypatch, capsys, "segment", str(made.runs[0].path), "--stop", "1", "--stack", "1")
-    assert said.startswith(
+    plan = studies.prepare(params | {"model": {"name": "own.normed"}})
+    message = run_with_error(monkeypatch, capsys, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    assert message.startswith(
         "fedpipe: own.Own.init (own.py, line 13): `return {'model': fresh(0) - self.net.parameters(fresh(0))}` "
         "combines Tensors with different names: only one of them has body.1.running_mean, body.1.running_var. Use "
         "self.net.parameters(model)"
-    ), said
+    ), message
