@@ -65,7 +65,7 @@ def assert_operations_on_device(graph):
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             value = getattr(graph, node.target)
-            assert value.device.type == "meta" or not value.dim(), f"{node} lies on the host"
+            assert value.device.type == "meta" or not value.dim(), f"{node} is on the host"
 
 
 def start_stack(trial, ids):
@@ -87,7 +87,7 @@ def start_stack(trial, ids):
 
 
 def move_clients(clients, device):
-    """Put the samples on another device; gives where they were."""
+    """Move the samples to another device. Return the previous attributes."""
     attributes = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalization")}
     clients.x, clients.y, clients.device = clients.x.to(device), clients.y.to(device), torch.device(device)
     clients._normalization = type(attributes["_normalization"])(clients.transforms, clients.dtype, device)
@@ -100,7 +100,7 @@ def replace_nans(tree):
 
 
 def count_pass_launches(trial, assert_same):
-    """All passes of a phase of training are on the device, and repeat bit by bit; gives what each of them launches."""
+    """Require that all passes of training are on the device and repeat bit by bit. Return their numbers of launches."""
     counts = {}
     with torch.no_grad():
         stack_run, state = start_stack(trial, [0, 1])
@@ -253,13 +253,13 @@ def test_recorded_steps_give_the_bits_of_those_run_one_by_one(trial, assert_same
     step_count = tracer.captures
     assert 0 < step_count < tracer.replays
     assert_same(list_results(recording_trial.run(1).outcomes), list_results(plain.run(1).outcomes))
-    assert tracer.captures == step_count, "a round of the same shape records nothing anew"
+    assert tracer.captures == step_count, "a round of the same shape records nothing"
     assert_same(list_results(recording_trial.train([0, 1])), list_results(plain.train([0, 1])))
     assert capsys.readouterr().err == ""
 
 
 def test_a_pass_with_a_condition_runs_step_by_step(trial, assert_same):
-    """FedALA's weights are learned until they settle, which the host asks before each epoch."""
+    """FedALA's weights are learned until they converge, which the CPU checks before each epoch."""
     recording_trial, tracer = record_steps(trial(build("fedala")).run(1))
     plain = trial(build("fedala")).run(1)
     assert_same(list_results(recording_trial.train()), list_results(plain.train()))

@@ -38,7 +38,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 #: Server rules that read values of the device, by what they decide with them.
 DECIDES = {
     "cfl": "which clients leave a cluster: scikit-learn bisects it",
-    "feddual": "whether the barycenter stands still, so that its iterations end",
+    "feddual": "whether the barycenter has converged, so that its iterations end",
     "fedfomo": "which models a client is sent, which it does not know yet",
     "fednova": "whether a client took any step",
     "ifca": "which model each client has chosen",
@@ -70,7 +70,7 @@ def prepare_study(name: str, parameters: dict[str, Any], participation: float, *
 
 
 class Rules:
-    """The server's rule as the run calls it: what it reads, and where its arguments and results lie."""
+    """The server's rule as the run calls it: the values that it reads, and the devices of its arguments and results."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, crossings: Counter[str]) -> None:
         self.read, self.devices, rule = 0, set[torch.device](), running.aggregate_uploads
@@ -114,7 +114,7 @@ def require_equal_files(
     stack: int = 5,
     **federation: Any,
 ) -> tuple[Counter[str], int, Rules]:
-    """A run leaves the same files as on the CPU; gives what crosses in its last round, and what that wrote."""
+    """Require the same files as on the CPU. Return the crossings of the last round, and the tensors that it wrote."""
     plan = prepare_study(name, parameters or {}, participation, **federation)
     run = studies.open_runs(plan, stack=stack)[0]
     list(run.run_segment(ROUNDS))
@@ -152,7 +152,7 @@ def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatc
 def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
     name: str, stack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the clients train in a round; what the others keep lies on the host, however many they are."""
+    """Half of the clients train in a round. The kept states of the others are on the host."""
     last_round, result, _ = require_equal_files(monkeypatch, name, participation=0.5, stack=stack)
     assert last_round["large, to the host"] == result
     assert last_round["large, to the device"] <= 10
@@ -194,7 +194,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
 
 
 def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a thousand participants: a GPU then holds no more than a stack."""
+    """As with a thousand participants, when a GPU contains only a stack."""
     plan = prepare_study("scaffold", {}, 1.0)
     run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))

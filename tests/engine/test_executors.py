@@ -170,7 +170,7 @@ def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_
 
 
 class ConditionalEpochs(FedAvg):
-    """Trains as long as the client's loss counter allows: as many epochs as it has samples, at most five."""
+    """Trains as many epochs as the client has samples, at most five."""
 
     def start(self, kept, received, info):
         return {"model": received["model"], "left": info.size}
@@ -316,7 +316,7 @@ class CountedMixing(FedALA):
 
 @pytest.mark.parametrize("change", [None, "server", "kept"])
 def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, assert_same, change):
-    """And anew where what it is made of is not the same."""
+    """It is computed again if its inputs have changed."""
     trial = make_trial(CountedMixing(passes=3), participation=1.0).run(2)
     number, ids, all_clients = 3, [1, 5], range(8)
     expected = list_uploads(trial.train(ids))
@@ -342,12 +342,12 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     if change is None:
         assert_same(result, expected)
     repeated, steps = run("train", ids)
-    assert steps > 0, "it was held for one training"
+    assert steps > 0, "the cached state is used once"
     assert_same(repeated, result)
 
 
 def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, assert_same, monkeypatch):
-    """Which is a matter of speed alone: the same numbers, but for rounding."""
+    """The layout changes only the speed: the numbers are equal up to rounding."""
     layouts, forward = dict[int, tuple[bool, bool]](), torch.nn.Conv2d.forward
 
     def record_layout(layer, x):
@@ -396,7 +396,7 @@ def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_sa
     monkeypatch.setattr(layout, "PAGE", 6)
     monkeypatch.setattr(layout, "NARROW", 1)
     result = list_uploads(make_trial(name).run().train(tests=("local",)))
-    assert layouts == {True, False} or name == "fednh", "but for its head, which is made of prototypes at each step"
+    assert layouts == {True, False} or name == "fednh", "except its head, which is made of prototypes at each step"
     assert_same(result, expected, within=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""A frozen base computes its features once; runs on them are those of the whole network, and go on with no others."""
+"""A frozen base computes its features once. Runs on features equal runs of the complete network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sha256(path: str) -> str:
 
 
 def prepare_study(**sections: Any) -> NewPlan:
-    """A study of two clients, whose weights of VGG16 lie in a file."""
+    """A study of two clients with the weights of VGG16 in a file."""
     if not Path("vgg.pth").exists():
         random = np.random.default_rng(0)
         x = random.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)

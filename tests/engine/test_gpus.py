@@ -1,4 +1,4 @@
-"""Several jobs on one machine: each takes a GPU of its own."""
+"""Several jobs on one machine use different GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOB = (
 
 @contextmanager
 def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process at work on a machine with two GPUs, and the one that it took."""
+    """A process on a machine with two GPUs, and the index of its GPU."""
     command, environment = [sys.executable, "-c", JOB], {"TMPDIR": str(folder), "PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

@@ -1,4 +1,4 @@
-"""Pages that a thread has touched are its own from then on."""
+"""A thread keeps the pages that it has touched."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-#: Faults of a thread, by getrusage: 20 times a tensor of 40 MB, larger than glibc ever keeps by itself. Before that it
-#: comes to have enough: what it gave back lies in pieces, which grow together.
+#: Page faults of a thread, by getrusage, of 20 tensors of 40 MB, which is more than glibc keeps by default. The 20
+#: tensors before them let the heap grow to its final size, because freed memory is in pieces at first.
 TOUCH = """
 import resource, sys, threading, torch
 from fedpipe.engine.torch_env.memory import keep_pages

@@ -1,4 +1,4 @@
-"""The learning rate by round, local steps in place of epochs, and clipped gradients: against PyTorch's own."""
+"""The learning rate by round, local steps instead of epochs, and clipped gradients, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_flat_schedule_is_none(make_trial, assert_same):
 
 
 def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
-    """A recorded step holds the rate that it was made with; where the rate stays, it is not recorded anew."""
+    """A recorded step contains its learning rate. If the rate does not change, it is not recorded again."""
     counts = []
 
     def record(advance, buffers):

@@ -79,7 +79,7 @@ def test_statistics_are_weighted_as_the_rule_weighs(make_trial, assert_same):
 
 @dataclass(frozen=True, kw_only=True)
 class ParametersOnly(FedAvg):
-    """A rule that says nothing of running statistics."""
+    """A rule without running statistics."""
 
     def aggregate(self, server, uploads):
         return {"model": self.net.parameters(uploads.mean("model"))}
@@ -178,7 +178,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["optimizer"])
 def test_rounds_are_those_of_the_papers(make_trial, rule):
-    """FedAvg with each rule, beside numpy's recomputation from what was uploaded; statistics stay the mean."""
+    """FedAvg with each rule equals a recomputation by NumPy from the uploads. Statistics are the mean."""
     trial = make_trial(FedAvg(), "norm", server=rule)
     eta, names = rule["learning_rate"], trial.net.names
     x = {name: trial.server["model"][name].numpy().copy() for name in names}
@@ -242,7 +242,7 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_what_it_moves_is_what_clients_receive(make_trial, name):
-    """A rate of 0 holds the model still where the method's own rule would move it."""
+    """With a rate of 0 the model does not change, although the method's rule would change it."""
     frozen_trial, moving_trial = (make_trial(build(name), server={"learning_rate": rate}) for rate in (0.0, 0.5))
     initial = frozen_trial.start(5)["model"]
     for trial in (frozen_trial, moving_trial):

@@ -120,7 +120,7 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
     assert_same(other, expected, within=1e-12)
     assert (other - plain).abs().amax(1).count_nonzero() > len(indices) / 4
     next_round_logits = trials[2].executor.logits(trials[2].server["model"], indices, 2)
-    assert not torch.equal(other, next_round_logits), "each round has changes of its own"
+    assert not torch.equal(other, next_round_logits), "each round has different changes"
 
 
 def test_training_images_change(trial, assert_same):

@@ -16,7 +16,7 @@ from tests import small_studies as studies
 
 @dataclass(frozen=True, kw_only=True)
 class LateMetrics(FedAvg):
-    """FedAvg that counts rounds, and tells from the second one on."""
+    """FedAvg that counts rounds, with a metric from the second round on."""
 
     def init(self, fresh):
         """See Algorithm."""

@@ -1,4 +1,4 @@
-"""A run goes on with the data and the partition that its rounds were made with, or not at all."""
+"""A run resumes only with the data and the partition of its earlier rounds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def study_plan() -> NewPlan:
 
 
 def write_other_partition(plan: NewPlan) -> Path:
-    """Another assignment where the run's lies, with a manifest that vouches for it."""
+    """Replace the run's assignment, with a matching manifest."""
     path = layout.assignment_file(plan.runs[0].partition)
     table = read_parquet(path)
     split = table["split"].to_numpy(zero_copy_only=False).copy()
@@ -50,7 +50,7 @@ def write_other_partition(plan: NewPlan) -> Path:
 
 
 def write_other_dataset(plan: NewPlan) -> Path:
-    """Another data set where the run's lies, with a manifest that vouches for it."""
+    """Replace the run's data set, with a matching manifest."""
     path = layout.dataset_file(plan.runs[0].dataset)
     tree = {name: value.clone() for name, value in read_pt(path).items()}
     tree["x"][0, 0, 0, 0] += 0.5
@@ -104,7 +104,7 @@ def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
 
 
 def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan: NewPlan) -> None:
-    """As a kill leaves it: a run that was begun anew, over complete rounds of what lay here before."""
+    """As after a kill: a new run, and complete rounds of an earlier run in the same folder."""
     (run,) = study_plan.runs
     files = run.files
     copied_folder = Path("old")

@@ -1,4 +1,4 @@
-"""A run goes on by other shared code than made it only where that code does its last round the same."""
+"""A run resumes with other shared code only if this code reproduces its last round."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any
 
 
 def replace_shared_code(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
-    """Shared code of another digest, whose SGD takes steps that are so many times longer."""
+    """Replace the shared code by one with another digest, whose SGD multiplies the step by ``rate``."""
     monkeypatch.setattr(code_digest, "compute_shared_digest", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
@@ -144,11 +144,11 @@ def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.Monkey
         replay.require_reproducible_round(run, ROUNDS)
 
 
-@pytest.mark.parametrize(("rate", "holds"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
+@pytest.mark.parametrize(("rate", "is_reproduced"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
 def test_elsewhere_it_must_be_the_same_within_rounding(
-    monkeypatch: pytest.MonkeyPatch, rate: float, holds: bool
+    monkeypatch: pytest.MonkeyPatch, rate: float, is_reproduced: bool
 ) -> None:
-    """On another kind of CPU, whose kernels round in their own way: here a factor of nearly one stands for that."""
+    """On another kind of CPU, whose kernels round differently. A factor near 1 simulates it."""
     plan = start_study()
     replace_shared_code(monkeypatch, rate)
     run = studies.open_runs(plan)[0]
@@ -159,7 +159,7 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
         not comparison.is_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
     )
     monkeypatch.setattr(Run, "get_environment", lambda self: comparison.replayed_by | {"device": "another CPU"})
-    if not holds:
+    if not is_reproduced:
         with pytest.raises(ArtifactError, match="can't be resumed"):
             replay.require_reproducible_round(run, ROUNDS)
         return
@@ -204,7 +204,7 @@ class Own(FedAvg):
 
 
 def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its key is of the file as it was: what is computed with another is never recorded under it."""
+    """The key depends on the file's content, so results with another content are not recorded."""
     monkeypatch.syspath_prepend(".")
     Path("late_reader.py").write_text(READS)
     Path("prior.json").write_text('{"factor": 1.0}')

@@ -1,4 +1,4 @@
-"""A full disk, a read-only folder, damaged files: found, named, made again or refused, and nothing else is touched."""
+"""A full disk, a read-only folder and damaged files are detected and named. No other file changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
 
 ROUNDS = 3
-#: A mount that nobody else sees; whoever is not root needs a name space of their own for it.
+#: A private mount. Without root it needs a new user namespace.
 PRIVATE = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
 MAY_MOUNT = (
     shutil.which("unshare") is not None
@@ -34,7 +34,7 @@ MAY_MOUNT = (
 )
 needs_mount = pytest.mark.skipif(not MAY_MOUNT, reason="needs mounts, which this machine does not permit")
 
-#: Runs a segment in vain, on a disk that is full or read-only; then mends that, and runs it again.
+#: Runs a segment on a full or read-only disk, repairs the disk, and runs it again.
 MENDED = """
 import json, subprocess, sys
 from pathlib import Path
@@ -74,7 +74,7 @@ def run_mended(path: str, mount: str, mend: str) -> dict:
 
 
 def prepare_run() -> tuple[str, dict[str, str]]:
-    """A run yet to begin, and the bits with which it ends."""
+    """A new run, and its final bits."""
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
@@ -118,7 +118,7 @@ def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves files whose bytes never came to the disk; nothing but fsync brings them there, at worst."""
+    """At worst, only the bytes of files after fsync are on the disk."""
     plan = studies.prepare(studies.settings(("scaffold",), 6, artifacts={"keep_models": "last"}))
     run, folder = studies.open_runs(plan)[0], Path(plan.runs[0].path)
     synced: set[tuple[int, int]] = set()
@@ -173,7 +173,7 @@ def write_pickle(path: Path) -> None:
 
 
 def stat_other_files(*excluded: Path) -> dict[Path, tuple[int, int]]:
-    """Every other file, with what changes when it is written."""
+    """All other files, with their inodes and times of modification."""
     stats = {path: path.stat() for path in Path("results").rglob("*") if path.is_file() and path not in excluded}
     return {path: (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 

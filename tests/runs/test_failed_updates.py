@@ -1,4 +1,4 @@
-"""Updates that are not finite: left out of the round, recorded, and shown; the rest goes on."""
+"""Updates that are not finite are left out of the round, recorded and reported. The run continues."""
 
 from __future__ import annotations
 

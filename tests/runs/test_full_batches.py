@@ -28,7 +28,7 @@ def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
     full, large, small = (run_and_hash(size, stack) for size in ("full", 5000, 40))
     assert full[1] == large[1]
     assert full[1]["0002/server.pt"] != small[1]["0002/server.pt"]
-    assert len({full[0], large[0], small[0]}) == 3, "it stands in the key as it was given"
+    assert len({full[0], large[0], small[0]}) == 3, "the key contains the value of params.yaml"
 
 
 def test_no_other_word_is_a_size() -> None:

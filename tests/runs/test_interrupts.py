@@ -1,4 +1,4 @@
-"""SIGTERM: a segment ends after the round that it is in, and goes on from there; a bar or lines tell of its rounds."""
+"""After SIGTERM a segment ends with its round, and resumes from there. A bar or lines show its progress."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
 
 
 def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
-    """There is nothing to go on with: the manifest is written."""
+    """No round is left, so the manifest is written."""
     plan = studies.prepare(studies.settings(rounds=1))
     path = str(plan.runs[0].path)
     command = [sys.executable, "-m", "fedpipe", *make_segment_command(path, 1)]
@@ -82,7 +82,7 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
 
 def test_sigterm_is_deferred_and_then_as_it_was() -> None:
     initial = signal.getsignal(signal.SIGTERM)
-    with interrupts.defer_sigterm(lambda: "told") as asked_to_stop:
+    with interrupts.defer_sigterm(lambda: "stopped") as asked_to_stop:
         assert not asked_to_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked_to_stop()

@@ -1,4 +1,4 @@
-"""The kept protocols: every client's model as it was last trained, which nobody stores."""
+"""The kept protocols: every client's last trained model, which is not stored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEPT = ("kept-on-global", "kept-on-local")
 
 
 def build_normalized_model(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
-    """A model with batch normalization, of one's own."""
+    """A custom model with batch normalization."""
     width = shape[0] * shape[1] * shape[2]
     body = nn.Sequential(nn.Flatten(), nn.Linear(width, 12), nn.BatchNorm1d(12), nn.ReLU())
     return body, nn.Linear(12, classes)
@@ -45,7 +45,7 @@ def run_study(plan: NewPlan, **execution: Any) -> Run:
 
 
 def read_scores(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """By round and client, what the joined metrics say."""
+    """Scores of the merged metrics by round and client."""
     result = layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
     score_rows = [row for row in result if row["protocol"] == protocol]
     return {(row["round"], row["client"]): (row["correct"], row["total"], row["loss"]) for row in score_rows}

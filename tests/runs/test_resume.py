@@ -1,4 +1,4 @@
-"""Kill it anywhere, type it again: the same bits, at most one round done twice."""
+"""After a kill at any point, the same command gives the same bits and repeats at most one round."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_segment_command(path: str, stop: int = ROUNDS) -> list[str]:
 
 
 def rerun_segment(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
-    """The same command once more: rounds found complete, rounds done now."""
+    """Run the same command again. Return the number of complete rounds, and the new rounds."""
     process = subprocess.run(
         [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
     )
@@ -57,7 +57,7 @@ def rerun_segment(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
 
 
 def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
-    """The same within this process."""
+    """The same in this process."""
     complete_count, *rounds = studies.open_runs(plan)[0].run_segment(stop)
     return complete_count, rounds
 

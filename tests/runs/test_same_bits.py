@@ -27,7 +27,7 @@ ALGORITHMS = [
 
 
 def collect_results(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
-    """Join the run's rounds, and the bits of all its files."""
+    """Merge the run's rounds. Return the bits of all its files."""
     collect.collect_rounds(run.files, rounds, "all")
     return studies.bits(run.files.path)
 
@@ -43,7 +43,7 @@ def run_segment(run: Run) -> None:
 
 
 def run_single_rounds(plan: dict, index: int, size: int) -> None:
-    """As the literal DAG does it: a new process's state for every job, blocks through files."""
+    """As in the DAG of single rounds: a new Run for every job, and blocks in files."""
 
     def open_new_run() -> Run:
         return studies.open_runs(plan)[index]

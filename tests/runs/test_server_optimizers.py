@@ -34,7 +34,7 @@ Command = Callable[..., tuple[str, str, Any]]
 
 @pytest.fixture
 def run_fedpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """``fedpipe("plan")``: what the command says on both streams, and its exit status."""
+    """``run_fedpipe("plan")`` returns the output, the errors and the exit status."""
 
     def run(*arguments: str) -> tuple[str, str, Any]:
         monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])

@@ -32,7 +32,7 @@ def run_study(**execution: Any) -> Run:
 
 
 def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
-    """By plain PyTorch, on the images as they are stored, in [0, 1], but for `mean` and `std`."""
+    """Compute the score by plain PyTorch, on the stored images in [0, 1], with `mean` and `std`."""
     indices = torch.as_tensor(run.clients.train[client])
     x, y = (run.clients.x[indices] - 0.4) / 0.3, run.clients.y[indices]
     network = run.algorithm.net._build()

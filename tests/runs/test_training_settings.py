@@ -51,7 +51,7 @@ def test_each_value_is_another_key_and_a_default_that_is_spelled_out_is_not(
     assert len({default_key, *other_keys}) == len(other_keys) + 1
     assert plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == other_keys[1], "a default spelled out"
     assert plan_key(rounds=40, schedule={"name": "cosine", "period": 9}) == other_keys[4], (
-        "more rounds go on with the same"
+        "more rounds have the same key"
     )
 
 
@@ -113,7 +113,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """times.json tells seconds of a pass over a client's data, whatever training is counted by; bytes stay."""
+    """times.json contains the seconds of a local epoch, also with `local_steps`. Bytes do not change."""
     monkeypatch.chdir(tmp_path)
     epoch_seconds, traffic = [], []
     for settings in ({"local_steps": 7}, {"local_epochs": 2}):
@@ -181,7 +181,7 @@ def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.Monk
         "overrides": {"federation.local_steps": None, "federation.local_epochs": 1}
     }
     studies.write(settings_with_override, Path())
-    assert len(planner.make_plan().runs) == 2, "a method may have epochs of its own"
+    assert len(planner.make_plan().runs) == 2, "a method may override epochs"
 
 
 def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a run says where an algorithm of the user's own breaks the contract: a sentence, and no traceback."""
+"""The errors of a custom algorithm that violates the contract: one message, and no traceback."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_wrong_option_of_a_job_is_a_sentence(
 
 
 def run_with_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The sentence with which a command ends that refuses."""
+    """Run a command with an error. Return its message."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         app.main()
@@ -146,7 +146,7 @@ def run_with_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 def test_a_gradient_has_no_running_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What steps from a whole model along a gradient is told how to leave them out."""
+    """The message names the method that leaves running statistics out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)

@@ -28,7 +28,7 @@ NORMS = {"models": ["trained"], "finetune_epochs": 2}
 
 
 def build_normalized_model(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
-    """A model with batch normalization, of one's own."""
+    """A custom model with batch normalization."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 12), nn.BatchNorm1d(12), nn.ReLU())
     return body, nn.Linear(12, classes)
 
@@ -63,7 +63,7 @@ def count_correct_predictions(run: Run, local: local_models.LocalModel) -> int:
 def test_on_another_device_the_rounding_of_the_runs_precision_decides(
     monkeypatch: pytest.MonkeyPatch, precision: str, is_accepted: bool
 ) -> None:
-    """Steps that are 1 % longer stand for the rounding of another device: less than bfloat16's, more than float32's."""
+    """Steps that are 1 % longer simulate another device: less than bfloat16's rounding, more than float32's."""
     run = run_study(federation={"precision": precision})
     update, environment = optimizers.SGD.update, run.get_environment()
     monkeypatch.setattr(Run, "get_environment", lambda self: environment | {"device": "another CPU"})
@@ -317,7 +317,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
     for direction in (first_direction, second_direction):
         for name, value in model.items():
             if value.dim() < 2:
-                assert not direction[name].any(), "biases stand still"
+                assert not direction[name].any(), "biases are fixed"
             else:
                 torch.testing.assert_close(direction[name].norm(dim=1), value.norm(dim=1))
     assert abs(float(first_direction.flat() @ second_direction.flat())) < 0.2 * float(model.square_norm()), (

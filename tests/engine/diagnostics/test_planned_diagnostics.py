@@ -130,7 +130,7 @@ def test_a_point_that_the_grid_never_has_is_refused() -> None:
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold"])
 def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
-    """Whatever `keep_models` says; those of a method whose clients keep something, too."""
+    """For every `keep_models`, and for a method whose clients have states."""
     params = studies.settings((label,), 6, artifacts={"keep_models": "last"}, dataset={"subset": 200})
     params["diagnostics"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
