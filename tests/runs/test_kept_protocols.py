@@ -72,7 +72,7 @@ def test_where_a_client_has_its_model_to_itself_it_is_the_personal_one(label: st
 
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
 def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str) -> None:
-    model = {"name": "mlp"} if buffers == "drop" else {"name": f"{__name__}.normalized"}
+    model = {"name": "mlp"} if buffers == "drop" else {"name": f"{__name__}.build_normalized_model"}
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": list(KEPT)})
     params["federation"] |= {"participation": 0.3, "buffers": buffers}
     run = run_study(studies.prepare(params | {"model": model}))
