@@ -292,7 +292,9 @@ def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
 
 
 def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
-    run = run_with_stack("fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}, 1)
+    run = run_with_stack(
+        "fedper", {"model": {"name": f"{__name__}.build_normalized_model"}, "federation": {"buffers": "keep"}}, 1
+    )
     frame = gradients.compute_table(run, AT, {}).to_pandas()
     for local in local_models.compute_personal_models(run, AT):
         assert local.buffers is not None
