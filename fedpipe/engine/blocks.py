@@ -116,7 +116,7 @@ class Block:
         try:
             return cls.from_tensors(tree)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ArtifactError(f"{path} is no block of clients; delete it and run again.") from error
+            raise ArtifactError(f"{path} is not a block of clients. Delete it and run again.") from error
 
 
 def restore_state(tree: dict[str, Any]) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import read_json, read_parquet, write_json, write_parquet
 from fedpipe.core.storage.layout import RoundFiles, RunFiles
 from fedpipe.engine.checkpoint import prune_states
+
+#: Where the advice of an error about one file begins.
+OTHER_ADVICE = re.compile(r"[;.] (?=(?:delete|type) )", re.IGNORECASE)
 
 
 class MergedRounds(NamedTuple):
@@ -41,10 +45,10 @@ def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None
         raise
     except ArtifactError as error:
         if files.list_segment_manifests():
-            advice = f"`rm -r {files.path / 'segments'}` and run again: rounds that are whole are not done again"
+            advice = f"Type `rm -r {files.path / 'segments'}` and run again. Complete rounds are not recomputed."
         else:  # from the DAG of single rounds
-            advice = f"`rm -r` the folder of that round in {files.rounds_folder} and run again"
-        raise ArtifactError(f"{str(error).partition(';')[0]}; type {advice}.") from error
+            advice = f"Delete the folder of that round in {files.rounds_folder} and run again."
+        raise ArtifactError(f"{OTHER_ADVICE.split(str(error))[0]}. {advice}") from error
     merged_files = files.merged_files(rounds)
     tables = {
         merged_files.metrics: merged_rounds.metrics,

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType
 from typing import Any, cast, get_args
 
 import torch
@@ -31,7 +32,9 @@ IN_PLACE_ERRORS = ("in-place", "inplace", "doesn't match the broadcast shape")
 #: Columns of every run's rounds. A metric can't have these names.
 ROUND_COLUMNS = ("algorithm", "seed", "key", "round", "participants", "left_out", "bytes_down", "bytes_up")
 
-STATE_ADVICE = "it should give named parts, each a tensor or Tensors"
+STATE_ADVICE = "Return a dict of named parts, each a tensor or Tensors, such as {'model': model}."
+#: Names of frames inside a function.
+INNER_FRAMES = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 def get_algorithm_name(algorithm: Algorithm) -> str:
@@ -41,7 +44,7 @@ def get_algorithm_name(algorithm: Algorithm) -> str:
     return registry.get_component_name(component.ALGORITHM, named_classes[0])
 
 
-# -- what hooks give ---------------------------------------------------------------------------------------------------
+# -- results of hooks --------------------------------------------------------------------------------------------------
 
 
 def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
@@ -53,29 +56,23 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
         It did not. The message names the hook and its result.
     """
     if type(result) is not dict:
-        raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.{hook} gives {describe_value(result)}; {STATE_ADVICE}, as {{'model': "
-            "model}."
-        )
+        raise SettingsError(f"{label_hook(algorithm, hook)} returned {describe_value(result)}. {STATE_ADVICE}")
     for part, value in result.items():
         if not isinstance(part, str):
             raise SettingsError(
-                f"{get_algorithm_name(algorithm)}.{hook} names a part {part!r}; its name should be a string."
+                f"{label_hook(algorithm, hook)} returned a part with the name {part!r}. Use a string, such as 'model'."
             )
         if isinstance(value, Tensor):
             continue
         if not isinstance(value, Tensors):
-            constructor = "torch.tensor(...)" if isinstance(value, (bool, int, float)) else "Tensors(...)"
             raise SettingsError(
-                f"{get_algorithm_name(algorithm)}.{hook} gives '{part}' as {describe_value(value)}. Use a "
-                "tensor or Tensors, "
-                f"as {constructor} makes them."
+                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. {_advise_tensor(value)}"
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
                 raise SettingsError(
-                    f"{get_algorithm_name(algorithm)}.{hook} gives '{name}' in '{part}' as {describe_value(tensor)}. "
-                    "Use a tensor."
+                    f"{label_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
+                    f"{_advise_tensor(tensor)}"
                 )
     return result
 
@@ -84,9 +81,9 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
     """Require that `send` returned two states."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.send gives {describe_value(result)}. It must give two states: what is "
-            "common to all clients, "
-            "and own parts stacked along a first axis, as ({'model': model}, {})."
+            f"{label_hook(algorithm, 'send')} returned {describe_value(result)}. Return a tuple of two dicts, such as "
+            "({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked along "
+            "a first axis."
         )
     common, client_parts = (validate_state(algorithm, "send", part) for part in result)
     return common, client_parts
@@ -96,17 +93,16 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
     """Require that a hook returned a list of passes."""
     if not isinstance(result, Sequence) or not all(isinstance(pass_, (Train, Measure, Update)) for pass_ in result):
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.{hook} gives {describe_value(result)}. It must give a tuple of "
-            "passes, each a Train, Measure "
-            "or Update, as (Train(self.loss),)."
+            f"{label_hook(algorithm, hook)} returned {describe_value(result)}. Return a tuple of passes (Train, "
+            "Measure or Update), such as (Train(self.loss),)."
         )
     for pass_ in result:
         needs_epochs = isinstance(pass_, Train) and pass_.epochs is None and (pass_.when or pass_.after)
         if needs_epochs and algorithm.federation.local_steps is not None:
             raise SettingsError(
                 f"federation.local_steps: {algorithm.federation.local_steps} can't be used with "
-                f"{get_algorithm_name(algorithm)}."
-                f"{hook}, whose `when` or `after` goes by epochs. Use null, or the pass should have `epochs`."
+                f"{label_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
+                "Use null, or set `epochs` of that pass."
             )
     return list(result)
 
@@ -115,9 +111,8 @@ def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[st
     """Require that `metrics` returned numbers without reserved names."""
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.metrics gives '{reserved_name}', which is recorded of every round "
-            "already. It must have "
-            "another name."
+            f"{label_hook(algorithm, 'metrics')} returned '{reserved_name}', which is already a column of every run. "
+            "Use another name."
         )
     return {name: float(value) for name, value in result.items()}
 
@@ -126,9 +121,8 @@ def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -
     """Require that `extra_models` returned models without the names of standard models."""
     if reserved_name := next((name for name in result if f"{name}-on-global" in get_args(Protocol)), None):
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}.extra_models gives '{reserved_name}', which is a model of protocols; it "
-            "should have another "
-            "name."
+            f"{label_hook(algorithm, 'extra_models')} returned '{reserved_name}', which is already the model of a "
+            "protocol. Use another name."
         )
     return dict(result)
 
@@ -145,22 +139,24 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
         return
     target_part, trained_tensors = training.pull.to, client[training.group]
     target, problem = client.get(target_part), ""
-    if not isinstance(target, Tensors):
-        problem = f"no '{target_part}'" if target_part not in client else f"'{target_part}' as {describe_value(target)}"
+    if target_part not in client:
+        problem = f"the client has no '{target_part}'"
+    elif not isinstance(target, Tensors):
+        problem = f"the client has '{target_part}' as {describe_value(target)}"
     else:
         for name in reversed(names):
             if name not in target:
-                problem = f"no '{name}' in '{target_part}'"
+                problem = f"'{target_part}' has no '{name}'"
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
-                    f"'{name}' in '{target_part}' as {describe_tensor(target[name])}, where it trains "
-                    f"{describe_tensor(trained_tensors[name])}"
+                    f"'{name}' is {describe_tensor(target[name])} in '{target_part}' and "
+                    f"{describe_tensor(trained_tensors[name])} in '{training.group}'"
                 )
     if problem:
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but the client has "
-            f"{problem}. Use a part "
-            f"that holds what the pass trains of '{training.group}', as `start` may give it."
+            f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but {problem}. Return "
+            f"'{target_part}' from `start`, with a tensor of the same shape and dtype for each trained tensor of "
+            f"'{training.group}'."
         )
 
 
@@ -172,30 +168,33 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
     SettingsError
         The message names the loss or the trained parameters.
     """
-    advice, problem = "a loss should be a scalar, a mean over the batch", ""
+    problem = ""
     if not isinstance(result, Tensor):
-        problem = f"{describe_value(result)}; {advice}, as a tensor"
+        problem = describe_value(result)
     elif result.dim():
-        problem = f"a tensor of shape {tuple(result.shape)}; {advice}"
+        problem = f"a tensor of shape {tuple(result.shape)}"
     elif not result.is_floating_point():
-        problem = f"{result.dtype}; {advice} of floating point"
+        problem = f"a tensor of {result.dtype}"
     if problem:
-        raise _make_pass_error(algorithm, training.loss, problem)
+        advice = "Return a floating-point scalar tensor, such as batch.mean(losses)."
+        raise _make_pass_error(algorithm, training.loss, problem, advice)
     if not result.requires_grad:
         raise SettingsError(
-            f"{get_algorithm_name(algorithm)}: the loss of a Train pass depends on nothing that the pass trains of "
-            f"'{training.group}'. Use computed from client['{training.group}'], without detach()."
+            f"{_label_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
+            f"'{training.group}', which its Train pass trains. Compute it from client['{training.group}'] without "
+            "detach()."
         )
 
 
 def update_client(algorithm: Algorithm, function: Callable[..., Any], client: State, *args: Any) -> State:
     """Apply a function of a pass, which must return the client's state."""
     result = function(client, *args)
-    advice = "it should be the client with its changes, as client | {'model': model}"
+    advice = "Return the client with your changes, such as client | {'model': model}."
     if not isinstance(result, dict):
-        raise _make_pass_error(algorithm, function, f"{describe_value(result)}; {advice}")
+        raise _make_pass_error(algorithm, function, describe_value(result), advice)
     if missing_parts := [part for part in client if part not in result]:
-        raise _make_pass_error(algorithm, function, f"no '{missing_parts[0]}', which the client had; {advice}")
+        problem = f"a client without '{missing_parts[0]}', which it had before"
+        raise _make_pass_error(algorithm, function, problem, advice)
     return result
 
 
@@ -205,34 +204,29 @@ def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], cl
     if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
         return result
     is_tensor = isinstance(result, Tensor)
-    description = f"{result.dtype} of shape {tuple(result.shape)}" if is_tensor else describe_value(result)
-    advice = "a condition should be one truth value, as a tensor: client['steps'] < 10"
-    raise _make_pass_error(algorithm, function, f"{description}; {advice}")
+    problem = f"a tensor of {result.dtype} and shape {tuple(result.shape)}" if is_tensor else describe_value(result)
+    advice = "Return a Boolean scalar tensor from `when`, such as client['steps'] < 10."
+    raise _make_pass_error(algorithm, function, problem, advice)
 
 
 def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
     """Compute the sums of a Measure pass over a batch, which must be named tensors."""
     result: Any = measuring.sums(client, batch)
-    is_dict = isinstance(result, dict)
-    if invalid_values := [value for value in (result.values() if is_dict else [0]) if not isinstance(value, Tensor)]:
-        value = invalid_values[0] if is_dict else result
-        advice = "it should be named tensors, as {'loss': batch.sum(losses)}"
-        raise _make_pass_error(algorithm, measuring.sums, f"{describe_value(value)}; {advice}")
+    advice = "Return a dict of tensors from `sums`, such as {'loss': batch.sum(losses)}."
+    if not isinstance(result, dict):
+        raise _make_pass_error(algorithm, measuring.sums, describe_value(result), advice)
+    for name, value in result.items():
+        if not isinstance(value, Tensor):
+            raise _make_pass_error(algorithm, measuring.sums, f"'{name}' as {describe_value(value)}", advice)
     return cast(dict[str, Tensor], result)
-
-
-def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str) -> SettingsError:
-    """Make the error of a pass's function, with its name, file and line."""
-    inner = getattr(function, "__func__", function)
-    code, name = getattr(inner, "__code__", None), getattr(inner, "__name__", "a pass")
-    label = f"{name} ({Path(code.co_filename).name}, line {code.co_firstlineno})" if code else name
-    return SettingsError(f"{get_algorithm_name(algorithm)}: {label} gives {problem}.")
 
 
 def require_same_structure(
     algorithm: Algorithm, hook: str, result: State, reference: State, reference_source: str
 ) -> None:
-    """Require the same parts, shapes and dtypes as those of another hook, or of the same hook earlier.
+    """Require the same parts, shapes and dtypes as those of another hook, or of the same hook for another client.
+
+    ``reference_source`` is the name of the other hook, or ``another client``.
 
     Raises
     ------
@@ -242,18 +236,58 @@ def require_same_structure(
     structure, reference_structure = describe_state(result), describe_state(reference)
     if structure == reference_structure:
         return
-    hook_name = f"{get_algorithm_name(algorithm)}.{hook}"
-    advice = "a state should have the same parts, of the same shapes and dtypes, in every round"
-    for part in [*reference_structure, *(part for part in structure if part not in reference_structure)]:
-        if part not in structure:
-            raise SettingsError(f"{hook_name} gives no '{part}', which {reference_source} gives; {advice}.")
-        if part not in reference_structure:
-            raise SettingsError(f"{hook_name} gives '{part}', which {reference_source} does not give; {advice}.")
-        if structure[part] != reference_structure[part]:
-            raise SettingsError(
-                f"{hook_name} gives '{part}' as {structure[part]}, and {reference_source} as "
-                f"{reference_structure[part]}; {advice}."
-            )
+    parts = [*reference_structure, *(part for part in structure if part not in reference_structure)]
+    part = next(part for part in parts if structure.get(part) != reference_structure.get(part))
+    description, reference_description = structure.get(part), reference_structure.get(part)
+    problem = f"returned '{part}' as {description}" if description else f"returned no '{part}'"
+    contrast = f"returned it as {reference_description}" if reference_description else "did not return it"
+    if hasattr(Algorithm, reference_source):
+        contrast, places = f"{reference_source} {contrast}", f"from {hook} and {reference_source}"
+    else:
+        contrast, places = f"{contrast} for {reference_source}", "for all clients"
+    raise SettingsError(
+        f"{label_hook(algorithm, hook)} {problem}, but {contrast}. Return the same parts, with the same shapes and "
+        f"dtypes, {places}."
+    )
+
+
+# -- words of messages -------------------------------------------------------------------------------------------------
+
+
+def label_hook(algorithm: Algorithm, hook: str) -> str:
+    """Name of an algorithm's hook, with the file and line of its definition if it is a user's."""
+    functions = [vars(base)[hook] for base in type(algorithm).__mro__ if hook in vars(base)]
+    codes = [code for function in functions if (code := getattr(function, "__code__", None))]
+    user_code = next((code for code in codes if is_user_code(code.co_filename)), None)
+    label = f"{get_algorithm_name(algorithm)}.{hook}"
+    return f"{label} ({_locate_code(user_code)})" if user_code else label
+
+
+def _label_function(algorithm: Algorithm, function: Callable[..., Any]) -> str:
+    """Name of a function of a pass, with file and line."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    name = getattr(function, "__name__", "a function of a pass").replace("<lambda>", "a lambda")
+    separator = "." if isinstance(getattr(function, "__self__", None), Algorithm) else ": "
+    label = f"{get_algorithm_name(algorithm)}{separator}{name}"
+    return f"{label} ({_locate_code(code)})" if code else label
+
+
+def _locate_code(code: CodeType) -> str:
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
+def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str, advice: str) -> SettingsError:
+    """Make the error of a pass's function, with its name, file and line."""
+    return SettingsError(f"{_label_function(algorithm, function)} returned {problem}. {advice}")
+
+
+def _advise_tensor(value: Any) -> str:
+    """Advise what to return instead of a value that is not a tensor."""
+    if isinstance(value, (bool, int, float)):
+        return f"Return a tensor, such as torch.tensor({value!r})."
+    if isinstance(value, Mapping):
+        return "Wrap the dict in Tensors(...)."
+    return "Return a tensor or Tensors."
 
 
 def describe_state(state: State) -> dict[str, str]:
@@ -262,7 +296,7 @@ def describe_state(state: State) -> dict[str, str]:
     for part, value in state.items():
         if isinstance(value, Tensors):
             flat |= {f"{part}.{name}": describe_tensor(tensor) for name, tensor in value.items()}
-            flat |= {} if value else {part: "Tensors without a tensor"}
+            flat |= {} if value else {part: "empty Tensors"}
         else:
             flat[part] = describe_tensor(value)
     return flat
@@ -271,15 +305,16 @@ def describe_state(state: State) -> dict[str, str]:
 def describe_value(value: Any) -> str:
     """Describe a value in a few words."""
     if value is None:
-        return "nothing (None)"
+        return "None"
     if isinstance(value, (bool, int, float, str)):
         return f"{value!r}, a Python {type(value).__name__}"
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "a bare tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        return f"a {type(value).__name__} of length {len(value)}"
+    kind = "tensor" if isinstance(value, Tensor) else type(value).__name__
+    return f"{'an' if kind[0] in 'AEIOU' else 'a'} {kind}"
 
 
-# -- what fails --------------------------------------------------------------------------------------------------------
+# -- errors in user code -----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -307,55 +342,58 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         if name in registry.list_components(component.ALGORITHM):
             return None
         if isinstance(error, NotImplementedError) and hasattr(Algorithm, frames[-1].name):
-            return f"{name} has no '{frames[-1].name}'. It must define that hook, or derive from FedAvg."
+            return f"{name} has no '{frames[-1].name}'. Define that hook, or derive your class from FedAvg."
         last_frame = [frame for frame in frames if Path(frame.filename).is_relative_to(_PACKAGE_FOLDER)][-1]
         path = Path(last_frame.filename).relative_to(_PACKAGE_FOLDER.parent)
         return (
-            f"{name}: what one of its hooks gives can't be used ({type(error).__name__}: {message}; {path}, line "
-            f"{last_frame.lineno}); `fedpipe check {name}` tells which, and what it should be."
+            f"{name}: the result of one of its hooks can't be used ({type(error).__name__}: {message}, {path}, line "
+            f"{last_frame.lineno}). Type `fedpipe check {name}` to find the hook."
         )
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    prefix = f"{name}: {Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
-    error_text = str(error)
+    prefix, error_text = f"{_label_frames(algorithm, user_frames)}: `{line}`", str(error)
     if any(words in error_text for words in DATA_DEPENDENT_ERRORS):
         return (
-            f"{prefix}: `{line}` takes a tensor's value into Python, as `if`, float() and item() do; clients that "
-            "train "
-            "in one call differ in it, so that it should be torch.where, or the condition `when` of a Train pass."
+            f"{prefix} reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where, or `when` of "
+            "a Train pass, because clients that train in one call have different values."
         )
     if any(words in error_text for words in RANDOMNESS_ERRORS):
         return (
-            f"{prefix}: `{line}` draws random numbers of its own, which no seed of the study gives; an algorithm "
-            "should "
-            "leave what is random to batches, dropout and initial models."
+            f"{prefix} draws random numbers that do not depend on the study's seed. Use only the randomness of "
+            "batches, dropout and initial models."
         )
     if any(words in error_text for words in IN_PLACE_ERRORS):
-        return f"{prefix}: `{line}` changes a tensor in place. It must make a new one, as a = a + b."
+        return f"{prefix} changes a tensor in place. Compute a new tensor, such as a = a + b."
     if type(error).__name__ == "FrozenInstanceError":
         return (
-            f"{prefix}: `{line}` keeps something on the algorithm, which is frozen and one for all clients; what a "
-            "client remembers should be given by `keep`, what the server remembers by `aggregate`."
+            f"{prefix} stores a value on the algorithm, which is frozen and the same for all clients. Return what a "
+            "client needs in its next round from `keep`, and what the server needs from `aggregate`."
         )
     if isinstance(error, NamesDifferError):
-        return (
-            f"{prefix}: `{line}` combines tensors of different names: "
-            f"{_explain_unmatched_names(algorithm, error.names)}"
-        )
+        return f"{prefix} combines Tensors with different names: {_explain_unmatched_names(algorithm, error.names)}"
     if isinstance(error, KeyError):
-        return f"{prefix}: `{line}` asks for {message}, which is not there. Use one of the parts at hand."
-    return f"{prefix}: `{line}` fails ({type(error).__name__}: {message}). It must work for any client and round."
+        return f"{prefix} reads {message}, which does not exist. Use the name of an existing part or tensor."
+    return f"{prefix} failed ({type(error).__name__}: {message}). Make it work for every client and round."
+
+
+def _label_frames(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:
+    """Name of the hook that failed, with the file and line of the user's innermost code."""
+    hooks = [frame.name for frame in user_frames if hasattr(Algorithm, frame.name) and not frame.name.startswith("_")]
+    label = ".".join([get_algorithm_name(algorithm), *hooks[:1]])
+    frame, names = user_frames[-1], [frame.name for frame in user_frames if frame.name not in INNER_FRAMES]
+    function = f", in {names[-1].replace('<lambda>', 'a lambda')}" if names and names[-1:] != hooks[:1] else ""
+    return f"{label} ({Path(frame.filename).name}, line {frame.lineno}{function})"
 
 
 def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
     """Explain names that only one of two Tensors has."""
-    summary = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} in one only"
+    summary = f"only one of them has {', '.join(names)}"
     net = getattr(algorithm, "net", None)
     if net is None or not {*names} <= {*net.buffer_names}:
-        return f"{summary}. Use tensors of the same names."
+        return f"{summary}. Use Tensors with the same names."
     return (
-        f"{summary}; BatchNorm's running statistics, which a gradient does not have, are left out by "
-        "self.net.parameters(model)."
+        f"{summary}. Use self.net.parameters(model), which leaves out BatchNorm's running statistics, because a "
+        "gradient does not have them."
     )
 
 

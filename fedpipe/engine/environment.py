@@ -34,7 +34,7 @@ def select_device(execution: Execution) -> torch.device:
     """Select the device."""
     numerics.configure_torch()
     if execution.device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError("execution.device: cuda can't be used; PyTorch sees no GPU here. It should be auto or cpu.")
+        raise SettingsError("execution.device: cuda can't be used, because PyTorch sees no GPU. Use auto or cpu.")
     if execution.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()

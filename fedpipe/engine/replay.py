@@ -70,10 +70,7 @@ class Comparison:
         """Describe the difference and its size."""
         if not self.differing_files:
             return f"all bits agree ({', '.join(self.compared_files)})"
-        return (
-            f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of what the round "
-            "changed)"
-        )
+        return f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of the round's change)"
 
 
 def replay_round(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
@@ -132,19 +129,21 @@ def require_reproducible_round(run: Run, number: int) -> None:
     if all(entry.get("shared") == environment["shared"] for entry in made_by) or record.is_file():
         return
     comparison = replay_round(run, number)
-    missing_state_message = "that round can't be done again, since a state from before it is gone"
-    replay_message = (
-        missing_state_message if comparison is None else f"done again now {comparison.describe_difference()}"
-    )
     if comparison is None or not comparison.is_reproduced(run.federation.compute_dtype):
+        problem = "can't be repeated, because the states before it are missing"
+        if comparison is not None:
+            problem = f"has another result when it is repeated: {comparison.describe_difference()}"
         raise ArtifactError(
-            f"{run.files.path} can't go on: the code that all runs share has changed since round {number}, and "
-            f"{replay_message}; "
-            f"restore fedpipe as it was, or type `rm -r {run.files.path}` to have the "
-            f"run made anew."
+            f"{run.files.path} can't be resumed. The code that all runs share has changed since round {number}, and "
+            f"that round {problem}. {format_restore_advice(run.files)}"
         )
     agreement = {"agrees": "within rounding" if comparison.differing_files else "bits", "distance": comparison.distance}
     write_json(record, {"round": number, "made_by": made_by, "now": environment, **agreement})
+
+
+def format_restore_advice(files: RunFiles) -> str:
+    """Advice about a run whose last round the current code does not reproduce."""
+    return f"Restore the version of fedpipe that computed it, or type `rm -r {files.path}` to recompute the run."
 
 
 def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:

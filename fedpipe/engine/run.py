@@ -152,8 +152,8 @@ class Run:
         stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
         width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
         if self._graphs and not (is_cuda and width > 1):
-            reason = "clients train one by one" if is_cuda else "there is no GPU"
-            print(f"execution.graphs: steps run one by one, since {reason} here", file=sys.stderr)
+            reason = "clients train one by one" if is_cuda else "this job has no GPU"
+            print(f"execution.graphs: steps are not recorded, because {reason}.", file=sys.stderr)
         if width > 1:
             backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
             return Stack(algorithm, self.clients, width, epochs, backend, self._storage_device)
@@ -242,7 +242,7 @@ class Run:
         ArtifactError
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
-        self._refuse_others(number, blocks)
+        self._require_own_blocks(number, blocks)
         self._require_resumable(number)
         start_time, weighted_uploads = (
             time.perf_counter(),
@@ -286,21 +286,23 @@ class Run:
             aggregate=time.perf_counter() - start_time,
         )
 
-    def _refuse_others(self, number: int, blocks: Sequence[Block]) -> None:
+    def _require_own_blocks(self, number: int, blocks: Sequence[Block]) -> None:
         """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, number):
                 raise ArtifactError(
-                    f"{self.files.round(number).block_uploads(index)} is of round {block.round} of run {block.run}, "
-                    "and should "
-                    f"be of round {number} of run {self.settings.key}; delete it and run again."
+                    f"{self.files.round(number).block_uploads(index)} belongs to round {block.round} of run "
+                    f"{block.run} instead of round {number} of run {self.settings.key}. Delete it and run again."
                 )
 
     def _weight_uploads(self, number: int, block: Block) -> WeightedUploads:
         """Compute the weights of a round's uploads."""
         if block.ids != self.participants(number):
             path = self.files.round(number).path
-            raise ArtifactError(f"{path}: its blocks hold the clients {block.ids}, not the round's participants.")
+            raise ArtifactError(
+                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(number)}. Delete "
+                "the folder and run again."
+            )
         client_states = zip(block.uploads, block.kept_states, strict=True)
         finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
         weights = compute_weights(self.federation, self.clients.sizes[block.ids])
@@ -426,7 +428,7 @@ class Run:
         )
         if visible_gpus not in ("", "-1"):
             description += f", GPU {visible_gpus}" + (
-                " was granted but PyTorch sees none" if self._device.type == "cpu" else ""
+                " is assigned, but PyTorch sees no GPU" if self._device.type == "cpu" else ""
             )
         return description
 
@@ -447,9 +449,8 @@ class Run:
             self._file_stamps = current_stamps
         elif changed_files:
             raise ArtifactError(
-                f"{self.files.path}: {changed_files[0]} has changed since this job began, and its key is of the one "
-                "before; "
-                "type `fedpipe run`, which plans again, or restore that file."
+                f"{self.files.path}: {changed_files[0]} has changed since this job began, but the run's key depends "
+                "on its previous content. Type `fedpipe run` to plan again, or restore the file."
             )
 
     def _require_same_data(self, number: int) -> None:
@@ -463,12 +464,10 @@ class Run:
                 if recorded_checksums.get(name) != checksums[name]:
                     paths = {**get_input_paths(self.settings), "features": frozen.get_features_path(self.settings)}
                     raise ArtifactError(
-                        f"{self.files.path}: round {earlier_round} was made with another {name} (SHA-256 of its "
-                        "content: "
-                        f"{recorded_checksums.get(name, 'not recorded')}) than lies in {paths[name]} "
-                        f"({checksums[name]}); bring that one back, as `dvc checkout` does where DVC has recorded it, "
-                        "or "
-                        f"delete {self.files.path} and type `fedpipe run` to make the run anew."
+                        f"{self.files.path}: {paths[name]} has changed since round {earlier_round}. The content of "
+                        f"the {name} has the SHA-256 {checksums[name]} instead of "
+                        f"{recorded_checksums.get(name, '(not recorded)')}. Restore it, for example by `dvc checkout`, "
+                        f"or delete {self.files.path} and type `fedpipe run` to recompute the run."
                     )
 
     def _is_measured(self, number: int) -> bool:

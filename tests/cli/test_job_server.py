@@ -20,7 +20,7 @@ import pytest
 from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.runs.test_resume import unfinished
+from tests.runs.test_resume import list_temporary_files
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -359,7 +359,7 @@ def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None
         read_until(f"{complete[-1]} of {LONG} rounds are complete", orphan)
         assert not snakemake.processes()
         orphan.kill()
-    assert len(unfinished(Path(path))) <= 2, "at most one half-written file of each killed job"
+    assert len(list_temporary_files(Path(path))) <= 2, "at most one half-written file of each killed job"
 
 
 @pytest.mark.slow

@@ -45,48 +45,53 @@ def build(name, **parameters):
     return registry.build_component(component.ALGORITHM, name, parameters)
 
 
-def calls(graph):
+def list_operations(graph):
     """Its operations by name."""
     return [(node.target.__name__.partition(".")[0], node) for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def launches(graph):
-    return sum(name not in VIEWS for name, _ in calls(graph))
+def count_launches(graph):
+    return sum(name not in VIEWS for name, _ in list_operations(graph))
 
 
-def assert_on_the_device(graph):
+def assert_operations_on_device(graph):
     """No operation reads the device, makes a tensor of numbers of the host, or copies from one device to another."""
-    for name, node in calls(graph):
+    for name, node in list_operations(graph):
         assert name not in {"_local_scalar_dense", "lift_fresh_copy", "item", "nonzero", "masked_select"}, node
         if name in {"_to_copy", "copy_"}:
             assert "device" not in node.kwargs, node
-        others = [value for value in pytree.tree_leaves(node.kwargs) if isinstance(value, torch.device)]
-        assert all(device.type == "meta" for device in others), node
+        devices = [value for value in pytree.tree_leaves(node.kwargs) if isinstance(value, torch.device)]
+        assert all(device.type == "meta" for device in devices), node
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             value = getattr(graph, node.target)
-            assert value.device.type == "meta" or not value.dim(), f"{node} lies on the host"
+            assert value.device.type == "meta" or not value.dim(), f"{node} is on the host"
 
 
-def at_work(trial, ids):
+def start_stack(trial, ids):
     """A stack of all clients as it begins, in a job that trains some of them."""
     algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
-    mates = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
-    members = [client for client in mates if client in ids]
-    work = StackRun(algorithm, clients, number, mates, members, schedule.get_allowed_widths(len(clients)))
-    common, own = contract.validate_download(algorithm, trial.send(work.rows))
-    axes = dict.fromkeys(common) | dict.fromkeys(own, 0)
-    kept, start = stack_states([trial.kept[client] for client in work.rows]), functools.partial(start_client, algorithm)
-    info = clients.get_client_info(work.rows, number, kept[FIRST])
-    return work, vmap(start, in_dims=(0, axes, 0))(kept, common | own, info)
+    stack_clients = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
+    local_clients = [client for client in stack_clients if client in ids]
+    stack_run = StackRun(
+        algorithm, clients, number, stack_clients, local_clients, schedule.get_allowed_widths(len(clients))
+    )
+    common, client_parts = contract.validate_download(algorithm, trial.send(stack_run.rows))
+    axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
+    kept_states, start = (
+        stack_states([trial.kept[client] for client in stack_run.rows]),
+        functools.partial(start_client, algorithm),
+    )
+    info = clients.get_client_info(stack_run.rows, number, kept_states[FIRST])
+    return stack_run, vmap(start, in_dims=(0, axes, 0))(kept_states, common | client_parts, info)
 
 
-def elsewhere(clients, device):
-    """Put the samples on another device; gives where they were."""
-    before = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalization")}
+def move_clients(clients, device):
+    """Move the samples to another device. Return the previous attributes."""
+    attributes = {name: getattr(clients, name) for name in ("x", "y", "device", "_normalization")}
     clients.x, clients.y, clients.device = clients.x.to(device), clients.y.to(device), torch.device(device)
-    clients._normalization = type(before["_normalization"])(clients.transforms, clients.dtype, device)
-    return before
+    clients._normalization = type(attributes["_normalization"])(clients.transforms, clients.dtype, device)
+    return attributes
 
 
 def replace_nans(tree):
@@ -94,33 +99,37 @@ def replace_nans(tree):
     return pytree.tree_map(lambda value: value.nan_to_num(-1e30) if value.is_floating_point() else value, tree)
 
 
-def proved(trial, assert_same):
-    """All passes of a phase of training are on the device, and repeat bit by bit; gives what each of them launches."""
+def count_pass_launches(trial, assert_same):
+    """Require that all passes of training are on the device and repeat bit by bit. Return their numbers of launches."""
     counts = {}
     with torch.no_grad():
-        work, state = at_work(trial, [0, 1])
+        stack_run, state = start_stack(trial, [0, 1])
         for number, pass_ in enumerate(get_passes(trial.algorithm, "train", 1)):
-            before = state
+            initial = state
             if isinstance(pass_, Train):
-                client_pass = work.make_client_pass(pass_, state)
-                before = vmap(client_pass.with_optimizer_state)(state)
-                step, row = work.make_step(client_pass), work.make_batch_plan(pass_, [0]).get_step_batch(0)
+                client_pass = stack_run.make_client_pass(pass_, state)
+                initial = vmap(client_pass.with_optimizer_state)(state)
+                step, row = stack_run.make_step(client_pass), stack_run.make_batch_plan(pass_, [0]).get_step_batch(0)
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
-                step = work.make_terms(pass_)
-                row = work.make_evaluation_plan(samples, [3, 4] if pass_.is_augmented else None)[1].get_step_batch(0)
+                step = stack_run.make_terms(pass_)
+                row = stack_run.make_evaluation_plan(samples, [3, 4] if pass_.is_augmented else None)[1].get_step_batch(
+                    0
+                )
             if not isinstance(pass_, (Train, Measure)):
-                state = work.run(pass_, state)
+                state = stack_run.run(pass_, state)
                 continue
-            recorded = make_fx(step)(before, row)
-            assert_same(replace_nans(recorded(before, row)), replace_nans(step(before, row)))
-            kept = elsewhere(trial.clients, "meta")
-            there = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), (before, row))
-            assert_on_the_device(make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*there))
-            vars(trial.clients).update(kept)
-            counts[f"{type(pass_).__name__.lower()} {number}"] = launches(recorded)
-            state = work.run(pass_, state)
+            graph = make_fx(step)(initial, row)
+            assert_same(replace_nans(graph(initial, row)), replace_nans(step(initial, row)))
+            previous_attributes = move_clients(trial.clients, "meta")
+            meta_arguments = pytree.tree_map_only(torch.Tensor, lambda value: value.to("meta"), (initial, row))
+            assert_operations_on_device(
+                make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*meta_arguments)
+            )
+            vars(trial.clients).update(previous_attributes)
+            counts[f"{type(pass_).__name__.lower()} {number}"] = count_launches(graph)
+            state = stack_run.run(pass_, state)
     return counts
 
 
@@ -128,13 +137,13 @@ def proved(trial, assert_same):
 def trial(make_clients, make_trial):
     def make(algorithm, model="cnn", shape=(1, 4, 4), transforms=Transforms(), **settings):  # noqa: B008
         clients = make_clients(shape, sizes=SIZES, transforms=transforms)
-        chosen = {"participation": 1.0, "local_epochs": 1, "width": 3} | settings
-        return make_trial(algorithm, model, clients, **chosen)
+        all_settings = {"participation": 1.0, "local_epochs": 1, "width": 3} | settings
+        return make_trial(algorithm, model, clients, **all_settings)
 
     return make
 
 
-def expected():
+def read_launch_table():
     with LAUNCHES.open() as file:
         table = list(csv.DictReader(file))
     return {
@@ -146,17 +155,17 @@ def expected():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_pass_stays_on_the_device_and_launches_no_more_than_the_table_says(trial, assert_same, name):
     """`launches.csv` has a line a pass: what is more is slower on a GPU, what is less belongs there."""
-    found, table = proved(trial(build(name)).run(1), assert_same), expected().get(name, {})
-    assert found.keys() == table.keys()
-    assert {name: count for name, count in found.items() if count > table[name]} == {}
+    counts, table = count_pass_launches(trial(build(name)).run(1), assert_same), read_launch_table().get(name, {})
+    assert counts.keys() == table.keys()
+    assert {name: count for name, count in counts.items() if count > table[name]} == {}
 
 
 def test_the_table_names_every_algorithm_that_has_such_passes():
-    assert set(expected()) == set(NAMES)
-    assert expected()["fedavg"]["train 0"] <= 90
+    assert set(read_launch_table()) == set(NAMES)
+    assert read_launch_table()["fedavg"]["train 0"] <= 90
 
 
-def bare():
+def build_biasless_network():
     """A network whose head has no bias, as DW wants it."""
     return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, CLASSES, bias=False))
 
@@ -164,10 +173,10 @@ def bare():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DW)
 def test_passes_with_dw_stay_on_the_device(trial, assert_same, name):
-    proved(trial(build(name, dw={"mu": 0.7}), bare, (5,)).run(1), assert_same)
+    count_pass_launches(trial(build(name, dw={"mu": 0.7}), build_biasless_network, (5,)).run(1), assert_same)
 
 
-def layered():
+def build_layered_network():
     """A network with everything that is a layer's own in training."""
     body = nn.Sequential(
         *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.5), nn.Flatten()),
@@ -181,26 +190,26 @@ SETTINGS = [
     {"momentum": 0.9, "weight_decay": 0.1},
     {"optimizer": "adam"},
     {"server": Server(optimizer="adam")},
-    {"model": layered, "transforms": CHANGES},
-    {"model": layered, "buffers": "keep"},
-    {"model": layered, "buffers": "drop"},
+    {"model": build_layered_network, "transforms": CHANGES},
+    {"model": build_layered_network, "buffers": "keep"},
+    {"model": build_layered_network, "buffers": "drop"},
     {"dtype": "float32"},
 ]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings))
 def test_layers_transforms_and_optimizers_stay_on_the_device(trial, assert_same, settings):
-    proved(trial(FedAvg(), **settings).run(1), assert_same)
+    count_pass_launches(trial(FedAvg(), **settings).run(1), assert_same)
 
 
 class Tracer:
     """Records steps as lists of operations, which a replay goes through without any code of an algorithm."""
 
     def __init__(self):
-        self.recorded, self.replays = 0, 0
+        self.captures, self.replays = 0, 0
 
     def __call__(self, advance, buffers):
-        graph, self.recorded = make_fx(advance)(*buffers), self.recorded + 1
+        graph, self.captures = make_fx(advance)(*buffers), self.captures + 1
 
         def replay():
             self.replays += 1
@@ -209,21 +218,21 @@ class Tracer:
         return replay
 
 
-def recording(made, width=3):
+def record_steps(recording_trial, width=3):
     """The same trial whose steps are recorded."""
     tracer = Tracer()
-    made.executor = Stack(made.algorithm, made.clients, width, backend=tracer)
-    return made, tracer
+    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, width, backend=tracer)
+    return recording_trial, tracer
 
 
-def results(outcomes):
+def list_results(outcomes):
     return [(outcome.upload, outcome.keep, outcome.scores) for outcome in outcomes]
 
 
 RECORDED = [
     ("fedavg", {"momentum": 0.9}),
     ("fedavg", {"optimizer": "adam", "local_epochs": 2}),
-    ("fedavg", {"model": layered, "transforms": CHANGES, "buffers": "keep"}),
+    ("fedavg", {"model": build_layered_network, "transforms": CHANGES, "buffers": "keep"}),
     ("scaffold", {}),
     ("feduv", {"local_epochs": 2}),
     ("feddual", {}),
@@ -234,24 +243,27 @@ RECORDED = [
 
 @pytest.mark.parametrize(("name", "settings"), RECORDED, ids=lambda value: value if isinstance(value, str) else None)
 def test_recorded_steps_give_the_bits_of_those_run_one_by_one(trial, assert_same, capsys, name, settings):
-    made, tracer = recording(trial(build(name), **settings))
-    plain, recorded = trial(build(name), **settings).run(2, tests=("local",)), made.run(2, tests=("local",))
-    assert_same(results(recorded.outcomes), results(plain.outcomes))
-    assert_same(recorded.server, plain.server)
-    before = tracer.recorded
-    assert 0 < before < tracer.replays
-    assert_same(results(made.run(1).outcomes), results(plain.run(1).outcomes))
-    assert tracer.recorded == before, "a round of the same shape records nothing anew"
-    assert_same(results(made.train([0, 1])), results(plain.train([0, 1])))
+    recording_trial, tracer = record_steps(trial(build(name), **settings))
+    plain, recorded_trial = (
+        trial(build(name), **settings).run(2, tests=("local",)),
+        recording_trial.run(2, tests=("local",)),
+    )
+    assert_same(list_results(recorded_trial.outcomes), list_results(plain.outcomes))
+    assert_same(recorded_trial.server, plain.server)
+    step_count = tracer.captures
+    assert 0 < step_count < tracer.replays
+    assert_same(list_results(recording_trial.run(1).outcomes), list_results(plain.run(1).outcomes))
+    assert tracer.captures == step_count, "a round of the same shape records nothing"
+    assert_same(list_results(recording_trial.train([0, 1])), list_results(plain.train([0, 1])))
     assert capsys.readouterr().err == ""
 
 
 def test_a_pass_with_a_condition_runs_step_by_step(trial, assert_same):
-    """FedALA's weights are learned until they settle, which the host asks before each epoch."""
-    made, tracer = recording(trial(build("fedala")).run(1))
+    """FedALA's weights are learned until they converge, which the CPU checks before each epoch."""
+    recording_trial, tracer = record_steps(trial(build("fedala")).run(1))
     plain = trial(build("fedala")).run(1)
-    assert_same(results(made.train()), results(plain.train()))
-    assert tracer.recorded > 0, "its local training has no condition"
+    assert_same(list_results(recording_trial.train()), list_results(plain.train()))
+    assert tracer.captures > 0, "its local training has no condition"
 
 
 def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_same, capsys):
@@ -260,10 +272,9 @@ def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_
     def refuse(advance, buffers):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    made = trial(FedAvg())
-    made.executor = Stack(made.algorithm, made.clients, 3, backend=refuse)
-    assert_same(results(made.run(2).outcomes), results(trial(FedAvg()).run(2).outcomes))
-    assert capsys.readouterr().err == (
-        "execution.graphs: pass 0 of the phase 'train' runs step by step; it can't be recorded (operation not "
-        "permitted when stream is capturing)\n"
-    )
+    recording_trial = trial(FedAvg())
+    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, 3, backend=refuse)
+    assert_same(list_results(recording_trial.run(2).outcomes), list_results(trial(FedAvg()).run(2).outcomes))
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith("execution.graphs: pass 0 of the phase 'train' can't be recorded")
+    assert "(operation not permitted when stream is capturing)" in message

@@ -53,11 +53,11 @@ def test_a_share_is_rounded_to_the_nearest_and_at_least_one(clients, client, sha
 
 def test_a_share_is_drawn_once_a_round(clients):
     """Its order differs from epoch to epoch, its samples from round to round."""
-    first, second = (clients.shuffle_indices(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
-    later = clients.shuffle_indices(7, 2, "mixing", 0, 0.5)
-    assert set(first) == set(second)
-    assert list(first) != list(second)
-    assert set(first) != set(later)
+    first_order, second_order = (clients.shuffle_indices(7, 1, "mixing", epoch, 0.5) for epoch in (0, 1))
+    next_round_order = clients.shuffle_indices(7, 2, "mixing", 0, 0.5)
+    assert set(first_order) == set(second_order)
+    assert list(first_order) != list(second_order)
+    assert set(first_order) != set(next_round_order)
 
 
 def test_batches_are_gathered_by_index(clients):

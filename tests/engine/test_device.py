@@ -38,7 +38,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 #: Server rules that read values of the device, by what they decide with them.
 DECIDES = {
     "cfl": "which clients leave a cluster: scikit-learn bisects it",
-    "feddual": "whether the barycenter stands still, so that its iterations end",
+    "feddual": "whether the barycenter has converged, so that its iterations end",
     "fedfomo": "which models a client is sent, which it does not know yet",
     "fednova": "whether a client took any step",
     "ifca": "which model each client has chosen",
@@ -52,11 +52,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def change_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def study(name: str, parameters: dict[str, Any], participation: float, **federation: Any) -> Any:
+def prepare_study(name: str, parameters: dict[str, Any], participation: float, **federation: Any) -> Any:
     """A run of two rounds whose body is large, and of which everything else is small."""
     params = studies.settings(
         (name,),
@@ -70,43 +70,43 @@ def study(name: str, parameters: dict[str, Any], participation: float, **federat
 
 
 class Rules:
-    """The server's rule as the run calls it: what it reads, and where its arguments and results lie."""
+    """The server's rule as the run calls it: the values that it reads, and the devices of its arguments and results."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, crossed: Counter[str]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, crossings: Counter[str]) -> None:
         self.read, self.devices, rule = 0, set[torch.device](), running.aggregate_uploads
 
-        def watched(*args: Any) -> Any:
-            before = crossed["read"]
+        def count_reads(*args: Any) -> Any:
+            reads_before = crossings["read"]
             server = rule(*args)
-            self.read += crossed["read"] - before
+            self.read += crossings["read"] - reads_before
             leaves = pytree.tree_leaves([args[1], [upload for _, _, upload in args[2]], server])
             self.devices |= {leaf.device for leaf in leaves}
             return server
 
-        monkeypatch.setattr(running, "aggregate_uploads", watched)
+        monkeypatch.setattr(running, "aggregate_uploads", count_reads)
 
 
-def away(run: Run) -> None:
+def delete_results(run: Run) -> None:
     for part in ("rounds", "segments"):
         shutil.rmtree(run.files.path / part, ignore_errors=True)
 
 
-def rounds(run: Run, crossed: Counter[str]) -> Iterator[Counter[str]]:
+def count_crossings_by_round(run: Run, crossings: Counter[str]) -> Iterator[Counter[str]]:
     """What crosses in each round."""
     for number in run.run_segment(ROUNDS):
         if number:
-            yield Counter(crossed)
-        crossed.clear()
+            yield Counter(crossings)
+        crossings.clear()
 
 
-def written(run: Run, number: int) -> int:
+def count_large_tensors(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
     files = run.files.round(number)
     trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= fake_device.LARGE for leaf in pytree.tree_leaves(trees))
 
 
-def proved(
+def require_equal_files(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     parameters: dict[str, Any] | None = None,
@@ -114,24 +114,24 @@ def proved(
     stack: int = 5,
     **federation: Any,
 ) -> tuple[Counter[str], int, Rules]:
-    """A run leaves the same files as on the CPU; gives what crosses in its last round, and what that wrote."""
-    made = study(name, parameters or {}, participation, **federation)
-    run = studies.open_runs(made, stack=stack)[0]
+    """Require the same files as on the CPU. Return the crossings of the last round, and the tensors that it wrote."""
+    plan = prepare_study(name, parameters or {}, participation, **federation)
+    run = studies.open_runs(plan, stack=stack)[0]
     list(run.run_segment(ROUNDS))
-    wanted = studies.bits(run.files.path)
-    away(run)
+    expected = studies.bits(run.files.path)
+    delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
-    with fake_device.at_hand() as crossed:
-        rules = Rules(monkeypatch, crossed)
-        run = studies.open_runs(made, stack=stack)[0]
-        *_, last = rounds(run, crossed)
-    assert studies.bits(run.files.path) == wanted
-    nothing = name == "local" and not parameters  # travels
-    assert rules.devices == (set() if nothing else {fake_device.DEVICE})
-    found = written(run, ROUNDS)
-    away(run)
-    return last, found, rules
+    with fake_device.at_hand() as crossings:
+        rules = Rules(monkeypatch, crossings)
+        run = studies.open_runs(plan, stack=stack)[0]
+        *_, last_round = count_crossings_by_round(run, crossings)
+    assert studies.bits(run.files.path) == expected
+    has_no_upload = name == "local" and not parameters  # travels
+    assert rules.devices == (set() if has_no_upload else {fake_device.DEVICE})
+    result = count_large_tensors(run, ROUNDS)
+    delete_results(run)
+    return last_round, result, rules
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def proved(
 )
 def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients train in every round, in two stacks; then all are measured: nothing of it is sent to the device."""
-    last, found, rules = proved(monkeypatch, name)
-    assert last["large, to the host"] == found
-    assert last["large, to the device"] == 0
+    last_round, result, rules = require_equal_files(monkeypatch, name)
+    assert last_round["large, to the host"] == result
+    assert last_round["large, to the device"] == 0
     assert bool(rules.read) == (name in DECIDES)
 
 
@@ -152,73 +152,73 @@ def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatc
 def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
     name: str, stack: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the clients train in a round; what the others keep lies on the host, however many they are."""
-    last, found, _ = proved(monkeypatch, name, participation=0.5, stack=stack)
-    assert last["large, to the host"] == found
-    assert last["large, to the device"] <= 10
+    """Half of the clients train in a round. The kept states of the others are on the host."""
+    last_round, result, _ = require_equal_files(monkeypatch, name, participation=0.5, stack=stack)
+    assert last_round["large, to the host"] == result
+    assert last_round["large, to the device"] <= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DW)
 def test_with_dw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    last, found, _ = proved(monkeypatch, name, {"dw": {"mu": 0.7}})
-    assert (last["large, to the host"], last["large, to the device"]) == (found, 0)
+    last_round, result, _ = require_equal_files(monkeypatch, name, {"dw": {"mu": 0.7}})
+    assert (last_round["large, to the host"], last_round["large, to the device"]) == (result, 0)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_with_a_server_optimizer(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    last, found, _ = proved(monkeypatch, "fedavg", server={"optimizer": optimizer})
-    assert (last["large, to the host"], last["large, to the device"]) == (found, 0)
+    last_round, result, _ = require_equal_files(monkeypatch, "fedavg", server={"optimizer": optimizer})
+    assert (last_round["large, to the host"], last_round["large, to the device"]) == (result, 0)
 
 
 def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = study("scaffold", {}, 0.5)
-    run = studies.open_runs(made, stack=5)[0]
+    plan = prepare_study("scaffold", {}, 0.5)
+    run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
-    wanted = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
-    away(run)
+    expected = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
-    with fake_device.at_hand() as crossed:
-        rules = Rules(monkeypatch, crossed)
-        studies.open_runs(made, stack=5)[0].initialize()
+    with fake_device.at_hand() as crossings:
+        rules = Rules(monkeypatch, crossings)
+        studies.open_runs(plan, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
-            train, server, measure = (studies.open_runs(made, stack=5)[0] for _ in range(3))
+            train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
             path = run.files.round(number).block_uploads(0)
             write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)
-    found = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
-    assert found == wanted
+    result = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    assert result == expected
     assert rules.devices == {fake_device.DEVICE}
-    away(run)
+    delete_results(run)
 
 
 def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a thousand participants: a GPU then holds no more than a stack."""
-    made = study("scaffold", {}, 1.0)
-    run = studies.open_runs(made, stack=5)[0]
+    """As with a thousand participants, when a GPU contains only a stack."""
+    plan = prepare_study("scaffold", {}, 1.0)
+    run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
-    wanted = studies.bits(run.files.path)
-    away(run)
+    expected = studies.bits(run.files.path)
+    delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(running, "MAX_DEVICE_BYTES", 100_000)
-    with fake_device.at_hand() as crossed:
-        rules = Rules(monkeypatch, crossed)
-        list(studies.open_runs(made, stack=5)[0].run_segment(ROUNDS))
-    assert studies.bits(run.files.path) == wanted
+    with fake_device.at_hand() as crossings:
+        rules = Rules(monkeypatch, crossings)
+        list(studies.open_runs(plan, stack=5)[0].run_segment(ROUNDS))
+    assert studies.bits(run.files.path) == expected
     assert rules.devices == {fake_device.HOST}
-    away(run)
+    delete_results(run)
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
-    with fake_device.at_hand() as crossed:
-        there, here = torch.ones(3).to(fake_device.DEVICE), torch.ones(3)
-        assert (there * 2 + torch.tensor(1.0)).sum().item() == 9
-        assert crossed == {"small, to the device": 1, "read": 1}
+    with fake_device.at_hand() as crossings:
+        device_tensor, host_tensor = torch.ones(3).to(fake_device.DEVICE), torch.ones(3)
+        assert (device_tensor * 2 + torch.tensor(1.0)).sum().item() == 9
+        assert crossings == {"small, to the device": 1, "read": 1}
         with pytest.raises(RuntimeError, match="on the device and on the host"):
-            there + here
+            device_tensor + host_tensor
         with pytest.raises(RuntimeError, match="on the device and on the host"):
-            there.index_fill(0, torch.tensor([1]), 0)
+            device_tensor.index_fill(0, torch.tensor([1]), 0)
         with pytest.raises(RuntimeError, match="no deterministic kernel"):
-            there.cumsum(0)
-        assert there.index_fill(0, torch.tensor([1], device=fake_device.DEVICE), 0).tolist() == [1, 0, 1]
+            device_tensor.cumsum(0)
+        assert device_tensor.index_fill(0, torch.tensor([1], device=fake_device.DEVICE), 0).tolist() == [1, 0, 1]

@@ -13,7 +13,7 @@ from fedpipe.engine.clients.executor import Phase
 ALGORITHMS = registry.list_components(component.ALGORITHM)
 
 
-def correct(trial, phase: Phase, ids=None):
+def count_correct_predictions(trial, phase: Phase, ids=None):
     outcomes = trial.train(ids, tests=("local", "global"), phase=phase)
     return {outcome.client: {test: score.correct for test, score in outcome.scores.items()} for outcome in outcomes}
 
@@ -22,26 +22,28 @@ def correct(trial, phase: Phase, ids=None):
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial, label, buffers):
     trial = make_trial(label, "norm", buffers=buffers)
-    clients, everyone = trial.clients, range(len(trial.clients))
-    deployed = trial.algorithm.global_model(trial.server)
-    model = (trial.fresh(0) if deployed is None else deployed).only(trial.net.names + trial.net.buffer_names)
+    clients, all_clients = trial.clients, range(len(trial.clients))
+    global_model = trial.algorithm.global_model(trial.server)
+    model = (trial.fresh(0) if global_model is None else global_model).only(trial.net.names + trial.net.buffer_names)
 
-    def right(indices):
+    def count_correct(indices):
         with torch.no_grad(), trial.net.mode.activate(False, buffers=trial.net.client_buffers or None):
             x, y = clients.gather(indices)
             return int((trial.net(model, x).argmax(-1) == y).sum())
 
-    found = correct(trial, "begin", everyone)
-    whole = right(clients.global_test)
-    assert found == {i: {"local": right(clients.test[i]), "global": whole} for i in everyone}
-    assert 0 < whole < len(clients.global_test)
-    assert correct(make_trial(label, "norm", buffers=buffers, width=3), "begin", everyone) == found
+    result = count_correct_predictions(trial, "begin", all_clients)
+    global_count = count_correct(clients.global_test)
+    assert result == {i: {"local": count_correct(clients.test[i]), "global": global_count} for i in all_clients}
+    assert 0 < global_count < len(clients.global_test)
+    assert (
+        count_correct_predictions(make_trial(label, "norm", buffers=buffers, width=3), "begin", all_clients) == result
+    )
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_every_algorithm_has_a_model_right_after_training(make_trial, label):
     trial = make_trial(label, "norm", learning_rate=0.3, local_epochs=10)
-    assert correct(trial, "train") != correct(trial, "begin")
+    assert count_correct_predictions(trial, "train") != count_correct_predictions(trial, "begin")
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -54,8 +56,8 @@ def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
             score = outcome.scores[test]
             x, y = trial.clients.gather(indices)
             with torch.no_grad():
-                told = trial.net(outcome.upload["model"], x).argmax(-1)
-            table = confusion_matrix(y, told, labels=range(4)) if len(indices) else np.zeros((4, 4), int)
+                predictions = trial.net(outcome.upload["model"], x).argmax(-1)
+            table = confusion_matrix(y, predictions, labels=range(4)) if len(indices) else np.zeros((4, 4), int)
             assert [list(counts) for counts in score.classes] == [
                 table.diagonal().tolist(),
                 table.sum(1).tolist(),
@@ -66,10 +68,10 @@ def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
 
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_classes_are_those_of_the_loop_in_a_stack(make_trial, label):
-    found = []
+    result = []
     for width in (None, 3):
         trial = make_trial(label, width=width).run(2)
-        everyone = range(len(trial.clients))
-        outcomes = [*trial.train(tests=("local", "global")), *trial.train(everyone, ("local", "global"), "receive")]
-        found.append([(score.classes, score.correct) for each in outcomes for score in each.scores.values()])
-    assert found[0] == found[1]
+        all_clients = range(len(trial.clients))
+        outcomes = [*trial.train(tests=("local", "global")), *trial.train(all_clients, ("local", "global"), "receive")]
+        result.append([(score.classes, score.correct) for outcome in outcomes for score in outcome.scores.values()])
+    assert result[0] == result[1]

@@ -41,8 +41,8 @@ def list_uploads(outcomes):
 def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, make_trial, assert_same, name):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0}
     loop, stack = (make_trial(name, width=width, **settings) for width in WIDTHS)
-    wanted, found = (list_uploads(trial.train(tests=("local", "global"))) for trial in (loop, stack))
-    assert_same(found, wanted, within=1e-12)
+    expected, result = (list_uploads(trial.train(tests=("local", "global"))) for trial in (loop, stack))
+    assert_same(result, expected, within=1e-12)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -50,18 +50,18 @@ def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, ma
 def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, make_trial, assert_same, name, width):
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0, "width": width}
     trial = make_trial(name, **settings).run()
-    together = list_uploads(trial.train([0, 1, 2], tests=("local",)))
-    assert_same(list_uploads(trial.train([0, 2], tests=("local",))), [together[0], together[2]])
-    assert_same(list_uploads(trial.train([1], tests=("local",))), [together[1]])
+    outcomes_together = list_uploads(trial.train([0, 1, 2], tests=("local",)))
+    assert_same(list_uploads(trial.train([0, 2], tests=("local",))), [outcomes_together[0], outcomes_together[2]])
+    assert_same(list_uploads(trial.train([1], tests=("local",))), [outcomes_together[1]])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["fedavg", "fedala", "cwfedavg", "ifca"])
 def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, width):
     trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
-    whole = list_uploads(trial.train(range(5), tests=("local",)))
-    parts = list_uploads([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
-    assert_same(parts, whole)
+    all_uploads = list_uploads(trial.train(range(5), tests=("local",)))
+    block_uploads = list_uploads([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
+    assert_same(block_uploads, all_uploads)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -93,18 +93,18 @@ def test_on_a_gpu_the_servers_model_is_measured_in_larger_calls(make_clients, de
 
 
 def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_device(make_trial, monkeypatch):
-    trial = make_trial("fedavg", bnet, width=3, buffers="drop")
+    trial = make_trial("fedavg", build_batch_norm_network, width=3, buffers="drop")
     calls, indices = [], np.concatenate(trial.clients.train * 40)
-    tested = trial.clients.gather_test_batch
+    gather = trial.clients.gather_test_batch
     monkeypatch.setattr(
-        trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or tested(rows, *where)
+        trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
     )
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
     trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
 
 
-def bnet():
+def build_batch_norm_network():
     body = nn.Sequential(nn.Flatten(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU())
     return Network(body, nn.Linear(6, CLASSES))
 
@@ -113,11 +113,11 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
     trial = make_trial("fedavg", clients=make_clients(sizes=LARGE), width=3)
     calls, indices = [], np.concatenate(trial.clients.train)
 
-    def watched(rows, *where, tested=trial.clients.gather_test_batch):
+    def gather_and_count(rows, *where, gather=trial.clients.gather_test_batch):
         calls.append(len(rows))
-        return tested(rows, *where)
+        return gather(rows, *where)
 
-    monkeypatch.setattr(trial.clients, "gather_test_batch", watched)
+    monkeypatch.setattr(trial.clients, "gather_test_batch", gather_and_count)
     small = trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
@@ -148,11 +148,11 @@ def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width
             for (name, value), g in zip(model.items(), gradient, strict=True)
         }
     x, y = trial.clients.gather(trial.clients.test[5])
-    wanted = cross_entropy(trial.net(Tensors(model), x), y, reduction="sum")
-    assert outcome.scores["local"].loss == pytest.approx(wanted.item(), rel=1e-12)
+    expected = cross_entropy(trial.net(Tensors(model), x), y, reduction="sum")
+    assert outcome.scores["local"].loss == pytest.approx(expected.item(), rel=1e-12)
 
 
-class Twice(FedAvg):
+class TwoPasses(FedAvg):
     """Its epochs as two passes."""
 
     def local_passes(self):
@@ -163,19 +163,21 @@ class Twice(FedAvg):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_same, width, settings):
     """With its order of samples and its optimizer: two passes of an epoch are one of two."""
-    once, twice = (make_trial(algorithm, width=width, **settings).run(2) for algorithm in (FedAvg(), Twice()))
-    assert_same(twice.server, once.server)
+    one_pass, two_passes = (
+        make_trial(algorithm, width=width, **settings).run(2) for algorithm in (FedAvg(), TwoPasses())
+    )
+    assert_same(two_passes.server, one_pass.server)
 
 
-class Waiting(FedAvg):
-    """Trains as long as the client's loss counter allows: as many epochs as it has samples, at most five."""
+class ConditionalEpochs(FedAvg):
+    """Trains as many epochs as the client has samples, at most five."""
 
     def start(self, kept, received, info):
         return {"model": received["model"], "left": info.size}
 
     def local_passes(self):
-        less = lambda client: client | {"left": client["left"] - 1}  # noqa: E731
-        return (Train(self.loss, epochs=5, when=lambda client: client["left"] > 0, after=less),)
+        decrement = lambda client: client | {"left": client["left"] - 1}  # noqa: E731
+        return (Train(self.loss, epochs=5, when=lambda client: client["left"] > 0, after=decrement),)
 
     def upload(self, client):
         return super().upload(client) | {"left": client["left"]}
@@ -183,15 +185,15 @@ class Waiting(FedAvg):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, width):
-    trial = make_trial(Waiting(), width=width, momentum=0.9)
-    found = trial.train([0, 1, 6, 7])
-    assert [float(outcome.upload["left"]) for outcome in found] == [0, 0, 0, 15]
-    for outcome, epochs in zip(found, (1, 5, 3, 5), strict=True):
+    trial = make_trial(ConditionalEpochs(), width=width, momentum=0.9)
+    result = trial.train([0, 1, 6, 7])
+    assert [float(outcome.upload["left"]) for outcome in result] == [0, 0, 0, 15]
+    for outcome, epochs in zip(result, (1, 5, 3, 5), strict=True):
         plain = make_trial(FedAvg(), momentum=0.9, local_epochs=epochs).train([outcome.client])[0]
         assert_same(outcome.upload["model"], plain.upload["model"], within=1e-13)
 
 
-class Head(FedAvg):
+class HeadOnly(FedAvg):
     """Trains the head alone."""
 
     def local_passes(self):
@@ -203,7 +205,7 @@ class Head(FedAvg):
     "settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
 )
 def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settings):
-    trial = make_trial(Head(), width=width, **settings)
+    trial = make_trial(HeadOnly(), width=width, **settings)
     for outcome in trial.train():
         body, head = trial.net.body_names, trial.net.head_names
         assert_same(outcome.upload["model"].only(body), trial.server["model"].only(body))
@@ -211,8 +213,8 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
 
 
 def test_stages_list_their_passes():
-    algorithm = Twice()
-    assert [type(made) for made in get_passes(algorithm, "train", 3)] == [Train, Update, Train]
+    algorithm = TwoPasses()
+    assert [type(pass_) for pass_ in get_passes(algorithm, "train", 3)] == [Train, Update, Train]
     assert get_passes(algorithm, "receive", 3) == []
     (finetune,) = get_passes(algorithm, "finetune", 3)
     assert (finetune.epochs, finetune.stream) == (3, "finetune")
@@ -221,7 +223,7 @@ def test_stages_list_their_passes():
 def test_prepared_passes_come_first_in_every_stage(make_trial):
     algorithm = make_trial("ifca").algorithm
     kinds = {
-        phase: [type(made) for made in get_passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")
+        phase: [type(pass_) for pass_ in get_passes(algorithm, phase, 1)] for phase in ("train", "receive", "finetune")
     }
     assert kinds == {"train": [Measure, Train], "receive": [Measure], "finetune": [Measure, Train]}
 
@@ -231,7 +233,7 @@ def test_bytes_are_counted_by_dtype():
     assert size_in_bytes(state) == 6 * 4 + 2 * 8 + 8
 
 
-class Borrowed(torch.autograd.Function):
+class BorrowedGradient(torch.autograd.Function):
     """The inner product with a tensor that it hands out as the gradient, as it is."""
 
     @staticmethod
@@ -244,7 +246,7 @@ class Borrowed(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
-class Sharing(FedAvg):
+class SharedGradients(FedAvg):
     """Gradients that are one tensor for two parameters, one number for all entries, or a part of the client's state."""
 
     def start(self, kept, received, info):
@@ -253,38 +255,40 @@ class Sharing(FedAvg):
     def loss(self, client, batch):
         first, second = (client["model"][name] for name in ("body.1.bias", "body.1.bias"))
         added = client["model"]["body.1.weight"].sum() + (first + second).sum()
-        return added + Borrowed.apply(client["model"]["head.bias"], client["direction"])
+        return added + BorrowedGradient.apply(client["model"]["head.bias"], client["direction"])
 
     def upload(self, client):
         return super().upload(client) | {"direction": client["direction"]}
 
 
 def test_a_step_writes_into_no_memory_but_its_own(make_trial):
-    trial = make_trial(Sharing(), local_epochs=2)
-    before, rate = trial.server["model"], trial.algorithm.federation.learning_rate
-    received = before.map(lambda value: value.clone())
+    trial = make_trial(SharedGradients(), local_epochs=2)
+    initial_model, rate = trial.server["model"], trial.algorithm.federation.learning_rate
+    received = initial_model.map(lambda value: value.clone())
     for outcome in trial.train():
         steps = 2 * -(-int(trial.clients.sizes[outcome.client]) // trial.algorithm.federation.batch_size)
-        moved = {"body.1.weight": 1, "body.1.bias": 2, "head.bias": 1}
+        multiples = {"body.1.weight": 1, "body.1.bias": 2, "head.bias": 1}
         for name, value in outcome.upload["model"].items():
-            wanted = received[name] - steps * rate * moved.get(name, 0)
-            assert torch.allclose(value, wanted, rtol=0, atol=1e-12), name
+            expected = received[name] - steps * rate * multiples.get(name, 0)
+            assert torch.allclose(value, expected, rtol=0, atol=1e-12), name
         assert outcome.upload["direction"].tolist() == [1] * len(outcome.upload["direction"])
-    assert all(torch.equal(value, received[name]) for name, value in before.items())
+    assert all(torch.equal(value, received[name]) for name, value in initial_model.items())
 
 
-class Detached(FedAvg):
+class DetachedLoss(FedAvg):
     def loss(self, client, batch):
         return self.risk(client, batch).detach()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_loss_of_nothing_that_is_trained_is_refused(make_trial, width):
-    with pytest.raises(SettingsError, match=r"Detached: the loss of a Train pass depends on nothing that .* 'model'"):
-        make_trial(Detached(), width=width).train()
+    with pytest.raises(
+        SettingsError, match=r"DetachedLoss\.loss \(test_executors.py, line \d+\) .* does not depend on .*'model'"
+    ):
+        make_trial(DetachedLoss(), width=width).train()
 
 
-class Large(FedAvg):
+class OutOfMemory(FedAvg):
     """Fails as PyTorch does where a GPU's memory is full."""
 
     def loss(self, client, batch):
@@ -294,14 +298,13 @@ class Large(FedAvg):
 
 
 def test_a_stack_too_large_for_a_gpu_says_which_setting_asks_for_less(make_trial):
-    told = r"^execution\.stack: the GPU's memory .* 6 clients in one call \(CUDA out of memory\); .* less, as 3, "
-    with pytest.raises(SettingsError, match=told):
-        make_trial(Large(), width=6).train()
+    with pytest.raises(SettingsError, match=r"^execution\.stack: 6 .*memory .*\(CUDA out of memory\).* 3\."):
+        make_trial(OutOfMemory(), width=6).train()
     with pytest.raises(torch.OutOfMemoryError):
-        make_trial(Large()).train()
+        make_trial(OutOfMemory()).train()
 
 
-class Counted(FedALA):
+class CountedMixing(FedALA):
     """Counts its mixing steps, by round."""
 
     steps: ClassVar[list[int]] = []
@@ -313,52 +316,52 @@ class Counted(FedALA):
 
 @pytest.mark.parametrize("change", [None, "server", "kept"])
 def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, assert_same, change):
-    """And anew where what it is made of is not the same."""
-    trial = make_trial(Counted(passes=3), participation=1.0).run(2)
-    number, ids, everyone = 3, [1, 5], range(8)
-    wanted = list_uploads(trial.train(ids))
+    """It is computed again if its inputs have changed."""
+    trial = make_trial(CountedMixing(passes=3), participation=1.0).run(2)
+    number, ids, all_clients = 3, [1, 5], range(8)
+    expected = list_uploads(trial.train(ids))
 
-    def run(phase, clients, tests=(), again=()):
-        Counted.steps.clear()
+    def run(phase, clients, tests=(), ids_to_cache=()):
+        CountedMixing.steps.clear()
         kept = trial.kept.__getitem__
-        task = ClientTask(phase, number, clients, kept, trial.send, tests, ids_to_cache=again)
+        task = ClientTask(phase, number, clients, kept, trial.send, tests, ids_to_cache=ids_to_cache)
         outcomes = list(trial.executor.run(task))
-        return list_uploads(outcomes), len(Counted.steps)
+        return list_uploads(outcomes), len(CountedMixing.steps)
 
-    alone = {phase: run(phase, everyone, ("local",)) for phase in ("receive", "finetune")}
-    for before, phase in enumerate(("receive", "finetune", "receive")):
-        (scores, all_steps), (found, steps) = alone[phase], run(phase, everyone, ("local",), ids)
-        assert_same(found, scores)
-        assert 0 < steps < all_steps if before else steps == all_steps > 0
+    outcomes_by_phase = {phase: run(phase, all_clients, ("local",)) for phase in ("receive", "finetune")}
+    for index, phase in enumerate(("receive", "finetune", "receive")):
+        (scores, all_steps), (result, steps) = outcomes_by_phase[phase], run(phase, all_clients, ("local",), ids)
+        assert_same(result, scores)
+        assert 0 < steps < all_steps if index else steps == all_steps > 0
     if change == "server":
         trial.server = trial.server | {"model": trial.server["model"] * 1.01}
     if change == "kept":
         trial.kept = {client: state | {"local": state["local"] * 1.01} for client, state in trial.kept.items()}
-    found, steps = run("train", ids)
+    result, steps = run("train", ids)
     assert (steps > 0) == (change is not None)
     if change is None:
-        assert_same(found, wanted)
-    again, steps = run("train", ids)
-    assert steps > 0, "it was held for one training"
-    assert_same(again, found)
+        assert_same(result, expected)
+    repeated, steps = run("train", ids)
+    assert steps > 0, "the cached state is used once"
+    assert_same(repeated, result)
 
 
 def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, assert_same, monkeypatch):
-    """Which is a matter of speed alone: the same numbers, but for rounding."""
-    met, forward = dict[int, tuple[bool, bool]](), torch.nn.Conv2d.forward
+    """The layout changes only the speed: the numbers are equal up to rounding."""
+    layouts, forward = dict[int, tuple[bool, bool]](), torch.nn.Conv2d.forward
 
-    def spied(layer, x):
-        met[layer.weight.numel()] = (layer.weight.is_contiguous(), x.is_contiguous())
+    def record_layout(layer, x):
+        layouts[layer.weight.numel()] = (layer.weight.is_contiguous(), x.is_contiguous())
         return forward(layer, x)
 
-    monkeypatch.setattr(torch.nn.Conv2d, "forward", spied)
-    wanted = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
-    small, large = sorted(met)
-    assert met[large] == (False, False)
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", record_layout)
+    expected = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
+    small, large = sorted(layouts)
+    assert layouts[large] == (False, False)
     monkeypatch.setattr("fedpipe.models.layers.LARGE_KERNEL", small)
-    found = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
-    assert met[large] == (True, True)
-    assert_same(found, wanted, within=1e-12)
+    result = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
+    assert layouts[large] == (True, True)
+    assert_same(result, expected, within=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -374,30 +377,30 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
 )
 def test_a_layer_whose_rows_collide_in_a_cache_lies_by_columns(shape, by_columns):
     weight = torch.arange(shape[0] * shape[1]).reshape(shape)
-    laid = layout.optimize_layout({"model": Tensors({"weight": weight})})["model"]["weight"]
-    assert laid.stride() == ((1, shape[0]) if by_columns else (shape[1], 1))
-    assert torch.equal(laid, weight)
+    optimized_weight = layout.optimize_layout({"model": Tensors({"weight": weight})})["model"]["weight"]
+    assert optimized_weight.stride() == ((1, shape[0]) if by_columns else (shape[1], 1))
+    assert torch.equal(optimized_weight, weight)
 
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
 def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_same, monkeypatch, name):
-    met, forward = set[bool](), torch.nn.Linear.forward
+    layouts, forward = set[bool](), torch.nn.Linear.forward
 
-    def spied(layer, x):
-        met.add(layer.weight.is_contiguous())
+    def record_layout(layer, x):
+        layouts.add(layer.weight.is_contiguous())
         return forward(layer, x)
 
-    monkeypatch.setattr(torch.nn.Linear, "forward", spied)
-    wanted = list_uploads(make_trial(name).run().train(tests=("local",)))
-    assert met == {True}
+    monkeypatch.setattr(torch.nn.Linear, "forward", record_layout)
+    expected = list_uploads(make_trial(name).run().train(tests=("local",)))
+    assert layouts == {True}
     monkeypatch.setattr(layout, "PAGE", 6)
     monkeypatch.setattr(layout, "NARROW", 1)
-    found = list_uploads(make_trial(name).run().train(tests=("local",)))
-    assert met == {True, False} or name == "fednh", "but for its head, which is made of prototypes at each step"
-    assert_same(found, wanted, within=1e-12)
+    result = list_uploads(make_trial(name).run().train(tests=("local",)))
+    assert layouts == {True, False} or name == "fednh", "except its head, which is made of prototypes at each step"
+    assert_same(result, expected, within=1e-12)
 
 
-class Shared(nn.Module):
+class SharedLayer(nn.Module):
     """A layer to two of whose parameters PyTorch gives views of one gradient."""
 
     def __init__(self):
@@ -421,10 +424,11 @@ class Shared(nn.Module):
 def test_a_gradient_that_two_parameters_share_is_each_ones_own(make_trial, assert_same, algorithm, settings):
     """A step may write into gradients; and equal steps keep the gap between the two as it was."""
     loop, stack = (
-        make_trial(algorithm, lambda: Network(Shared(), nn.Linear(6, 4)), width=width, **settings) for width in WIDTHS
+        make_trial(algorithm, lambda: Network(SharedLayer(), nn.Linear(6, 4)), width=width, **settings)
+        for width in WIDTHS
     )
-    before = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
+    initial_gap = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
     assert_same(loop.run(2).server, stack.run(2).server, within=1e-12)
     if algorithm == FedAvg() and "optimizer" not in settings:
-        after = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
-        assert_same(after, before, within=1e-14)
+        final_gap = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
+        assert_same(final_gap, initial_gap, within=1e-14)

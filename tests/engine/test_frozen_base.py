@@ -1,4 +1,4 @@
-"""A frozen base computes its features once; runs on them are those of the whole network, and go on with no others."""
+"""A frozen base computes its features once. Runs on features equal runs of the complete network."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def sha256(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def prepared(**sections: Any) -> NewPlan:
-    """A study of two clients, whose weights of VGG16 lie in a file."""
+def prepare_study(**sections: Any) -> NewPlan:
+    """A study of two clients with the weights of VGG16 in a file."""
     if not Path("vgg.pth").exists():
         random = np.random.default_rng(0)
         x = random.integers(0, 256, (IMAGES, 3, 32, 32), dtype=np.uint8)
@@ -61,21 +61,21 @@ def prepared(**sections: Any) -> NewPlan:
 
 
 def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, calls = prepared(), []
-    computed = frozen.compute_features
-    monkeypatch.setattr(frozen, "compute_features", lambda *args: calls.append(args) or computed(*args))
-    (run,) = studies.open_runs(made)
+    plan, calls = prepare_study(), []
+    compute_features = frozen.compute_features
+    monkeypatch.setattr(frozen, "compute_features", lambda *args: calls.append(args) or compute_features(*args))
+    (run,) = studies.open_runs(plan)
     list(run.run_segment(1))
-    (again,) = studies.open_runs(made, stack=2)
+    (reopened_run,) = studies.open_runs(plan, stack=2)
     assert len(calls) == 1, "once for a data set"
-    assert torch.equal(run.clients.x, again.clients.x)
+    assert torch.equal(run.clients.x, reopened_run.clients.x)
     assert run.clients.x.shape == (IMAGES, 512)
 
-    whole = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
+    complete_network = VGG16(weights="vgg.pth", sha256=sha256("vgg.pth")).build_initial_network((3, 32, 32), CLASSES)
     images = torch.as_tensor(np.load("images.npz")["x"])
     x, y = (images.float() / 255 - 0.5) / 0.5, run.clients.y
     with torch.no_grad():
-        torch.testing.assert_close(run.clients.x, whole.body[:3](x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run.clients.x, complete_network.body[:3](x), rtol=1e-4, atol=1e-5)
 
     # a round of FedAvg by plain PyTorch, through the whole network
     sums: dict[str, torch.Tensor] = {}
@@ -100,37 +100,37 @@ def test_a_run_on_features_is_that_of_the_whole_network(monkeypatch: pytest.Monk
 
 
 def test_features_do_not_depend_on_threads() -> None:
-    (run,) = studies.open_runs(prepared())
-    place = frozen.get_features_path(run.settings)
-    before = place.read_bytes()
-    assert files.read_json(place.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
-    for path in (place, place.with_suffix(".json")):
+    (run,) = studies.open_runs(prepare_study())
+    features_path = frozen.get_features_path(run.settings)
+    original_bytes = features_path.read_bytes()
+    assert files.read_json(features_path.with_suffix(".json"))["made_by"]["torch"] == torch.__version__
+    for path in (features_path, features_path.with_suffix(".json")):
         path.unlink()
-    studies.open_runs(prepared(), threads=2)
-    assert place.read_bytes() == before
+    studies.open_runs(prepare_study(), threads=2)
+    assert features_path.read_bytes() == original_bytes
 
 
 def test_a_run_goes_on_with_no_other_features() -> None:
-    made = prepared()
-    (run,) = studies.open_runs(made)
+    plan = prepare_study()
+    (run,) = studies.open_runs(plan)
     list(run.run_segment(1))
-    place = frozen.get_features_path(run.settings)
-    held = files.read_json(place.with_suffix(".json"))
-    other = {"features": files.read_pt(place)["features"] + 1}
-    held[place.name] = files.write_pt(place, other)
-    files.write_json(place.with_suffix(".json"), held)
-    (again,) = studies.open_runs(made)
-    with pytest.raises(ArtifactError, match=rf"round 0 was made with another features .* than lies in {place}"):
-        list(again.run_segment(2))
-    place.write_bytes(b"damaged")
-    with pytest.raises(ArtifactError, match=f"{place} is damaged"):
+    path = frozen.get_features_path(run.settings)
+    manifest = files.read_json(path.with_suffix(".json"))
+    other_features = {"features": files.read_pt(path)["features"] + 1}
+    manifest[path.name] = files.write_pt(path, other_features)
+    files.write_json(path.with_suffix(".json"), manifest)
+    (reopened_run,) = studies.open_runs(plan)
+    with pytest.raises(ArtifactError, match=rf"{path} has changed since round 0\. The content of the features"):
+        list(reopened_run.run_segment(2))
+    path.write_bytes(b"damaged")
+    with pytest.raises(ArtifactError, match=f"{path} is damaged"):
         Run(run.files)
 
 
 def test_other_transforms_are_other_features_and_random_ones_are_refused() -> None:
-    (one,) = studies.open_runs(prepared())
-    (two,) = studies.open_runs(prepared(transforms={"std": [0.25]}))
-    assert frozen.get_features_path(one.settings) != frozen.get_features_path(two.settings)
-    assert not torch.equal(one.clients.x, two.clients.x)
-    with pytest.raises(SettingsError, match=r"transforms\.flip: images can't change at random under the frozen base"):
-        prepared(transforms={"flip": True})
+    (first_run,) = studies.open_runs(prepare_study())
+    (second_run,) = studies.open_runs(prepare_study(transforms={"std": [0.25]}))
+    assert frozen.get_features_path(first_run.settings) != frozen.get_features_path(second_run.settings)
+    assert not torch.equal(first_run.clients.x, second_run.clients.x)
+    with pytest.raises(SettingsError, match=r"^transforms\.flip: .*frozen base"):
+        prepare_study(transforms={"flip": True})

@@ -1,4 +1,4 @@
-"""Several jobs on one machine: each takes a GPU of its own."""
+"""Several jobs on one machine use different GPUs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ JOB = (
 
 
 @contextmanager
-def job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process at work on a machine with two GPUs, and the one that it took."""
+def start_job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process on a machine with two GPUs, and the index of its GPU."""
     command, environment = [sys.executable, "-c", JOB], {"TMPDIR": str(folder), "PYTHONPATH": str(Path.cwd())}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -33,14 +33,14 @@ def job(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def test_jobs_take_gpus_of_their_own_and_a_killed_one_gives_its_back(tmp_path: Path) -> None:
-    with job(tmp_path) as (_, first), job(tmp_path) as (killed, second):
-        assert {first, second} == {0, 1}
-        with job(tmp_path) as (_, third), job(tmp_path) as (_, fourth):
-            assert {third, fourth} == {0, 1}, "four jobs share two GPUs evenly"
-        killed.kill()
-        killed.wait()
-        with job(tmp_path) as (_, next_one):
-            assert next_one == second
+    with start_job(tmp_path) as (_, first_gpu), start_job(tmp_path) as (killed_job, second_gpu):
+        assert {first_gpu, second_gpu} == {0, 1}
+        with start_job(tmp_path) as (_, third_gpu), start_job(tmp_path) as (_, fourth_gpu):
+            assert {third_gpu, fourth_gpu} == {0, 1}, "four jobs share two GPUs evenly"
+        killed_job.kill()
+        killed_job.wait()
+        with start_job(tmp_path) as (_, next_gpu):
+            assert next_gpu == second_gpu
 
 
 def test_gpus_are_called_as_they_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:

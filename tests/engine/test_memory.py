@@ -1,4 +1,4 @@
-"""Pages that a thread has touched are its own from then on."""
+"""A thread keeps the pages that it has touched."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-#: Faults of a thread, by getrusage: 20 times a tensor of 40 MB, larger than glibc ever keeps by itself. Before that it
-#: comes to have enough: what it gave back lies in pieces, which grow together.
+#: Page faults of a thread, by getrusage, of 20 tensors of 40 MB, which is more than glibc keeps by default. The 20
+#: tensors before them let the heap grow to its final size, because freed memory is in pieces at first.
 TOUCH = """
 import resource, sys, threading, torch
 from fedpipe.engine.torch_env.memory import keep_pages
@@ -34,7 +34,9 @@ thread.join()
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another malloc than glibc's")
 def test_a_step_takes_again_what_the_last_one_gave_back() -> None:
     faults = {
-        how: int(subprocess.run([sys.executable, "-c", TOUCH, how], capture_output=True, text=True, check=True).stdout)
-        for how in ("keep", "leave")
+        mode: int(
+            subprocess.run([sys.executable, "-c", TOUCH, mode], capture_output=True, text=True, check=True).stdout
+        )
+        for mode in ("keep", "leave")
     }
     assert faults["keep"] < 1000 < 20 * 1000 < faults["leave"]

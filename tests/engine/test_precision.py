@@ -22,70 +22,72 @@ from tests import small_studies as studies
 WIDTHS = [None, 3]
 
 
-def trial(make_trial, make_clients, algorithm="fedavg", model="cnn", precision="bfloat16", **more):
+def make_float32_trial(
+    make_trial, make_clients, algorithm="fedavg", model="cnn", precision="bfloat16", **other_settings
+):
     """In float32, on images."""
     exact = make_clients((1, 4, 4) if model == "cnn" else (5,))
     parts = exact.train, exact.test, exact.global_test
     clients = FederatedData(exact.x, exact.y, *parts, exact.classes, exact.seed, torch.float32)
-    settings = {"dtype": "float32", "precision": precision, "learning_rate": 0.1} | more
+    settings = {"dtype": "float32", "precision": precision, "learning_rate": 0.1} | other_settings
     return make_trial(algorithm, model, clients, **settings)
 
 
-def away(found, wanted, begin):
+def compute_relative_distance(result, expected, initial):
     """Norm of the difference of two models over the norm of what training has changed."""
-    return float((found - wanted).norm() / (wanted - begin).norm())
+    return float((result - expected).norm() / (expected - initial).norm())
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("model", ["cnn", "norm"])
 def test_training_is_lowered_and_close(make_trial, make_clients, width, model):
-    lowered = trial(make_trial, make_clients, model=model, width=width)
-    full = trial(make_trial, make_clients, model=model, width=width, precision="full")
-    begin = full.server["model"]
-    for mine, wanted in zip(lowered.train(), full.train(), strict=True):
-        assert {value.dtype for value in mine.upload["model"].values()} == {torch.float32}
-        assert 0 < away(mine.upload["model"], wanted.upload["model"], begin) < 0.3
+    bfloat16_trial = make_float32_trial(make_trial, make_clients, model=model, width=width)
+    full_trial = make_float32_trial(make_trial, make_clients, model=model, width=width, precision="full")
+    initial = full_trial.server["model"]
+    for outcome, expected in zip(bfloat16_trial.train(), full_trial.train(), strict=True):
+        assert {value.dtype for value in outcome.upload["model"].values()} == {torch.float32}
+        assert 0 < compute_relative_distance(outcome.upload["model"], expected.upload["model"], initial) < 0.3
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_products_are_of_bfloat16_in_training_alone(make_trial, make_clients, width):
     """Seen by the network; what it gives to losses, and all of evaluation, is of float32."""
-    seen = {True: set(), False: set()}
+    dtypes = {True: set(), False: set()}
 
-    class Looking(FedAvg):
+    class RecordingFedAvg(FedAvg):
         def risk(self, client, batch):
             logits = self.net(client["model"], batch.x)
-            seen[True].add((logits.dtype, torch.is_autocast_enabled("cpu")))
+            dtypes[True].add((logits.dtype, torch.is_autocast_enabled("cpu")))
             return super().risk(client, batch)
 
         def predict(self, client, x):
             logits = super().predict(client, x)
-            seen[False].add((logits.dtype, torch.is_autocast_enabled("cpu")))
+            dtypes[False].add((logits.dtype, torch.is_autocast_enabled("cpu")))
             return logits
 
     products = []
-    run = trial(make_trial, make_clients, Looking(), width=width)
+    run = make_float32_trial(make_trial, make_clients, RecordingFedAvg(), width=width)
     linear = torch.nn.functional.linear
 
-    def looking(*arguments):
+    def record_product(*arguments):
         product = linear(*arguments)
         products.append(product.dtype)
         return product
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.functional, "linear", looking)
+        patch.setattr(torch.nn.functional, "linear", record_product)
         run.train()
         assert set(products) == {torch.bfloat16}
         products.clear()
         run.train(range(8), ("local",), "receive")
         assert set(products) == {torch.float32}
-    assert seen == {True: {(torch.float32, False)}, False: {(torch.float32, False)}}
+    assert dtypes == {True: {(torch.float32, False)}, False: {(torch.float32, False)}}
 
 
 def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_clients, assert_same):
-    once = trial(make_trial, make_clients).run(2)
-    assert_same(trial(make_trial, make_clients).run(2).server, once.server)
-    assert_same(trial(make_trial, make_clients, threads=3).run(2).server, once.server)
+    first_trial = make_float32_trial(make_trial, make_clients).run(2)
+    assert_same(make_float32_trial(make_trial, make_clients).run(2).server, first_trial.server)
+    assert_same(make_float32_trial(make_trial, make_clients, threads=3).run(2).server, first_trial.server)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -93,15 +95,15 @@ def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_cli
     "name", ["fedala", "fednh", "fedproto", "feduv", "feddw", "feddual", "moon", "perfedavg", "pfedme", "pfps_lwc"]
 )
 def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clients, name, width):
-    run = trial(make_trial, make_clients, name, width=width, participation=1.0)
-    before = copy.deepcopy(run.server)
+    run = make_float32_trial(make_trial, make_clients, name, width=width, participation=1.0)
+    initial_server = copy.deepcopy(run.server)
     run.run(2, tests=("local",))
     assert is_finite(run.server)
     assert all(is_finite(state) for state in run.kept.values())
-    assert difference(run.server, before) is not None
+    assert difference(run.server, initial_server) is not None
 
 
-def layered():
+def build_layered_network():
     body = nn.Sequential(
         *(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()),
         *(nn.Linear(6, 8), nn.LayerNorm(8), nn.Unflatten(1, (4, 2)), nn.GroupNorm(2, 4), nn.Flatten()),
@@ -113,13 +115,15 @@ def layered():
 @pytest.mark.parametrize("name", ["fedavg", "moon"])
 def test_normalization_is_of_full_precision_in_stacks_and_alone(make_trial, make_clients, name, width):
     """MOON's teachers use running statistics."""
-    lowered, full = (
-        trial(make_trial, make_clients, name, layered, precision, width=width, participation=1.0)
+    bfloat16_trial, full_trial = (
+        make_float32_trial(
+            make_trial, make_clients, name, build_layered_network, precision, width=width, participation=1.0
+        )
         for precision in ("bfloat16", "full")
     )
-    begin = full.server["model"]
-    for mine, wanted in zip(lowered.train(), full.train(), strict=True):
-        assert 0 < away(mine.upload["model"], wanted.upload["model"], begin) < 0.3
+    initial = full_trial.server["model"]
+    for outcome, expected in zip(bfloat16_trial.train(), full_trial.train(), strict=True):
+        assert 0 < compute_relative_distance(outcome.upload["model"], expected.upload["model"], initial) < 0.3
 
 
 def test_another_precision_is_another_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,11 +131,11 @@ def test_another_precision_is_another_key(tmp_path: Path, monkeypatch: pytest.Mo
     keys = {}
     for precision in (None, "full", "bfloat16"):
         studies.write(studies.settings(federation={"precision": precision} if precision else {}), tmp_path)
-        made = planner.make_plan(Path("params.yaml"))
-        keys[precision] = made.runs[0].key
+        plan = planner.make_plan(Path("params.yaml"))
+        keys[precision] = plan.runs[0].key
     assert keys[None] == keys["full"] != keys["bfloat16"]
 
 
 def test_float64_can_not_be_lowered() -> None:
-    with pytest.raises(SettingsError, match=r"^federation.precision: bfloat16 is for models of float32, not of float6"):
+    with pytest.raises(SettingsError, match=r"^federation\.precision: bfloat16 .*float64"):
         parser.parse_params(studies.settings(federation={"precision": "bfloat16", "dtype": "float64"}))

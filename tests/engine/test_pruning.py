@@ -26,30 +26,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def other(name: str, rounds: int, keep: str | int) -> None:
+def plan_other_study(name: str, rounds: int, keep_models: str | int) -> None:
     """Another study of the same run is planned."""
     Path("studies").mkdir(exist_ok=True)
-    studies.write(studies.settings(("scaffold",), rounds, artifacts={"keep_models": keep}), Path("studies"))
+    studies.write(studies.settings(("scaffold",), rounds, artifacts={"keep_models": keep_models}), Path("studies"))
     path = Path("studies/params.yaml").rename(f"studies/{name}.yaml")
     planner.write_plan(planner.make_plan(path))
 
 
-def servers(run: Any) -> list[int]:
+def list_server_rounds(run: Any) -> list[int]:
     return [number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()]
 
 
 def test_a_shorter_studys_collect_leaves_what_a_longer_one_keeps(run: Any) -> None:
-    other("short", 4, "last")
+    plan_other_study("short", 4, "last")
     collect.collect_rounds(run.files, 4, "last")
-    assert servers(run) == list(range(ROUNDS + 1))
+    assert list_server_rounds(run) == list(range(ROUNDS + 1))
 
 
 def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
-    other("short", 4, 2)
+    plan_other_study("short", 4, 2)
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     prune_states(run.files, ROUNDS, "last")
-    assert {2, 4, ROUNDS} <= set(servers(run))
-    assert 1 not in servers(run)
+    assert {2, 4, ROUNDS} <= set(list_server_rounds(run))
+    assert 1 not in list_server_rounds(run)
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
         for last in set(files.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
             assert run.files.round(last).client_states.exists()
@@ -67,8 +67,8 @@ def test_a_study_that_is_planned_meanwhile_keeps_its_rounds_and_each_plan_is_rea
     monkeypatch.setattr(Plan, "read", lambda path: read_paths.append(path) or read(path))
     for number in run.run_segment(ROUNDS):
         if number == 2:
-            other("late", ROUNDS + 1, 3)
-    assert servers(run) == [0, 3, ROUNDS - 1, ROUNDS]
+            plan_other_study("late", ROUNDS + 1, 3)
+    assert list_server_rounds(run) == [0, 3, ROUNDS - 1, ROUNDS]
     assert sorted(map(str, read_paths)) == ["results/plan.json", "results/studies/late/plan.json"]
 
 
@@ -76,7 +76,7 @@ def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
     studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
     files.write_bytes(Path("results/studies/a/b/plan.json"), b"{}")
     prune_states(run.files, ROUNDS, "last")
-    assert servers(run) == list(range(ROUNDS + 1))
+    assert list_server_rounds(run) == list(range(ROUNDS + 1))
     Path("results/studies/a/b/plan.json").unlink()
     prune_states(run.files, ROUNDS, "last")
-    assert 1 not in servers(run)
+    assert 1 not in list_server_rounds(run)

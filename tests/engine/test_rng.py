@@ -14,8 +14,8 @@ def draw(use):
 
 
 def test_a_use_always_draws_the_same():
-    wanted = {use: draw(use) for use in USES}
-    assert {use: draw(use) for use in reversed(USES)} == wanted
+    expected = {use: draw(use) for use in USES}
+    assert {use: draw(use) for use in reversed(USES)} == expected
 
 
 def test_every_use_draws_its_own():
@@ -32,8 +32,8 @@ def test_neighboring_numbers_are_not_run_together():
 def test_another_process_draws_the_same():
     """No salted hash is part of it."""
     program = "from fedpipe.core import rng; print(rng.entropy(3, 'batches/0', 2, 5))"
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert int(printed) == rng.entropy(3, "batches/0", 2, 5)
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(output) == rng.entropy(3, "batches/0", 2, 5)
 
 
 def test_entropy_has_128_bits():

@@ -49,32 +49,32 @@ def test_the_largest_clients_share_a_stack():
 )
 def test_seven_of_ten_padded_samples_are_real(samples, clients, participants, batch):
     """In the cases for which stacks of one width had a tenth to a quarter."""
-    labels, shares, before = np.arange(samples) % 10, [], []
+    labels, fractions, block_fractions = np.arange(samples) % 10, [], []
     for seed in range(3):
         scheme = Dirichlet(alpha=0.1, minimum=40 if clients == 20 else 1)
-        dealt = Assignment.from_table(
+        assignment = Assignment.from_table(
             assign_samples(scheme, labels, np.zeros(samples, bool), clients, "pooled", 0.25, seed=seed)
         )
-        sizes = np.array([len(indices) for indices in dealt.train])
+        sizes = np.array([len(indices) for indices in assignment.train])
         ids = np.sort(np.random.default_rng(seed).choice(clients, participants, replace=False)).tolist()
-        found = schedule.describe_stacks(sizes, ids, WIDTH_ON_GPU, batch)
-        assert sorted(client for stack in found for client in stack["clients"]) == ids
-        padded = sum(width * steps * batch for stack in found for width, steps in stack["widths"])
-        shares.append(sizes[ids].sum() / padded)
+        result = schedule.describe_stacks(sizes, ids, WIDTH_ON_GPU, batch)
+        assert sorted(client for stack in result for client in stack["clients"]) == ids
+        padded = sum(width * steps * batch for stack in result for width, steps in stack["widths"])
+        fractions.append(sizes[ids].sum() / padded)
         blocks = itertools.batched(ids, WIDTH_ON_GPU) if hasattr(itertools, "batched") else [ids]
-        before += [sizes[list(block)].mean() / sizes[list(block)].max() for block in blocks]
-    assert np.mean(shares) >= 0.7
-    assert np.mean(before) < 0.6, "clients of equal sizes would prove nothing"
+        block_fractions += [sizes[list(block)].mean() / sizes[list(block)].max() for block in blocks]
+    assert np.mean(fractions) >= 0.7
+    assert np.mean(block_fractions) < 0.6, "clients of equal sizes would prove nothing"
 
 
-def batches_as_before(clients, orders, size, keys=None):
+def gather_batches_stepwise(clients, orders, size, keys=None):
     """How batches of all clients were gathered step by step, before there were plans."""
     longest = max(len(order) for order in orders)
     rows = np.zeros((len(orders), -(-longest // size) * size), np.int64)
-    there = np.zeros(rows.shape, bool)
+    is_sample = np.zeros(rows.shape, bool)
     for row, order in enumerate(orders):
-        rows[row, : len(order)], there[row, : len(order)] = order, True
-    index, weight = torch.as_tensor(rows), torch.as_tensor(there).to(clients.dtype)
+        rows[row, : len(order)], is_sample[row, : len(order)] = order, True
+    index, weight = torch.as_tensor(rows), torch.as_tensor(is_sample).to(clients.dtype)
     for number, start in enumerate(range(0, longest, size)):
         x, y = clients.gather(index[:, start : start + size])
         mask = weight[:, start : start + size]
@@ -98,30 +98,32 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     clients = make_clients((1, 4, 4), transforms=transforms)
     trial = make_trial("fedavg", "cnn", clients, width=7)
     training = Train(trial.algorithm.loss, **settings)
-    mates = schedule.make_stacks(clients.sizes, range(8), 7)[0]
-    members, size = [client for client in mates if client != 3], 4 * training.batches
-    places = [mates.index(client) for client in members]
-    work = StackRun(trial.algorithm, clients, 5, mates, members, schedule.get_allowed_widths(7))
-    feed = work.make_batch_plan(training, [2, 3])
-    length = len(feed.samples) // 2
-    for epoch, begin in ((2, 0), (3, length)):
-        orders = [clients.shuffle_indices(client, 5, training.stream, epoch, training.share) for client in members]
+    stack_clients = schedule.make_stacks(clients.sizes, range(8), 7)[0]
+    local_clients, size = [client for client in stack_clients if client != 3], 4 * training.batches
+    rows = [stack_clients.index(client) for client in local_clients]
+    stack_run = StackRun(trial.algorithm, clients, 5, stack_clients, local_clients, schedule.get_allowed_widths(7))
+    batch_plan = stack_run.make_batch_plan(training, [2, 3])
+    length = len(batch_plan.samples) // 2
+    for epoch, first_step in ((2, 0), (3, length)):
+        orders = [
+            clients.shuffle_indices(client, 5, training.stream, epoch, training.share) for client in local_clients
+        ]
         keys = (
-            [clients.get_noise_key(client, 5, training.stream, epoch) for client in members]
+            [clients.get_noise_key(client, 5, training.stream, epoch) for client in local_clients]
             if transforms.is_random
             else None
         )
-        wanted = list(itertools.islice(batches_as_before(clients, orders, size, keys), training.steps))
-        assert len(wanted) == length
-        for number, (start, batch) in enumerate(wanted):
-            row = feed.slice_steps(begin, begin + length, len(mates)).get_step_batch(number)
-            here = torch.tensor([len(order) > start for order in orders])
-            assert torch.equal(row.live[places], here)
-            for found, value in zip(_gather_batch(clients, row), batch, strict=True):
+        expected = list(itertools.islice(gather_batches_stepwise(clients, orders, size, keys), training.steps))
+        assert len(expected) == length
+        for number, (start, batch) in enumerate(expected):
+            row = batch_plan.slice_steps(first_step, first_step + length, len(stack_clients)).get_step_batch(number)
+            is_live = torch.tensor([len(order) > start for order in orders])
+            assert torch.equal(row.live[rows], is_live)
+            for result, value in zip(_gather_batch(clients, row), batch, strict=True):
                 present = batch[2].bool() if value.dim() > 1 else slice(None)
-                assert torch.equal(found[places][present], value[present])
-            assert torch.equal(row.mask[places], batch[2])
-    others = [place for place, client in enumerate(mates) if client == 3]
-    assert len(others) == 1, "a client that another job trains"
-    assert not feed.live[:, others].any()
-    assert not feed.mask[:, others].any()
+                assert torch.equal(result[rows][present], value[present])
+            assert torch.equal(row.mask[rows], batch[2])
+    other_rows = [row for row, client in enumerate(stack_clients) if client == 3]
+    assert len(other_rows) == 1, "a client that another job trains"
+    assert not batch_plan.live[:, other_rows].any()
+    assert not batch_plan.mask[:, other_rows].any()

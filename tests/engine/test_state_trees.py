@@ -6,12 +6,14 @@ from fedpipe.engine.torch_env.trees import is_finite
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("spoilt", [float("inf"), float("-inf"), float("nan")])
-def test_one_number_that_is_not_finite_is_found_wherever_it_is(dtype, spoilt):
+@pytest.mark.parametrize("invalid_number", [float("inf"), float("-inf"), float("nan")])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(dtype, invalid_number):
     state = {"model": Tensors(w=torch.ones(3, 700, dtype=dtype), b=torch.zeros(0)), "count": torch.arange(4)}
     assert is_finite(state)
-    for place in (0, 350, 2099):
-        state["model"]["w"] = torch.ones(2100, dtype=dtype).index_fill(0, torch.tensor(place), spoilt).reshape(700, 3).T
+    for index in (0, 350, 2099):
+        state["model"]["w"] = (
+            torch.ones(2100, dtype=dtype).index_fill(0, torch.tensor(index), invalid_number).reshape(700, 3).T
+        )
         assert not is_finite(state)
 
 

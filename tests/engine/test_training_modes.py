@@ -60,10 +60,13 @@ def test_a_stack_computes_what_the_loop_computes(trial, assert_same, buffers):
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_a_clients_bits_do_not_depend_on_its_mates(trial, assert_same, width):
-    made = trial(width).run()
-    together = list_uploads(made.train([1, 4, 7], tests=("local",)))
-    assert_same(list_uploads(made.train([4], tests=("local",))), together[1:2])
-    assert_same(list_uploads(trial(width, threads=2).run().train([1, 7], tests=("local",))), [together[0], together[2]])
+    run_trial = trial(width).run()
+    outcomes_together = list_uploads(run_trial.train([1, 4, 7], tests=("local",)))
+    assert_same(list_uploads(run_trial.train([4], tests=("local",))), outcomes_together[1:2])
+    assert_same(
+        list_uploads(trial(width, threads=2).run().train([1, 7], tests=("local",))),
+        [outcomes_together[0], outcomes_together[2]],
+    )
 
 
 def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
@@ -80,13 +83,13 @@ def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
 
 
 def test_evaluation_neither_drops_nor_changes(trial):
-    made = trial(transforms=Transforms())
-    model, x = made.server["model"], made.clients.gather(made.clients.test[7])[0]
-    module = made.net.copy_for_thread()
-    assert torch.equal(module(model, x), made.net(model, x))
+    run_trial = trial(transforms=Transforms())
+    model, x = run_trial.server["model"], run_trial.clients.gather(run_trial.clients.test[7])[0]
+    module = run_trial.net.copy_for_thread()
+    assert torch.equal(module(model, x), run_trial.net(model, x))
     plain = build().double().eval()
     plain.load_state_dict(model, strict=False)
-    torch.testing.assert_close(made.net(model, x), plain(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(run_trial.net(model, x), plain(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -104,20 +107,20 @@ def test_test_images_change_only_if_asked_for(trial, width):
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert_same):
-    made = [
+    trials = [
         trial(width, transforms)
         for transforms in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))
     ]
-    every = made[0].clients.global_test
-    plain, same, other = (one.executor.logits(one.server["model"], every, 1) for one in made)
+    indices = trials[0].clients.global_test
+    plain, same, other = (one_trial.executor.logits(one_trial.server["model"], indices, 1) for one_trial in trials)
     assert_same(same, plain)
-    x, _ = made[2].clients.gather(every)
-    key = torch.tensor(made[2].clients.get_noise_key(-1, 1, "test", 0))
-    wanted = made[2].net(made[2].server["model"], transform_images(made[2].clients.transforms, x, key))
-    assert_same(other, wanted, within=1e-12)
-    assert (other - plain).abs().amax(1).count_nonzero() > len(every) / 4
-    after = made[2].executor.logits(made[2].server["model"], every, 2)
-    assert not torch.equal(other, after), "each round has changes of its own"
+    x, _ = trials[2].clients.gather(indices)
+    key = torch.tensor(trials[2].clients.get_noise_key(-1, 1, "test", 0))
+    expected = trials[2].net(trials[2].server["model"], transform_images(trials[2].clients.transforms, x, key))
+    assert_same(other, expected, within=1e-12)
+    assert (other - plain).abs().amax(1).count_nonzero() > len(indices) / 4
+    next_round_logits = trials[2].executor.logits(trials[2].server["model"], indices, 2)
+    assert not torch.equal(other, next_round_logits), "each round has different changes"
 
 
 def test_training_images_change(trial, assert_same):
@@ -127,66 +130,68 @@ def test_training_images_change(trial, assert_same):
 
 
 def test_averaged_statistics_are_the_mean_of_the_clients(trial):
-    made = trial()
-    uploads = made.uploads(made.train())
-    made.run()
+    run_trial = trial()
+    uploads = run_trial.uploads(run_trial.train())
+    run_trial.run()
     for name in ("body.1.running_mean", "body.6.running_var"):
         mean = sum(weight * upload["model"][name] for _, weight, upload in uploads)
-        torch.testing.assert_close(made.server["model"][name], mean, rtol=1e-12, atol=0)
-        assert not torch.equal(mean, made.fresh(0)[name])
+        torch.testing.assert_close(run_trial.server["model"][name], mean, rtol=1e-12, atol=0)
+        assert not torch.equal(mean, run_trial.fresh(0)[name])
 
 
 def test_one_clients_statistics_are_pytorchs(trial):
     """Without dropout, a round of FedAvg's client is a PyTorch module in training mode, its statistics included."""
-    made = trial(transforms=Transforms())
-    made.net._module.get_submodule("body.3").p = made.net._module.get_submodule("body.8").p = 0
-    made.executor._idle_workers = [made.algorithm]
+    run_trial = trial(transforms=Transforms())
+    run_trial.net._module.get_submodule("body.3").p = run_trial.net._module.get_submodule("body.8").p = 0
+    run_trial.executor._idle_workers = [run_trial.algorithm]
     module = build(0.0).double().train()
-    module.load_state_dict(made.server["model"], strict=False)
-    rule = torch.optim.SGD(module.parameters(), made.algorithm.federation.learning_rate)
+    module.load_state_dict(run_trial.server["model"], strict=False)
+    rule = torch.optim.SGD(module.parameters(), run_trial.algorithm.federation.learning_rate)
     for epoch in range(2):
-        order = made.clients.shuffle_indices(3, 1, "batches", epoch)
+        order = run_trial.clients.shuffle_indices(3, 1, "batches", epoch)
         for first in range(0, len(order), 4):
-            x, y = made.clients.gather(order[first : first + 4])
+            x, y = run_trial.clients.gather(order[first : first + 4])
             rule.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
             rule.step()
-    (outcome,) = made.train([3])
-    wanted = dict(module.named_parameters()) | dict(module.named_buffers())
+    (outcome,) = run_trial.train([3])
+    expected = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, value in outcome.upload["model"].items():
-        torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
-    made = trial(width, buffers="keep", participation=0.5).run(2)
-    sizes = {size_in_bytes(outcome.upload) for outcome in made.outcomes}
+    run_trial = trial(width, buffers="keep", participation=0.5).run(2)
+    sizes = {size_in_bytes(outcome.upload) for outcome in run_trial.outcomes}
     parameters = sum(value.numel() for value in build().parameters())
     assert sizes == {8 * parameters}
-    assert not any("running" in name for name in made.server["model"])
-    absent = next(client for client in range(8) if client not in made.participants(1) + made.participants(2))
-    assert_same(made.kept[absent][BUFFERS], made.net.client_buffers)
-    kept = [made.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in made.outcomes]
-    assert len({tuple(state.tolist()) for state in kept}) == len(kept)
+    assert not any("running" in name for name in run_trial.server["model"])
+    absent_client = next(
+        client for client in range(8) if client not in run_trial.participants(1) + run_trial.participants(2)
+    )
+    assert_same(run_trial.kept[absent_client][BUFFERS], run_trial.net.client_buffers)
+    means = [run_trial.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in run_trial.outcomes]
+    assert len({tuple(state.tolist()) for state in means}) == len(means)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, width):
-    made = trial(width, buffers="keep", transforms=Transforms()).run(2)
+    run_trial = trial(width, buffers="keep", transforms=Transforms()).run(2)
     client = 7
-    (outcome,) = made.train([client], tests=("local",), phase="receive")
-    x, y = made.clients.gather(made.clients.test[client])
-    logits = made.net(made.server["model"] | made.kept[client][BUFFERS], x)
+    (outcome,) = run_trial.train([client], tests=("local",), phase="receive")
+    x, y = run_trial.clients.gather(run_trial.clients.test[client])
+    logits = run_trial.net(run_trial.server["model"] | run_trial.kept[client][BUFFERS], x)
     loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
     assert outcome.scores["local"].loss == pytest.approx(loss, rel=1e-9)
-    elsewhere = made.net(made.server["model"] | made.kept[6][BUFFERS], x)
-    assert not torch.allclose(elsewhere, logits)
+    other_logits = run_trial.net(run_trial.server["model"] | run_trial.kept[6][BUFFERS], x)
+    assert not torch.allclose(other_logits, logits)
 
 
 def test_without_running_statistics_nothing_is_stored(trial):
-    made = trial(buffers="drop").run()
-    assert not any("running" in name for name in made.server["model"])
-    assert made.net.client_buffers == {}
+    run_trial = trial(buffers="drop").run()
+    assert not any("running" in name for name in run_trial.server["model"])
+    assert run_trial.net.client_buffers == {}
 
 
 def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial):
@@ -197,13 +202,13 @@ def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial
             value.requires_grad_(False)
         return Network(body, nn.Linear(6, 4))
 
-    made = make_trial(FedAvg(), frozen, participation=1.0)
-    assert set(made.server["model"]) == {"head.weight", "head.bias"}
-    x = made.clients.gather(np.arange(3))[0]
-    before = made.net.features({}, x)
-    made.run(2)
-    assert torch.equal(made.net.features({}, x), before)
-    assert made.outcomes[0].upload["model"].keys() == {"head.weight", "head.bias"}
+    run_trial = make_trial(FedAvg(), frozen, participation=1.0)
+    assert set(run_trial.server["model"]) == {"head.weight", "head.bias"}
+    x = run_trial.clients.gather(np.arange(3))[0]
+    features_before = run_trial.net.features({}, x)
+    run_trial.run(2)
+    assert torch.equal(run_trial.net.features({}, x), features_before)
+    assert run_trial.outcomes[0].upload["model"].keys() == {"head.weight", "head.bias"}
 
 
 def test_bytes_are_fractions_and_tokens_stay_integers():

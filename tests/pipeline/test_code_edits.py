@@ -227,7 +227,7 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     for grain in ({}, {"rounds_per_job": 1, "clients_per_job": 3}):
         project.edit(federation={"rounds": 4}, execution=grain)
         printed = project.snakemake("runs", check=False)
-        assert "can't go on: the code that all runs share has changed since round 3, and done again now bits" in printed
+        assert "can't be resumed. The code that all runs share has changed since round 3" in printed
         assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
     replace(project, "fedpipe/engine/clients/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
@@ -265,7 +265,7 @@ def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(projec
     assert "1 of 1 run comes from other shared code" in project.snakemake()
     assert "bits differ in " in project.run("fedpipe", "verify", check=False)
     project.edit(federation={"rounds": 3})
-    assert "can't go on: the code that all runs share has changed" in project.snakemake("runs", check=False)
+    assert "can't be resumed. The code that all runs share has changed" in project.snakemake("runs", check=False)
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from tests import small_studies as studies
 
 
 @dataclass(frozen=True, kw_only=True)
-class Late(FedAvg):
-    """FedAvg that counts rounds, and tells from the second one on."""
+class LateMetrics(FedAvg):
+    """FedAvg that counts rounds, with a metric from the second round on."""
 
     def init(self, fresh):
         """See Algorithm."""
@@ -32,9 +32,9 @@ class Late(FedAvg):
 
 
 def test_what_comes_later_is_kept() -> None:
-    entries = {"late": {"algorithm": "tests.runs.test_algorithm_metrics.Late"}}
-    made = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
-    (run,) = studies.open_runs(made)
+    entries = {"late": {"algorithm": "tests.runs.test_algorithm_metrics.LateMetrics"}}
+    plan = studies.prepare(studies.settings(("late",), 3, algorithms=entries))
+    (run,) = studies.open_runs(plan)
     list(run.run_segment(3))
-    collect.collect_rounds(run.files, 3, made.keep_models)
+    collect.collect_rounds(run.files, 3, plan.keep_models)
     assert layout.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

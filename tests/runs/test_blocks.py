@@ -14,7 +14,9 @@ from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def run_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
     """The status with which `fedpipe` ends, and its errors."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -31,49 +33,48 @@ def blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Two runs with the same participants in each round, and the one block of each in round 1."""
     params = studies.settings(("fedavg", "fedprox"), 2, federation={"participation": 1.0})
     params["algorithms"]["fedprox"] = {"mu": 5.0}
-    made = studies.prepare(params)
-    for run in made.runs:
-        assert typed(monkeypatch, capsys, "initialize", str(run.path))[0] == 0
+    plan = studies.prepare(params)
+    for run in plan.runs:
+        assert run_command(monkeypatch, capsys, "initialize", str(run.path))[0] == 0
         train = ("train", str(run.path), "--round", "1", "--block", "0", "--size", "10")
-        assert typed(monkeypatch, capsys, *train)[0] == 0
-    one, other = (run.files for run in made.runs)
-    return one, other
+        assert run_command(monkeypatch, capsys, *train)[0] == 0
+    first_files, second_files = (run.files for run in plan.runs)
+    return first_files, second_files
 
 
 def test_a_block_of_another_run_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, other = (files.round(1) for files in blocks)
-    own = one.block_uploads(0).read_bytes()
-    shutil.copy(other.block_uploads(0), one.block_uploads(0))
+    first_files, second_files = (files.round(1) for files in blocks)
+    original_bytes = first_files.block_uploads(0).read_bytes()
+    shutil.copy(second_files.block_uploads(0), first_files.block_uploads(0))
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
-    status, said = typed(monkeypatch, capsys, *aggregate)
+    status, message = run_command(monkeypatch, capsys, *aggregate)
     assert status == 2
-    assert said == (
-        f"fedpipe: {one.block_uploads(0)} is of round 1 of run {blocks[1].path.name}, and should be of round 1 of run "
-        f"{blocks[0].path.name}; delete it and run again.\n"
+    assert message.startswith(
+        f"fedpipe: {first_files.block_uploads(0)} belongs to round 1 of run {blocks[1].path.name}"
     )
-    assert not one.server_state.exists()
-    assert not one.state_marker.exists()
-    one.block_uploads(0).write_bytes(own)
-    assert typed(monkeypatch, capsys, *aggregate) == (0, "")
-    assert one.state_marker.exists()
+    assert f"round 1 of run {blocks[0].path.name}." in message
+    assert not first_files.server_state.exists()
+    assert not first_files.state_marker.exists()
+    first_files.block_uploads(0).write_bytes(original_bytes)
+    assert run_command(monkeypatch, capsys, *aggregate) == (0, "")
+    assert first_files.state_marker.exists()
 
 
 def test_a_block_of_another_round_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, path = blocks[0], str(blocks[0].path)
-    early = files.round(1).block_uploads(0).read_bytes()
-    assert typed(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
-    assert typed(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
+    round_1_bytes = files.round(1).block_uploads(0).read_bytes()
+    assert run_command(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
+    assert run_command(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
     files.round(2).path.mkdir()
-    files.round(2).block_uploads(0).write_bytes(early)
-    status, said = typed(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
+    files.round(2).block_uploads(0).write_bytes(round_1_bytes)
+    status, message = run_command(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
     assert (
-        f"{files.round(2).block_uploads(0)} is of round 1 of run {files.path.name}, and should be of round 2 of "
-        in said
+        f"{files.round(2).block_uploads(0)} belongs to round 1 of run {files.path.name} instead of round 2" in message
     )
     assert not files.round(2).server_state.exists()
 
@@ -94,5 +95,8 @@ def test_what_is_no_block_is_refused(
 ) -> None:
     path = blocks[0].round(1).block_uploads(0)
     write_pt(path, change(read_pt(path)))
-    said = typed(monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
-    assert said == (2, f"fedpipe: {path} is no block of clients; delete it and run again.\n")
+    status, message = run_command(
+        monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1"
+    )
+    assert status == 2
+    assert message.startswith(f"fedpipe: {path} is not a block of clients")

@@ -1,4 +1,4 @@
-"""A run goes on with the data and the partition that its rounds were made with, or not at all."""
+"""A run resumes only with the data and the partition of its earlier rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
 
 
-def typed(*arguments: str) -> None:
+def run_command(*arguments: str) -> None:
     CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
@@ -33,49 +33,49 @@ def typed(*arguments: str) -> None:
 def study_plan() -> NewPlan:
     """A study of one run, of which three rounds of four are done."""
     plan = studies.prepare(studies.settings(study={"seeds": [0]}))
-    typed("segment", str(plan.runs[0].path), "--stop", "3")
+    run_command("segment", str(plan.runs[0].path), "--stop", "3")
     return plan
 
 
-def deal_otherwise(plan: NewPlan) -> Path:
-    """Another assignment where the run's lies, with a manifest that vouches for it."""
+def write_other_partition(plan: NewPlan) -> Path:
+    """Replace the run's assignment, with a matching manifest."""
     path = layout.assignment_file(plan.runs[0].partition)
     table = read_parquet(path)
     split = table["split"].to_numpy(zero_copy_only=False).copy()
     split[np.flatnonzero(split == "test")[0]] = "train"
-    changed = table.set_column(table.column_names.index("split"), "split", pa.array(split))
-    held = read_json(path.with_suffix(".json"))
-    write_json(path.with_suffix(".json"), held | {path.name: write_parquet(path, changed)})
+    changed_table = table.set_column(table.column_names.index("split"), "split", pa.array(split))
+    manifest = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), manifest | {path.name: write_parquet(path, changed_table)})
     return path
 
 
-def store_otherwise(plan: NewPlan) -> Path:
-    """Another data set where the run's lies, with a manifest that vouches for it."""
+def write_other_dataset(plan: NewPlan) -> Path:
+    """Replace the run's data set, with a matching manifest."""
     path = layout.dataset_file(plan.runs[0].dataset)
     tree = {name: value.clone() for name, value in read_pt(path).items()}
     tree["x"][0, 0, 0, 0] += 0.5
-    held = read_json(path.with_suffix(".json"))
-    write_json(path.with_suffix(".json"), held | {path.name: write_pt(path, tree)})
+    manifest = read_json(path.with_suffix(".json"))
+    write_json(path.with_suffix(".json"), manifest | {path.name: write_pt(path, tree)})
     return path
 
 
 def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
-    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
-    recorded = {
+    data, partition_path = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    expected = {
         "data set": store.compute_samples_sha256(store.load_samples(data)),
-        "partition": compute_assignment_sha256(read_parquet(dealt)),
+        "partition": compute_assignment_sha256(read_parquet(partition_path)),
     }
     for number in range(4):
-        assert read_json(run.files.round(number).state_marker)["trained_on"] == recorded
-    assert recorded["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
+        assert read_json(run.files.round(number).state_marker)["trained_on"] == expected
+    assert expected["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 
-@pytest.mark.parametrize(("change", "name"), [(deal_otherwise, "partition"), (store_otherwise, "data set")])
+@pytest.mark.parametrize(("change", "name"), [(write_other_partition, "partition"), (write_other_dataset, "data set")])
 def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name: str) -> None:
     (run,) = study_plan.runs
-    place = change(study_plan)
-    before = studies.bits(run.path)
+    path = change(study_plan)
+    bits_before = studies.bits(run.path)
     steps = [
         ("segment", str(run.path), "--stop", "4"),
         ("segment", str(run.path), "--stop", "3"),
@@ -84,58 +84,59 @@ def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name:
     ]
     for step in steps:
         with pytest.raises(ArtifactError) as error:
-            typed(*step)
-        told = str(error.value)
-        assert told.startswith(f"{run.path}: round 0 was made with another {name} (SHA-256 of its content: ")
-        assert f") than lies in {place} (" in told
-        assert told.endswith(f"or delete {run.path} and type `fedpipe run` to make the run anew.")
-        assert "\n" not in told
-    assert studies.bits(run.path) == before
+            run_command(*step)
+        message = str(error.value)
+        assert message.startswith(
+            f"{run.path}: {path} has changed since round 0. The content of the {name} has the SHA-"
+        )
+        assert f"delete {run.path} and type `fedpipe run`" in message
+        assert "\n" not in message
+    assert studies.bits(run.path) == bits_before
 
 
 def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
-    (run,) = (made := studies.prepare(studies.settings())).runs
-    typed("initialize", str(run.path))
-    typed("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
-    deal_otherwise(made)
-    with pytest.raises(ArtifactError, match="round 0 was made with another partition"):
-        typed("aggregate", str(run.path), "--round", "1", "--blocks", "1")
+    (run,) = (plan := studies.prepare(studies.settings())).runs
+    run_command("initialize", str(run.path))
+    run_command("train", str(run.path), "--round", "1", "--block", "0", "--size", "5")
+    write_other_partition(plan)
+    with pytest.raises(ArtifactError, match=r"has changed since round 0\. The content of the partition"):
+        run_command("aggregate", str(run.path), "--round", "1", "--blocks", "1")
 
 
 def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan: NewPlan) -> None:
-    """As a kill leaves it: a run that was begun anew, over complete rounds of what lay here before."""
+    """As after a kill: a new run, and complete rounds of an earlier run in the same folder."""
     (run,) = study_plan.runs
     files = run.files
-    old = Path("old")
-    shutil.copytree(files.path, old)
-    deal_otherwise(study_plan)
+    copied_folder = Path("old")
+    shutil.copytree(files.path, copied_folder)
+    write_other_partition(study_plan)
     studies.forget(files.path)
-    typed("segment", str(run.path), "--stop", "1")
+    run_command("segment", str(run.path), "--stop", "1")
     packing.unpack_folder(files.rounds_folder)
-    packing.unpack_folder(old / "rounds")
+    packing.unpack_folder(copied_folder / "rounds")
     for number in ("0002", "0003"):
-        shutil.copytree(old / "rounds" / number, files.rounds_folder / number)
-    with pytest.raises(ArtifactError, match="round 3 was made with another partition"):
-        typed("segment", str(run.path), "--stop", "4")
+        shutil.copytree(copied_folder / "rounds" / number, files.rounds_folder / number)
+    with pytest.raises(ArtifactError, match=r"has changed since round 3\. The content of the partition"):
+        run_command("segment", str(run.path), "--stop", "4")
 
 
 def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
-    data, dealt = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
-    for path in (data, dealt):
+    data, partition_path = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    for path in (data, partition_path):
         path.unlink()
         path.with_suffix(".json").unlink()
     download.download_dataset(run.dataset)
     partition.partition_dataset(run.partition)
-    table, held = pq.read_table(dealt), read_json(dealt.with_suffix(".json"))
-    pq.write_table(table, dealt, compression="gzip")  # as another version of the format's library might
-    write_json(dealt.with_suffix(".json"), held | {dealt.name: sha256_of(dealt)})
-    tree, held = dict(read_pt(data)), read_json(data.with_suffix(".json"))
-    before = sha256_of(data)
+    table, manifest = pq.read_table(partition_path), read_json(partition_path.with_suffix(".json"))
+    pq.write_table(table, partition_path, compression="gzip")  # as another version of the format's library might
+    write_json(partition_path.with_suffix(".json"), manifest | {partition_path.name: sha256_of(partition_path)})
+    tree, manifest = dict(read_pt(data)), read_json(data.with_suffix(".json"))
+    bits_before = sha256_of(data)
     torch.save({name: value.clone() for name, value in tree.items()}, data)
-    assert sha256_of(data) != before
-    write_json(data.with_suffix(".json"), held | {data.name: sha256_of(data)})
-    typed("segment", str(run.path), "--stop", "4")
+    assert sha256_of(data) != bits_before
+    write_json(data.with_suffix(".json"), manifest | {data.name: sha256_of(data)})
+    run_command("segment", str(run.path), "--stop", "4")
     assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
 
 
@@ -145,47 +146,47 @@ def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
 def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
     (key,) = study_plan.partitions
     path = layout.assignment_file(key)
-    place = path.with_name("partition.yaml")
-    right = place.read_text()
+    settings_path = path.with_name("partition.yaml")
+    original_text = settings_path.read_text()
     path.unlink()
-    for edited, told in (
-        (right.replace("alpha: 0.3", "alpha: 30.0"), "was edited: its key would be "),
-        (right.replace("seed: 0", "seed: 1"), "was edited: its key would be "),
-        (right.replace("clients: 10", "clients: 9"), "was edited: its key would be "),
+    for edited_text, message in (
+        (original_text.replace("alpha: 0.3", "alpha: 30.0"), "was edited"),
+        (original_text.replace("seed: 0", "seed: 1"), "was edited"),
+        (original_text.replace("clients: 10", "clients: 9"), "was edited"),
         ("[]", "is damaged ("),
         ("a: [", "is damaged ("),
     ):
-        assert edited != right
-        place.write_text(edited)
+        assert edited_text != original_text
+        settings_path.write_text(edited_text)
         with pytest.raises(ArtifactError) as error:
-            typed("partition", key)
-        assert str(error.value).startswith(f"{place} {told}")
-        assert "`fedpipe plan` writes it again" in str(error.value)
+            run_command("partition", key)
+        assert str(error.value).startswith(f"{settings_path} {message}")
+        assert "`fedpipe plan`" in str(error.value)
         assert not path.exists()
-    typed("plan")
-    assert place.read_text() == right
-    typed("partition", key)
+    run_command("plan")
+    assert settings_path.read_text() == original_text
+    run_command("partition", key)
     assert path.is_file()
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
-        ({"name": "imdb"}, "was edited: it names imdb-"),
+        ({"name": "imdb"}, "was edited"),
         ({"name": "npz", "path": "own.npz"}, "is damaged ("),
         ({"name": "digts"}, "is damaged (dataset.name: unknown data set 'digts'. Did you mean 'digits'?)"),
         ([], "is damaged ("),
     ],
     ids=str,
 )
-def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, told: str) -> None:
+def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, message: str) -> None:
     name = study_plan.runs[0].dataset
-    place = store.settings_file(name)
-    before = studies.bits(Path("results/data"))
-    place.write_text(yaml.safe_dump(settings))
+    path = store.settings_file(name)
+    bits_before = studies.bits(Path("results/data"))
+    path.write_text(yaml.safe_dump(settings))
     with pytest.raises(ArtifactError) as error:
-        typed("download", name)
-    assert str(error.value).startswith(f"{place} {told}")
-    assert studies.bits(Path("results/data")) == before
-    place.write_text(yaml.safe_dump({"name": "digits", "mirror": "elsewhere"}))
-    typed("download", name)
+        run_command("download", name)
+    assert str(error.value).startswith(f"{path} {message}")
+    assert studies.bits(Path("results/data")) == bits_before
+    path.write_text(yaml.safe_dump({"name": "digits", "mirror": "elsewhere"}))
+    run_command("download", name)

@@ -1,4 +1,4 @@
-"""A run goes on by other shared code than made it only where that code does its last round the same."""
+"""A run resumes with other shared code only if this code reproduces its last round."""
 
 from __future__ import annotations
 
@@ -29,143 +29,142 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begun(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
+def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any) -> NewPlan:
     """A plan whose runs have two rounds."""
-    made = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    return made
+    plan = studies.prepare(studies.settings((label,), ROUNDS, artifacts={"keep_models": keep}, **sections))
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    return plan
 
 
-def edit(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
-    """Shared code of another digest, whose SGD takes steps that are so many times longer."""
+def replace_shared_code(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
+    """Replace the shared code by one with another digest, whose SGD multiplies the step by ``rate``."""
     monkeypatch.setattr(code_digest, "compute_shared_digest", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
-    def longer(self: Any, parameters: Tensors, gradient: Tensors, slots: Any, donated: bool = False) -> Any:
-        return update(self, parameters, gradient * rate, slots, donated)
+    def update_with_rate(
+        self: Any, parameters: Tensors, gradient: Tensors, slots: Any, can_overwrite: bool = False
+    ) -> Any:
+        return update(self, parameters, gradient * rate, slots, can_overwrite)
 
-    monkeypatch.setattr(optimizers.SGD, "update", longer)
+    monkeypatch.setattr(optimizers.SGD, "update", update_with_rate)
 
 
-def records(run: Run) -> list[dict[str, Any]]:
+def read_records(run: Run) -> list[dict[str, Any]]:
     return [files.read_json(path) for path in sorted(run.files.path.glob("continued/*.json"))]
 
 
 @pytest.mark.parametrize("label", ["scaffold", "fedavg", "fedfomo", "local", "pfps_lwc"])
 def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
-    made = begun(label)
-    once = studies.bits(Path())
-    edit(monkeypatch)
-    run = studies.open_runs(made)[0]
+    plan = start_study(label)
+    expected = studies.bits(Path())
+    replace_shared_code(monkeypatch)
+    run = studies.open_runs(plan)[0]
     assert list(run.run_segment(ROUNDS + 1)) == [ROUNDS, ROUNDS + 1]
-    (record,) = records(run)
+    (record,) = read_records(run)
     assert (record["round"], record["agrees"], record["distance"]) == (ROUNDS, "bits", 0.0)
     assert record["now"]["shared"] == "f00d" * 3 != record["made_by"][0]["shared"]
     assert run.checkpoint.read_state_json(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
-    gone = {name for name, sha256 in once.items() if studies.bits(Path()).get(name) != sha256}
-    assert all("0001/" in name and name.endswith(".pt") for name in gone), "pruned, since two rounds follow"
+    changed_names = {name for name, sha256 in expected.items() if studies.bits(Path()).get(name) != sha256}
+    assert all("0001/" in name and name.endswith(".pt") for name in changed_names), "pruned, since two rounds follow"
 
 
 @pytest.mark.parametrize("label", ["fedper", "local"])
 def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
-    made = begun(label)
-    once = studies.bits(Path())
-    edit(monkeypatch, rate=1.01)
-    run = studies.open_runs(made)[0]
-    sentence = (
-        rf"^{run.files.path} can't go on: the code that all runs share has changed since round 2, and done again "
-        rf"now bits differ in .*clients.pt.* \(states by 0\.0\d+ of what the round changed\); restore fedpipe "
-        rf"as it was, or type `rm -r {run.files.path}` to have the run made anew\.$"
+    plan = start_study(label)
+    expected = studies.bits(Path())
+    replace_shared_code(monkeypatch, rate=1.01)
+    run = studies.open_runs(plan)[0]
+    file = "server.pt" if label == "fedper" else "clients.pt"
+    message = (
+        rf"^{run.files.path} can't be resumed.* round 2, .*bits differ in .*{file}.* \(states by 0\.0\d+ of .*`rm -r "
     )
-    if label == "fedper":
-        sentence = sentence.replace("clients.pt", "server.pt")
-    with pytest.raises(ArtifactError, match=sentence):
+    with pytest.raises(ArtifactError, match=message):
         list(run.run_segment(ROUNDS + 1))
-    assert studies.bits(Path()) == once
-    assert not records(run)
+    assert studies.bits(Path()) == expected
+    assert not read_records(run)
 
 
 def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = begun()
-    edit(monkeypatch, rate=2.0)
-    assert list(studies.open_runs(made)[0].run_segment(ROUNDS)) == [ROUNDS]
+    plan = start_study()
+    replace_shared_code(monkeypatch, rate=2.0)
+    assert list(studies.open_runs(plan)[0].run_segment(ROUNDS)) == [ROUNDS]
 
 
 def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = studies.prepare(studies.settings(("fedper",), ROUNDS))
-    run = studies.open_runs(made)[0]
+    plan = studies.prepare(studies.settings(("fedper",), ROUNDS))
+    run = studies.open_runs(plan)[0]
     run.initialize()
-    edit(monkeypatch)
-    assert list(studies.open_runs(made)[0].run_segment(1)) == [0, 1]
-    assert [record["round"] for record in records(run)] == [0]
+    replace_shared_code(monkeypatch)
+    assert list(studies.open_runs(plan)[0].run_segment(1)) == [0, 1]
+    assert [record["round"] for record in read_records(run)] == [0]
 
 
 def test_every_stage_of_single_rounds_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = begun()
-    run = studies.open_runs(made)[0]
+    plan = start_study()
+    run = studies.open_runs(plan)[0]
     block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
-    with monkeypatch.context() as edited:
-        edit(edited, rate=2.0)
-        other = studies.open_runs(made)[0]
-        for step in (lambda: other.train(ROUNDS + 1, [0]), lambda: other.aggregate(ROUNDS + 1, [block])):
-            with pytest.raises(ArtifactError, match="can't go on"):
+    with monkeypatch.context() as patch:
+        replace_shared_code(patch, rate=2.0)
+        other_run = studies.open_runs(plan)[0]
+        for step in (lambda: other_run.train(ROUNDS + 1, [0]), lambda: other_run.aggregate(ROUNDS + 1, [block])):
+            with pytest.raises(ArtifactError, match="can't be resumed"):
                 step()
     run.aggregate(ROUNDS + 1, [block])
-    edit(monkeypatch, rate=2.0)
-    with pytest.raises(ArtifactError, match="can't go on"):
-        studies.open_runs(made)[0].evaluate(ROUNDS + 1)
+    replace_shared_code(monkeypatch, rate=2.0)
+    with pytest.raises(ArtifactError, match="can't be resumed"):
+        studies.open_runs(plan)[0].evaluate(ROUNDS + 1)
 
 
 def test_a_server_of_other_code_than_its_blocks_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = begun()
-    run = studies.open_runs(made)[0]
+    plan = start_study()
+    run = studies.open_runs(plan)[0]
     block = run.train(ROUNDS + 1, run.participants(ROUNDS + 1))
-    edit(monkeypatch)
-    other = studies.open_runs(made)[0]
-    other.aggregate(ROUNDS + 1, [block])
-    shared = [made_by["shared"] for made_by in other.checkpoint.read_state_json(ROUNDS + 1)["made_by"]]
+    replace_shared_code(monkeypatch)
+    other_run = studies.open_runs(plan)[0]
+    other_run.aggregate(ROUNDS + 1, [block])
+    shared = [made_by["shared"] for made_by in other_run.checkpoint.read_state_json(ROUNDS + 1)["made_by"]]
     assert shared == [block.made_by["shared"], "f00d" * 3]
 
 
 def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = begun()
-    edit(monkeypatch)
-    run = studies.open_runs(made)[0]
+    plan = start_study()
+    replace_shared_code(monkeypatch)
+    run = studies.open_runs(plan)[0]
     replay.require_reproducible_round(run, ROUNDS)
     monkeypatch.setattr(replay, "replay_round", lambda *_: pytest.fail("done again"))
     replay.require_reproducible_round(run, ROUNDS)
 
 
 def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = begun()
-    run = studies.open_runs(made)[0]
+    plan = start_study()
+    run = studies.open_runs(plan)[0]
     run.files.round(ROUNDS - 1).server_state.unlink()
-    edit(monkeypatch)
-    with pytest.raises(
-        ArtifactError, match=r"that round can't be done again, since a state from before it is gone; restore"
-    ):
+    replace_shared_code(monkeypatch)
+    with pytest.raises(ArtifactError, match=r"can't be resumed.*states before it are missing"):
         replay.require_reproducible_round(run, ROUNDS)
 
 
-@pytest.mark.parametrize(("rate", "holds"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
+@pytest.mark.parametrize(("rate", "is_reproduced"), [(1.0, True), (1 + 1e-5, True), (1.01, False)])
 def test_elsewhere_it_must_be_the_same_within_rounding(
-    monkeypatch: pytest.MonkeyPatch, rate: float, holds: bool
+    monkeypatch: pytest.MonkeyPatch, rate: float, is_reproduced: bool
 ) -> None:
-    """On another kind of CPU, whose kernels round in their own way: here a factor of nearly one stands for that."""
-    made = begun()
-    edit(monkeypatch, rate)
-    run = studies.open_runs(made)[0]
-    found = replay.replay_round(run, ROUNDS)
-    assert found is not None
-    assert bool(found.differing_files) == (rate != 1.0)
-    assert not found.is_same_environment or not found.differing_files or not found.is_reproduced("float32")
-    monkeypatch.setattr(Run, "get_environment", lambda self: found.replayed_by | {"device": "another CPU"})
-    if not holds:
-        with pytest.raises(ArtifactError, match="can't go on"):
+    """On another kind of CPU, whose kernels round differently. A factor near 1 simulates it."""
+    plan = start_study()
+    replace_shared_code(monkeypatch, rate)
+    run = studies.open_runs(plan)[0]
+    comparison = replay.replay_round(run, ROUNDS)
+    assert comparison is not None
+    assert bool(comparison.differing_files) == (rate != 1.0)
+    assert (
+        not comparison.is_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
+    )
+    monkeypatch.setattr(Run, "get_environment", lambda self: comparison.replayed_by | {"device": "another CPU"})
+    if not is_reproduced:
+        with pytest.raises(ArtifactError, match="can't be resumed"):
             replay.require_reproducible_round(run, ROUNDS)
         return
     replay.require_reproducible_round(run, ROUNDS)
-    (record,) = records(run)
+    (record,) = read_records(run)
     assert record["agrees"] == ("bits" if rate == 1.0 else "within rounding")
     assert record["distance"] == pytest.approx(rate - 1, abs=1e-5)
     assert record["now"]["device"] == "another CPU"
@@ -173,21 +172,21 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
 
 def test_executors_agree_within_rounding() -> None:
     """A stack does a round that the loop did: other bits, the same numbers."""
-    made = begun(federation={"learning_rate": 0.1})
-    found = replay.replay_round(studies.open_runs(made, stack=3)[0], ROUNDS)
-    assert found is not None
-    assert not found.is_same_environment
-    assert found.is_reproduced("float32")
-    assert found.distance < 1e-4
+    plan = start_study(federation={"learning_rate": 0.1})
+    comparison = replay.replay_round(studies.open_runs(plan, stack=3)[0], ROUNDS)
+    assert comparison is not None
+    assert not comparison.is_same_environment
+    assert comparison.is_reproduced("float32")
+    assert comparison.distance < 1e-4
 
 
 def test_a_number_that_is_none_never_agrees() -> None:
-    one, other = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
-    assert replay._squared_distance(one, other) == 0
-    assert replay._squared_distance(one, torch.tensor([1.0, 2.0, torch.inf])) != 0
-    found = replay.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
-    assert not found.is_reproduced("float32")
-    assert re.search("states by inf", found.describe_difference())
+    first, second = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
+    assert replay._squared_distance(first, second) == 0
+    assert replay._squared_distance(first, torch.tensor([1.0, 2.0, torch.inf])) != 0
+    comparison = replay.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
+    assert not comparison.is_reproduced("float32")
+    assert re.search("states by inf", comparison.describe_difference())
 
 
 READS = """
@@ -205,24 +204,24 @@ class Own(FedAvg):
 
 
 def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its key is of the file as it was: what is computed with another is never recorded under it."""
+    """The key depends on the file's content, so results with another content are not recorded."""
     monkeypatch.syspath_prepend(".")
     Path("late_reader.py").write_text(READS)
     Path("prior.json").write_text('{"factor": 1.0}')
-    made = studies.prepare(studies.settings(("own",), 4, algorithms={"own": {"algorithm": "late_reader.Own"}}))
-    (run,) = studies.open_runs(made)
+    plan = studies.prepare(studies.settings(("own",), 4, algorithms={"own": {"algorithm": "late_reader.Own"}}))
+    (run,) = studies.open_runs(plan)
     rounds = run.run_segment(4)
     assert [next(rounds), next(rounds)] == [0, 1]
     Path("prior.json").touch()
     assert next(rounds) == 2, "it is the same file"
     Path("prior.json").write_text('{"factor": 0.2}')
-    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began, and its key is of the one"):
+    with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
         next(rounds)
     assert run.files.list_complete_rounds() == [0, 1, 2]
     with pytest.raises(ArtifactError, match=r"prior\.json has changed since this job began"):
         run.train(3, run.participants(3))  # as a job of single rounds does, whose block another one aggregates
     Path("prior.json").write_text('{"factor": 1.0}')
-    (again,) = studies.open_runs(made)
-    list(again.run_segment(4))
-    assert again.files.list_complete_rounds() == [0, 1, 2, 3, 4]
+    (resumed_run,) = studies.open_runs(plan)
+    list(resumed_run.run_segment(4))
+    assert resumed_run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
     sys.modules.pop("late_reader")

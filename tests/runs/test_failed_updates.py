@@ -1,4 +1,4 @@
-"""Updates that are not finite: left out of the round, recorded, and shown; the rest goes on."""
+"""Updates that are not finite are left out of the round, recorded and reported. The run continues."""
 
 from __future__ import annotations
 
@@ -32,98 +32,100 @@ class Faulty(Scaffold):
         return super().start(kept, received, info) | {"bad": bad}
 
     def upload(self, client: State) -> State:
-        sent = super().upload(client)
+        upload = super().upload(client)
         factor = torch.where(client["bad"], torch.nan, 1.0)
-        return sent | {"model": sent["model"] * factor}
+        return upload | {"model": upload["model"] * factor}
 
 
-def prepared(**faults: int) -> tuple[dict, Run]:
+def run_studies(**faults: int) -> tuple[dict, Run]:
     protocols = {"protocols": ["personal-on-local", "trained-on-local", "kept-on-local"]}
     params = studies.settings(rounds=ROUNDS, evaluation=protocols)
     params["algorithms"] = {"faulty": {"algorithm": f"{__name__}.Faulty", **faults}, "fedavg": {}}
     params["study"]["algorithms"] = ["faulty", "fedavg"]
-    made = studies.prepare(params)
-    for run in studies.open_runs(made):
+    plan = studies.prepare(params)
+    for run in studies.open_runs(plan):
         list(run.run_segment(ROUNDS))
         collect.collect_rounds(run.files, ROUNDS, "all")
-    return made, studies.open_runs(made)[0]
+    return plan, studies.open_runs(plan)[0]
 
 
 def test_a_failed_update_is_left_out_of_its_round() -> None:
-    _, run = prepared(size=150)
-    sizes, before = run.clients.sizes, run.participants(1)
+    _, run = run_studies(size=150)
+    sizes, previous_participants = run.clients.sizes, run.participants(1)
     ids = run.participants(2)
-    failed = [client for client in ids if sizes[client] >= 150]
-    whole = [client for client in ids if sizes[client] < 150]
-    assert failed
-    assert whole
+    failed_clients = [client for client in ids if sizes[client] >= 150]
+    finite_clients = [client for client in ids if sizes[client] < 150]
+    assert failed_clients
+    assert finite_clients
 
-    rows = files.read_parquet(run.files.round(2).participants).to_pylist()
-    assert [row["client"] for row in rows] == ids
-    assert [row["client"] for row in rows if not row["finite"]] == failed
-    total = sum(int(sizes[client]) for client in whole)
-    weights = [sizes[client] / total if client in whole else 0 for client in ids]
-    assert [row["weight"] for row in rows] == pytest.approx(weights, rel=1e-15)
+    table_rows = files.read_parquet(run.files.round(2).participants).to_pylist()
+    assert [row["client"] for row in table_rows] == ids
+    assert [row["client"] for row in table_rows if not row["finite"]] == failed_clients
+    total = sum(int(sizes[client]) for client in finite_clients)
+    weights = [sizes[client] / total if client in finite_clients else 0 for client in ids]
+    assert [row["weight"] for row in table_rows] == pytest.approx(weights, rel=1e-15)
 
     block = run.train(2, ids)
-    rest = [row for row, client in enumerate(ids) if client in whole]
-    uploads = Uploads(whole, [int(sizes[client]) for client in whole], [block.uploads[row] for row in rest])
-    wanted = run.algorithm.aggregate(run.load_server_state(1), uploads)
-    for name, value in wanted["model"].items():
+    finite_rows = [row for row, client in enumerate(ids) if client in finite_clients]
+    uploads = Uploads(
+        finite_clients, [int(sizes[client]) for client in finite_clients], [block.uploads[row] for row in finite_rows]
+    )
+    expected = run.algorithm.aggregate(run.load_server_state(1), uploads)
+    for name, value in expected["model"].items():
         assert torch.equal(run.load_server_state(2)["model"][name], value)
         assert value.isfinite().all()
 
-    last = files.read_json(run.files.round(2).state_marker)["last"]
-    assert [last[client] for client in failed] == [1 if client in before else -1 for client in failed]
-    assert all(last[client] == 2 for client in whole)
+    last_rounds = files.read_json(run.files.round(2).state_marker)["last"]
+    assert [last_rounds[client] for client in failed_clients] == [
+        1 if client in previous_participants else -1 for client in failed_clients
+    ]
+    assert all(last_rounds[client] == 2 for client in finite_clients)
     trained, kept = (
         files.read_parquet(path) for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
     )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
-    assert kept["client"].to_pylist() == whole
+    assert kept["client"].to_pylist() == finite_clients
 
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
-    made, run = prepared(size=1)
+    plan, run = run_studies(size=1)
     assert files.sha256_of(run.files.round(2).server_state) == files.sha256_of(run.files.round(1).server_state)
     left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
-    found = StudyData(made).left_out_updates
-    assert found["algorithm"].tolist() == ["faulty", "fedavg"]
-    assert found["left_out"].tolist() == [10, 0]
-    assert found["diverged"].tolist() == [2, 0]  # the round in which nobody was left
-    table = StudyData(made).table
-    text = tables.render_markdown(StudyData(made))
-    assert (
-        "faulty: 10 updates were not finite and were left out; diverged (in round 2 all failed) in 1 of 1 run." in text
-    )
+    left_out_updates = StudyData(plan).left_out_updates
+    assert left_out_updates["algorithm"].tolist() == ["faulty", "fedavg"]
+    assert left_out_updates["left_out"].tolist() == [10, 0]
+    assert left_out_updates["diverged"].tolist() == [2, 0]  # the round in which nobody was left
+    table = StudyData(plan).table
+    text = tables.render_markdown(StudyData(plan))
+    assert "faulty: 10 updates were not finite" in text
     assert "fedavg: " not in text
     assert table[table["algorithm"] == "faulty"]["mean"].notna().all()
 
 
 def test_single_rounds_leave_out_the_same(tmp_path) -> None:
-    made, run = prepared(size=150)
-    wanted = files.sha256_of(run.files.round(2).server_state)
-    again = studies.open_runs(made)[0]
-    ids = again.participants(2)
-    again.aggregate(2, [again.train(2, ids[:2]), again.train(2, ids[2:])])
-    assert files.sha256_of(run.files.round(2).server_state) == wanted
+    plan, run = run_studies(size=150)
+    expected = files.sha256_of(run.files.round(2).server_state)
+    reopened_run = studies.open_runs(plan)[0]
+    ids = reopened_run.participants(2)
+    reopened_run.aggregate(2, [reopened_run.train(2, ids[:2]), reopened_run.train(2, ids[2:])])
+    assert files.sha256_of(run.files.round(2).server_state) == expected
 
 
 def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
     params = studies.settings(evaluation={"protocols": ["trained-on-local"]})
     params["study"]["grid"] = {"federation.learning_rate": [0.1, 1e12]}
     params["report"] = {"best_over": ["federation.learning_rate"]}
-    made = studies.prepare(params)
-    healthy, diverged = studies.open_runs(made)
+    plan = studies.prepare(params)
+    healthy, diverged = studies.open_runs(plan)
     for run in (healthy, diverged):
         list(run.run_segment(4))
         collect.collect_rounds(run.files, 4, "all")
         trained = files.read_parquet(run.files.round(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
-        again = replay.replay_round(run, 4)
-        assert again
-        assert not again.differing_files
+        comparison = replay.replay_round(run, 4)
+        assert comparison
+        assert not comparison.differing_files
     assert not files.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert StudyData(made).table_rows == [("fedavg", "0.1")]
+    assert StudyData(plan).table_rows == [("fedavg", "0.1")]

@@ -13,7 +13,7 @@ from tests import small_studies as studies
 @pytest.mark.slow
 def test_twenty_kills_end_in_the_same_bits() -> None:
     command = [sys.executable, str(studies.ROOT / "benchmarks/faults.py"), "--kills", "20", "--seed", "1"]
-    done = subprocess.run(command, cwd=studies.ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 of 20 ended in the same bits" in done.stdout
-    assert " kills in a write" in done.stdout
+    process = subprocess.run(command, cwd=studies.ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "20 of 20 ended in the same bits" in process.stdout
+    assert " kills in a write" in process.stdout

@@ -13,25 +13,25 @@ from fedpipe.planning import planner
 from tests import small_studies as studies
 
 
-def states(size: Any, stack: int) -> tuple[str, dict[str, str]]:
+def run_and_hash(size: Any, stack: int) -> tuple[str, dict[str, str]]:
     """The key of a run of two rounds, and the hashes of its tensors."""
-    made = studies.prepare(studies.settings(rounds=2, federation={"batch_size": size}))
-    (run,) = studies.open_runs(made, stack=stack, device="cpu")
+    plan = studies.prepare(studies.settings(rounds=2, federation={"batch_size": size}))
+    (run,) = studies.open_runs(plan, stack=stack, device="cpu")
     assert len(np.unique(run.clients.sizes)) > 1, "clients of unequal size"
     list(run.run_segment(2))
     bits = studies.bits(run.files.path / "rounds")
-    return made.runs[0].key, {name: sha256 for name, sha256 in bits.items() if name.endswith("server.pt")}
+    return plan.runs[0].key, {name: sha256 for name, sha256 in bits.items() if name.endswith("server.pt")}
 
 
 @pytest.mark.parametrize("stack", [1, 4], ids=["loop", "stack"])
 def test_a_full_batch_is_one_that_is_larger_than_any_client(stack: int) -> None:
-    full, large, small = (states(size, stack) for size in ("full", 5000, 40))
+    full, large, small = (run_and_hash(size, stack) for size in ("full", 5000, 40))
     assert full[1] == large[1]
     assert full[1]["0002/server.pt"] != small[1]["0002/server.pt"]
-    assert len({full[0], large[0], small[0]}) == 3, "it stands in the key as it was given"
+    assert len({full[0], large[0], small[0]}) == 3, "the key contains the value of params.yaml"
 
 
 def test_no_other_word_is_a_size() -> None:
     studies.write(studies.settings(federation={"batch_size": "all"}), Path())
-    with pytest.raises(SettingsError, match=r"^federation.batch_size: 'all' can't be used. It must be"):
+    with pytest.raises(SettingsError, match=r"^federation\.batch_size: 'all' "):
         planner.make_plan()

@@ -1,4 +1,4 @@
-"""SIGTERM: a segment ends after the round that it is in, and goes on from there; a bar or lines tell of its rounds."""
+"""After SIGTERM a segment ends with its round, and resumes from there. A bar or lines show its progress."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from rich.console import Console
 from fedpipe.engine import interrupts
 from fedpipe.report import progress
 from tests import small_studies as studies
-from tests.runs.test_resume import run_again, segment, unfinished
+from tests.runs.test_resume import list_temporary_files, make_segment_command, rerun_segment
 
 ROUNDS = 4
 
 
 def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> None:
-    made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    once = studies.bits(Path(path))
+    plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
+    path = str(plan.runs[0].path)
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    expected = studies.bits(Path(path))
     studies.forget(Path(path))
-    command = [sys.executable, "-m", "fedpipe", *segment(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
-        assert stopped.stdout
-        while "rounds are complete" not in stopped.stdout.readline():
+    command = [sys.executable, "-m", "fedpipe", *make_segment_command(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        while "rounds are complete" not in process.stdout.readline():
             pass
-        stopped.send_signal(signal.SIGTERM)
-        said = stopped.stdout.read()
-    assert stopped.returncode == 143
-    told = re.search(rf"{path}: stopped by SIGTERM after round (\d); the same command goes on from there\n$", said)
-    assert told, said
-    stop = int(told[1])  # a busy machine may deliver the signal a round late
+        process.send_signal(signal.SIGTERM)
+        output = process.stdout.read()
+    assert process.returncode == 143
+    match = re.search(rf"{path}: stopped by SIGTERM after round (\d)", output)
+    assert match, output
+    stop = int(match[1])  # a busy machine may deliver the signal a round late
     assert stop < ROUNDS
-    assert not unfinished(Path(path))
+    assert not list_temporary_files(Path(path))
     assert not Path(path, "segments").exists()
-    assert run_again(path) == (stop, list(range(stop + 1, ROUNDS + 1)))
-    assert studies.bits(Path(path)) == once
+    assert rerun_segment(path) == (stop, list(range(stop + 1, ROUNDS + 1)))
+    assert studies.bits(Path(path)) == expected
 
 
 def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
-    """There is nothing to go on with: the manifest is written."""
-    made = studies.prepare(studies.settings(rounds=1))
-    path = str(made.runs[0].path)
-    command = [sys.executable, "-m", "fedpipe", *segment(path, 1)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout
-        while "rounds are complete" not in running.stdout.readline():
+    """No round is left, so the manifest is written."""
+    plan = studies.prepare(studies.settings(rounds=1))
+    path = str(plan.runs[0].path)
+    command = [sys.executable, "-m", "fedpipe", *make_segment_command(path, 1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        while "rounds are complete" not in process.stdout.readline():
             pass
-        running.send_signal(signal.SIGTERM)
-        running.stdout.read()
-    assert running.returncode == 0
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+    assert process.returncode == 0
     assert Path(path, "segments/0001.json").exists()
 
 
 def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
-    made = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
-    run = studies.open_runs(made)[0]
+    plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
+    run = studies.open_runs(plan)[0]
     run.initialize()
-    before = sorted(run.files.path.rglob("*"))
-    block = ["train", str(made.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
+    initial = sorted(run.files.path.rglob("*"))
+    block = ["train", str(plan.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
     code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.core.storage import files\n"
-    killed = subprocess.run(
+    killed_process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -76,31 +76,34 @@ def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
             "from fedpipe.cli import app\napp.main()",
         ]
     )
-    assert killed.returncode == -signal.SIGTERM
-    assert sorted(run.files.path.rglob("*")) == before
+    assert killed_process.returncode == -signal.SIGTERM
+    assert sorted(run.files.path.rglob("*")) == initial
 
 
 def test_sigterm_is_deferred_and_then_as_it_was() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with interrupts.defer_sigterm(lambda: "told") as asked_to_stop:
+    initial = signal.getsignal(signal.SIGTERM)
+    with interrupts.defer_sigterm(lambda: "stopped") as asked_to_stop:
         assert not asked_to_stop()
         os.kill(os.getpid(), signal.SIGTERM)
         assert asked_to_stop()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is initial
 
 
-def rounds() -> Iterator[int]:
+def iterate_rounds() -> Iterator[int]:
     yield from (2, 3, 4)
 
 
 def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.track_rounds(Path("run"), 4, rounds(), Console(file=io.StringIO()))) == [3, 4]
+    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
     assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
 
 
 def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
-    assert list(progress.track_rounds(Path("run"), 4, rounds(), Console(file=screen, force_terminal=True))) == [3, 4]
+    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))) == [
+        3,
+        4,
+    ]
     assert "4/4" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
     assert capsys.readouterr().out == ""

@@ -1,4 +1,4 @@
-"""Kill it anywhere, type it again: the same bits, at most one round done twice."""
+"""After a kill at any point, the same command gives the same bits and repeats at most one round."""
 
 from __future__ import annotations
 
@@ -42,62 +42,67 @@ app.main()
 """
 
 
-def segment(path: str, stop: int = ROUNDS) -> list[str]:
+def make_segment_command(path: str, stop: int = ROUNDS) -> list[str]:
     return ["segment", path, "--stop", str(stop)]
 
 
-def run_again(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
-    """The same command once more: rounds found complete, rounds done now."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fedpipe", *segment(path, stop)], capture_output=True, text=True, check=True
+def rerun_segment(path: str, stop: int = ROUNDS) -> tuple[int, list[int]]:
+    """Run the same command again. Return the number of complete rounds, and the new rounds."""
+    process = subprocess.run(
+        [sys.executable, "-m", "fedpipe", *make_segment_command(path, stop)], capture_output=True, text=True, check=True
     )
-    found = re.search(r"(\d+) of \d+ rounds are complete", done.stdout)
-    assert found
-    return int(found[1]), [int(number) for number in re.findall(r"round (\d+) of", done.stdout)]
+    match = re.search(r"(\d+) of \d+ rounds are complete", process.stdout)
+    assert match
+    return int(match[1]), [int(number) for number in re.findall(r"round (\d+) of", process.stdout)]
 
 
-def continued(made: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
-    """The same within this process."""
-    found, *done = studies.open_runs(made)[0].run_segment(stop)
-    return found, done
+def resume_segment(plan: NewPlan, stop: int = ROUNDS) -> tuple[int, list[int]]:
+    """The same in this process."""
+    complete_count, *rounds = studies.open_runs(plan)[0].run_segment(stop)
+    return complete_count, rounds
 
 
-def unfinished(folder: Path) -> list[Path]:
+def list_temporary_files(folder: Path) -> list[Path]:
     return list(folder.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(
-    "write", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
+    "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
 )
-def test_killed_in_the_middle_of_a_write(write: int) -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    once = studies.bits(Path(path))
+def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = str(plan.runs[0].path)
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    expected = studies.bits(Path(path))
     studies.forget(Path(path))
 
-    killed = subprocess.run([sys.executable, "-c", DYING, str(write), *segment(path)], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
-    assert unfinished(Path(path)), "it should have died while a file was half written"
-    whole = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
-    found, done = continued(made)
-    assert found == max(len(whole) - 1, 0)
-    assert done == list(range(found + 1, ROUNDS + 1))
-    assert studies.bits(Path(path)) == once
-    assert not unfinished(Path(path)), "half-written files should be gone"
+    killed_process = subprocess.run(
+        [sys.executable, "-c", DYING, str(write_number), *make_segment_command(path)], capture_output=True
+    )
+    assert killed_process.returncode == -signal.SIGKILL
+    assert list_temporary_files(Path(path)), "it should have died while a file was half written"
+    complete_folders = [folder for folder in sorted(Path(path, "rounds").iterdir()) if (folder / "round.json").exists()]
+    complete_count, rounds = resume_segment(plan)
+    assert complete_count == max(len(complete_folders) - 1, 0)
+    assert rounds == list(range(complete_count + 1, ROUNDS + 1))
+    assert studies.bits(Path(path)) == expected
+    assert not list_temporary_files(Path(path)), "half-written files should be gone"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(12))
 def test_killed_at_any_moment(moment: int) -> None:
     """The moment is a line of output plus a fraction of a round, different in each case."""
-    made = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    once = studies.bits(Path(path))
+    plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
+    path = str(plan.runs[0].path)
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    expected = studies.bits(Path(path))
     studies.forget(Path(path))
     worker = subprocess.Popen(
-        [sys.executable, "-u", "-m", "fedpipe", *segment(path)], stdout=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-u", "-m", "fedpipe", *make_segment_command(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
     assert worker.stdout
     for _ in range(1 + moment % ROUNDS):
@@ -108,25 +113,25 @@ def test_killed_at_any_moment(moment: int) -> None:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     complete = len(RunFiles(Path(path)).list_complete_rounds()) - 1
-    found, done = run_again(path)
-    assert found == max(complete, 0)
-    assert done == list(range(found + 1, ROUNDS + 1))
-    assert studies.bits(Path(path)) == once
+    complete_count, rounds = rerun_segment(path)
+    assert complete_count == max(complete, 0)
+    assert rounds == list(range(complete_count + 1, ROUNDS + 1))
+    assert studies.bits(Path(path)) == expected
 
 
 def test_more_rounds_continue_a_shorter_run() -> None:
-    made = studies.prepare(studies.settings(rounds=2))
-    path = str(made.runs[0].path)
-    assert continued(made, 2) == (0, [1, 2])
-    longer = studies.prepare(studies.settings(rounds=4))
-    assert str(longer.runs[0].path) == path
-    assert run_again(path, 4) == (2, [3, 4])
-    assert continued(longer, 4) == (4, [])
-    assert continued(longer, 2) == (2, [])
+    plan = studies.prepare(studies.settings(rounds=2))
+    path = str(plan.runs[0].path)
+    assert resume_segment(plan, 2) == (0, [1, 2])
+    longer_plan = studies.prepare(studies.settings(rounds=4))
+    assert str(longer_plan.runs[0].path) == path
+    assert rerun_segment(path, 4) == (2, [3, 4])
+    assert resume_segment(longer_plan, 4) == (4, [])
+    assert resume_segment(longer_plan, 2) == (2, [])
 
 
 @pytest.mark.parametrize(
-    ("name", "harm", "rounds"),
+    ("name", "damage", "rounds"),
     [
         ("rounds/0002/server.pt", "truncate", [3, 4]),
         ("rounds/0004/server.pt", "flip", [4]),
@@ -137,16 +142,16 @@ def test_more_rounds_continue_a_shorter_run() -> None:
         ("rounds.zip", "delete", [1, 2, 3, 4]),
     ],
 )
-def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: list[int]) -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(made.runs[0].path)
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    once = studies.bits(Path(path))
+def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: list[int]) -> None:
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = str(plan.runs[0].path)
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    expected = studies.bits(Path(path))
     file = Path(path, name)
     if not file.exists():  # as before the segment's end
         packing.unpack_folder(Path(path, "rounds"))
     data = bytearray(file.read_bytes())
-    match harm:
+    match damage:
         case "truncate":
             file.write_bytes(data[: len(data) // 2])
         case "flip":
@@ -156,65 +161,67 @@ def test_damaged_files_are_found_and_made_again(name: str, harm: str, rounds: li
             file.unlink()
     if name == "rounds/0002/server.pt":  # an early state is not needed to go on, so it is not made again by itself
         with pytest.raises(ArtifactError, match=r"0002/server\.pt is damaged"):
-            studies.open_runs(made)[0].load_server_state(2)
+            studies.open_runs(plan)[0].load_server_state(2)
         return
-    assert continued(made)[1] == rounds
-    assert studies.bits(Path(path)) == once
+    assert resume_segment(plan)[1] == rounds
+    assert studies.bits(Path(path)) == expected
     assert not list(Path(path, "rounds").rglob("*.json"))
 
 
 def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made.runs[0].path
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    once, zipped, harmed = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
-    data, member = bytearray(zipped.read_bytes()), archive.read_member(harmed)
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = plan.runs[0].path
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    expected, pack, damaged_file = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
+    data, member = bytearray(pack.read_bytes()), archive.read_member(damaged_file)
     data[data.index(member) + len(member) // 2] ^= 1
-    zipped.write_bytes(data)
-    with pytest.raises(ArtifactError, match=rf"^{zipped} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
-        files.read_parquet(harmed)
-    assert continued(made)[1] == [3, 4]
-    assert studies.bits(path) == once
+    pack.write_bytes(data)
+    with pytest.raises(ArtifactError, match=rf"^{pack} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
+        files.read_parquet(damaged_file)
+    assert resume_segment(plan)[1] == [3, 4]
+    assert studies.bits(path) == expected
 
 
 def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = str(made.runs[0].path)
-    (run,) = studies.open_runs(made)
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = str(plan.runs[0].path)
+    (run,) = studies.open_runs(plan)
     list(run.run_segment(ROUNDS))
     packing.unpack_folder(run.files.rounds_folder)
-    harmed = run.files.round(3).participants
-    harmed.unlink()
-    with pytest.raises(ArtifactError) as raised:
+    damaged_file = run.files.round(3).participants
+    damaged_file.unlink()
+    with pytest.raises(ArtifactError) as error:
         collect.collect_rounds(run.files, ROUNDS, "all")
-    said = str(raised.value)
-    assert said.startswith(f"{harmed} is missing; type `rm -r {path}/segments` and run again: ")
-    subprocess.run(said.split("`")[1].split(), check=True)
-    assert continued(made) == (2, [3, 4])
+    message = str(error.value)
+    assert message.startswith(f"{damaged_file} is missing. Type `rm -r {path}/segments` and run again.")
+    subprocess.run(message.split("`")[1].split(), check=True)
+    assert resume_segment(plan) == (2, [3, 4])
     collect.collect_rounds(run.files, ROUNDS, "all")
 
 
 def test_killed_while_it_packs() -> None:
     """In the pack's write, and after it, when some files are there twice and some are gone already."""
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS))
-    path = made.runs[0].path
-    (run,) = studies.open_runs(made)
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
+    path = plan.runs[0].path
+    (run,) = studies.open_runs(plan)
     list(run.run_segment(ROUNDS))
-    once = studies.bits(path)
+    expected = studies.bits(path)
     writes = 4 + ROUNDS * 9  # of round 0, and of the others
     studies.forget(path)
-    killed = subprocess.run([sys.executable, "-c", DYING, str(writes), *segment(str(path))], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
-    assert next(file.name for file in unfinished(path)).startswith(".rounds.zip.")
-    assert continued(made) == (ROUNDS, [])
-    assert studies.bits(path) == once
+    killed_process = subprocess.run(
+        [sys.executable, "-c", DYING, str(writes), *make_segment_command(str(path))], capture_output=True
+    )
+    assert killed_process.returncode == -signal.SIGKILL
+    assert next(file.name for file in list_temporary_files(path)).startswith(".rounds.zip.")
+    assert resume_segment(plan) == (ROUNDS, [])
+    assert studies.bits(path) == expected
 
     packed = (path / "rounds.zip").read_bytes()
     packing.unpack_folder(path / "rounds")
     (path / "rounds.zip").write_bytes(packed)
     (path / "rounds/0002/state.json").unlink()
-    assert continued(made) == (ROUNDS, [])
-    assert studies.bits(path) == once
+    assert resume_segment(plan) == (ROUNDS, [])
+    assert studies.bits(path) == expected
 
 
 def test_a_pickled_object_is_refused() -> None:
@@ -234,22 +241,22 @@ def test_a_pickled_object_is_refused() -> None:
     ("keep", "states"), [("all", {0, 1, 2, 3, 4}), ("last", {0, 3, 4}), (3, {0, 3, 4}), (2, {0, 2, 3, 4})]
 )
 def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set[int]) -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
-    run = studies.open_runs(made)[0]
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
+    run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
-    kept = {number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()}
-    assert kept == states
+    retained_rounds = {number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()}
+    assert retained_rounds == states
     assert all(files.is_stored(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
     assert not [file for file in run.files.rounds_folder.rglob("*") if file.suffix != ".pt" and file.is_file()]
-    longer = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
-    assert continued(longer, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
+    longer_plan = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
+    assert resume_segment(longer_plan, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
 
 
 def test_a_study_whose_plan_can_not_be_read_may_want_all_states() -> None:
-    made = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
-    other = Path("results/studies/other/plan.json")
-    other.parent.mkdir(parents=True)
-    other.write_text("{}")
-    run = studies.open_runs(made)[0]
+    plan = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": "last"}))
+    other_plan = Path("results/studies/other/plan.json")
+    other_plan.parent.mkdir(parents=True)
+    other_plan.write_text("{}")
+    run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
     assert all(run.files.round(number).server_state.exists() for number in range(ROUNDS + 1))

@@ -26,110 +26,110 @@ ALGORITHMS = [
 ]
 
 
-def finish(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
-    """Join the run's rounds, and the bits of all its files."""
+def collect_results(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
+    """Merge the run's rounds. Return the bits of all its files."""
     collect.collect_rounds(run.files, rounds, "all")
     return studies.bits(run.files.path)
 
 
-def away(run: Run) -> None:
+def delete_results(run: Run) -> None:
     """Delete all results of a run, but not its settings."""
     for folder in ("rounds", "segments", "joined"):
         shutil.rmtree(run.files.path / folder, ignore_errors=True)
 
 
-def one_segment(run: Run) -> None:
+def run_segment(run: Run) -> None:
     list(run.run_segment(ROUNDS))
 
 
-def single_rounds(made: dict, index: int, size: int) -> None:
-    """As the literal DAG does it: a new process's state for every job, blocks through files."""
+def run_single_rounds(plan: dict, index: int, size: int) -> None:
+    """As in the DAG of single rounds: a new Run for every job, and blocks in files."""
 
-    def fresh() -> Run:
-        return studies.open_runs(made)[index]
+    def open_new_run() -> Run:
+        return studies.open_runs(plan)[index]
 
-    fresh().initialize()
+    open_new_run().initialize()
     for number in range(1, ROUNDS + 1):
-        ids = fresh().participants(number)
-        files = fresh().files.round(number)
+        ids = open_new_run().participants(number)
+        files = open_new_run().files.round(number)
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
-            run = fresh()
+            run = open_new_run()
             write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
-        fresh().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
-        fresh().evaluate(number)
+        open_new_run().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+        open_new_run().evaluate(number)
 
 
 @pytest.mark.parametrize("label", ALGORITHMS)
 def test_two_runs_segments_and_single_rounds_leave_the_same_bits(label: str) -> None:
     protocols = {"protocols": ["global-on-global", "personal-on-local", "trained-on-local", "finetuned-on-local"]}
-    made = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
-    run = studies.open_runs(made)[0]
-    one_segment(run)
-    once = finish(run)
-    joined = {f"joined/0004/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
-    assert joined | {"rounds/0004/server.pt"} <= once.keys()
+    plan = studies.prepare(studies.settings((label,), ROUNDS, evaluation=protocols))
+    run = studies.open_runs(plan)[0]
+    run_segment(run)
+    expected = collect_results(run)
+    merged_files = {f"joined/0004/{name}.parquet" for name in ("metrics", "matrices", "rounds")}
+    assert merged_files | {"rounds/0004/server.pt"} <= expected.keys()
 
-    away(run)
-    one_segment(studies.open_runs(made, threads=2)[0])
-    assert finish(run) == once, "two runs differ"
+    delete_results(run)
+    run_segment(studies.open_runs(plan, threads=2)[0])
+    assert collect_results(run) == expected, "two runs differ"
 
-    away(run)
-    list(studies.open_runs(made)[0].run_segment(3))
-    list(studies.open_runs(made)[0].run_segment(ROUNDS))
-    assert finish(run) == once, "two segments differ from one"
+    delete_results(run)
+    list(studies.open_runs(plan)[0].run_segment(3))
+    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+    assert collect_results(run) == expected, "two segments differ from one"
 
-    away(run)
-    single_rounds(made, 0, size=3)
-    assert finish(run) == once, "single rounds with blocks of three differ from a segment"
+    delete_results(run)
+    run_single_rounds(plan, 0, size=3)
+    assert collect_results(run) == expected, "single rounds with blocks of three differ from a segment"
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold", "fedala"])
 def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
-    made = studies.prepare(studies.settings((label,), 2))
-    run = studies.open_runs(made, stack=4)[0]
+    plan = studies.prepare(studies.settings((label,), 2))
+    run = studies.open_runs(plan, stack=4)[0]
     list(run.run_segment(2))
     stacks = [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)]
     assert stacks == [schedule.describe_stacks(run.clients.sizes, run.participants(number), 4, 40) for number in (1, 2)]
     assert len(stacks[0]) == 2
     assert len(stacks[0][0]["widths"]) > 1, "its clients end together, which proves nothing"
-    once = finish(run, 2)
-    away(run)
-    run = studies.open_runs(made, stack=4)[0]
+    expected = collect_results(run, 2)
+    delete_results(run)
+    run = studies.open_runs(plan, stack=4)[0]
     run.initialize()
     for number in (1, 2):
         ids = run.participants(number)
         run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
         run.evaluate(number)
     assert [run.checkpoint.read_state_json(number)["stacks"] for number in (1, 2)] == stacks
-    assert finish(run, 2) == once
+    assert collect_results(run, 2) == expected
 
 
 def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
     """Batched products round otherwise in another row."""
     sections = {"model": {"name": "mlp", "hidden": [10, 8]}, "federation": {"batch_size": 7, "participation": 1.0}}
-    made = studies.prepare(studies.settings(rounds=2, **sections))
-    run = studies.open_runs(made, stack=3)[0]
+    plan = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(plan, stack=3)[0]
     list(run.run_segment(2))
-    once = finish(run, 2)
-    away(run)
-    run = studies.open_runs(made, stack=3)[0]
+    expected = collect_results(run, 2)
+    delete_results(run)
+    run = studies.open_runs(plan, stack=3)[0]
     run.initialize()
     for number in (1, 2):
         run.aggregate(number, [run.train(number, [client]) for client in run.participants(number)])
         run.evaluate(number)
-    assert finish(run, 2) == once
+    assert collect_results(run, 2) == expected
 
 
 def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_blocks() -> None:
     sections = {"model": {"name": "cnn", "channels": [2, 3], "hidden": 8}, "federation": {"participation": 0.1}}
-    made = studies.prepare(studies.settings(rounds=2, **sections))
-    run = studies.open_runs(made)[0]
+    plan = studies.prepare(studies.settings(rounds=2, **sections))
+    run = studies.open_runs(plan)[0]
     list(run.run_segment(2))
-    once = finish(run, 2)
-    away(run)
+    expected = collect_results(run, 2)
+    delete_results(run)
     for number in range(3):
-        run = studies.open_runs(made)[0]
+        run = studies.open_runs(plan)[0]
         if not number:
             run.initialize()
             continue
@@ -137,27 +137,27 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
         write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)
-    assert finish(run, 2) == once
+    assert collect_results(run, 2) == expected
 
 
 def test_graphs_are_for_a_gpu_and_the_job_says_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    made = studies.prepare(studies.settings(rounds=1))
-    studies.open_runs(made, stack=4, graphs=True)
-    assert "execution.graphs: steps run one by one, since there is no GPU here\n" in capsys.readouterr().err
+    plan = studies.prepare(studies.settings(rounds=1))
+    studies.open_runs(plan, stack=4, graphs=True)
+    assert "execution.graphs: steps are not recorded, because this job has no GPU" in capsys.readouterr().err
 
 
 def test_seeds_differ_in_partition_model_and_participants() -> None:
-    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
-    one, other = studies.open_runs(made)
-    assert made.runs[0].partition != made.runs[1].partition
-    assert [one.participants(r) for r in range(1, 9)] != [other.participants(r) for r in range(1, 9)]
-    assert not one.make_initial_model(0)["head.weight"].equal(other.make_initial_model(0)["head.weight"])
+    plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}))
+    first_run, second_run = studies.open_runs(plan)
+    assert plan.runs[0].partition != plan.runs[1].partition
+    assert [first_run.participants(r) for r in range(1, 9)] != [second_run.participants(r) for r in range(1, 9)]
+    assert not first_run.make_initial_model(0)["head.weight"].equal(second_run.make_initial_model(0)["head.weight"])
 
 
 def test_a_fixed_partition_seed_holds_for_all_seeds() -> None:
-    made = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
-    assert made.runs[0].partition == made.runs[1].partition
-    assert made.runs[0].key != made.runs[1].key
+    plan = studies.prepare(studies.settings(rounds=1, study={"seeds": [0, 1]}, partition={"seed": 7}))
+    assert plan.runs[0].partition == plan.runs[1].partition
+    assert plan.runs[0].key != plan.runs[1].key
 
 
 def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
@@ -179,14 +179,18 @@ def test_execution_artifacts_report_and_rounds_are_not_in_the_key() -> None:
 def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
     import torch
 
-    whole = torch.arange(100.0)
-    one = write_pt(Path("one.pt"), {"a": whole[10:20]})
-    other = write_pt(Path("other.pt"), {"a": whole[10:20].clone()})
-    assert one == other
+    values = torch.arange(100.0)
+    first_sha256 = write_pt(Path("one.pt"), {"a": values[10:20]})
+    second_sha256 = write_pt(Path("other.pt"), {"a": values[10:20].clone()})
+    assert first_sha256 == second_sha256
     assert Path("one.pt").read_bytes() == Path("other.pt").read_bytes()
-    odd = whole[:36].as_strided((4, 1, 3, 3), (9, 1, 3, 1))  # contiguous, with a stride that no sample asks for
-    assert odd.is_contiguous()
-    assert write_pt(Path("one.pt"), {"a": odd}) == write_pt(Path("other.pt"), {"a": whole[:36].reshape(4, 1, 3, 3)})
+    odd_strides = values[:36].as_strided(
+        (4, 1, 3, 3), (9, 1, 3, 1)
+    )  # contiguous, with a stride that no sample asks for
+    assert odd_strides.is_contiguous()
+    assert write_pt(Path("one.pt"), {"a": odd_strides}) == write_pt(
+        Path("other.pt"), {"a": values[:36].reshape(4, 1, 3, 3)}
+    )
 
 
 def test_float32_is_float32_on_a_gpu_too() -> None:
@@ -201,6 +205,6 @@ def test_float32_is_float32_on_a_gpu_too() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
 def test_a_gpu_that_is_not_there_is_one_sentence() -> None:
-    made = studies.prepare(studies.settings(rounds=1))
-    with pytest.raises(SettingsError, match=r"^execution\.device: cuda can't be used; PyTorch sees no GPU here"):
-        studies.open_runs(made, device="cuda")
+    plan = studies.prepare(studies.settings(rounds=1))
+    with pytest.raises(SettingsError, match=r"^execution\.device: cuda .*no GPU"):
+        studies.open_runs(plan, device="cuda")

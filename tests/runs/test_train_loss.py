@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from fedpipe.core.storage import files
-from fedpipe.engine import collect, run
+from fedpipe.engine import collect
+from fedpipe.engine import run as run_module
 from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
 from fedpipe.report.data import StudyData
@@ -19,49 +20,49 @@ ROUNDS = 3
 NOISY = {"mean": [0.4], "std": [0.3], "crop": 2, "flip": True, "on_test": True}
 
 
-def finished(**execution: Any) -> Run:
+def run_study(**execution: Any) -> Run:
     """A study whose images change at random wherever they may."""
     protocols = ["personal-on-train", "trained-on-train", "personal-on-local"]
     params = studies.settings(("fedavg",), ROUNDS, evaluation={"protocols": protocols}, transforms=NOISY)
-    made = studies.prepare(params)
-    found = studies.open_runs(made, **execution)[0]
-    list(found.run_segment(ROUNDS))
-    collect.collect_rounds(found.files, ROUNDS, "all")
-    return found
+    plan = studies.prepare(params)
+    run = studies.open_runs(plan, **execution)[0]
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, "all")
+    return run
 
 
-def by_hand(found: Run, model: Any, client: int) -> tuple[int, int, float]:
-    """By plain PyTorch, on the images as they are stored, in [0, 1], but for `mean` and `std`."""
-    rows = torch.as_tensor(found.clients.train[client])
-    x, y = (found.clients.x[rows] - 0.4) / 0.3, found.clients.y[rows]
-    network = found.algorithm.net._build()
+def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
+    """Compute the score by plain PyTorch, on the stored images in [0, 1], with `mean` and `std`."""
+    indices = torch.as_tensor(run.clients.train[client])
+    x, y = (run.clients.x[indices] - 0.4) / 0.3, run.clients.y[indices]
+    network = run.algorithm.net._build()
     network.load_state_dict(model)
     with torch.no_grad():
         logits = network.eval()(x)
-    return int((logits.argmax(-1) == y).sum()), len(rows), float(F.cross_entropy(logits, y))
+    return int((logits.argmax(-1) == y).sum()), len(indices), float(F.cross_entropy(logits, y))
 
 
 @pytest.mark.parametrize("stack", [1, 3])
 def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
-    found = finished(stack=stack)
+    run = run_study(stack=stack)
     personal, trained = (
-        studies.measured(found, ROUNDS, "personal-on-train"),
-        studies.measured(found, ROUNDS, "trained-on-train"),
+        studies.measured(run, ROUNDS, "personal-on-train"),
+        studies.measured(run, ROUNDS, "trained-on-train"),
     )
-    everyone = range(found.federation.clients)
-    assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in everyone}
-    takes_part = {(number, client) for number in range(1, ROUNDS + 1) for client in found.participants(number)}
-    assert trained.keys() == takes_part
+    all_clients = range(run.federation.clients)
+    assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in all_clients}
+    expected_keys = {(number, client) for number in range(1, ROUNDS + 1) for client in run.participants(number)}
+    assert trained.keys() == expected_keys
     for (number, client), score in personal.items():
-        wanted = by_hand(found, found.load_server_state(number)["model"], client)
-        assert score[:2] == wanted[:2]
-        assert score[2] == pytest.approx(wanted[2], rel=1e-4)
+        expected = score_by_hand(run, run.load_server_state(number)["model"], client)
+        assert score[:2] == expected[:2]
+        assert score[2] == pytest.approx(expected[2], rel=1e-4)
     for number in range(1, ROUNDS + 1):
-        block = found.train(number, found.participants(number))
+        block = run.train(number, run.participants(number))
         for client, upload in zip(block.ids, block.uploads, strict=True):
-            wanted = by_hand(found, upload["model"], client)
-            assert trained[number, client][:2] == wanted[:2]
-            assert trained[number, client][2] == pytest.approx(wanted[2], rel=1e-4)
+            expected = score_by_hand(run, upload["model"], client)
+            assert trained[number, client][:2] == expected[:2]
+            assert trained[number, client][2] == pytest.approx(expected[2], rel=1e-4)
     assert len({score[2] for score in personal.values()}) == len(personal), "models and clients must differ"
 
 
@@ -71,7 +72,7 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     clock = [0.0]
     passes = executor.get_passes
 
-    def slow(*args: Any) -> Any:
+    def get_slow_passes(*args: Any) -> Any:
         clock[0] += 6.0
         return passes(*args)
 
@@ -81,18 +82,18 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
             return clock[0]
 
     for module in ("clients.loop", "stack.stack"):
-        monkeypatch.setattr(f"fedpipe.engine.{module}.get_passes", slow)
-    for place in (executor, run):
-        monkeypatch.setattr(place, "time", Clock)
+        monkeypatch.setattr(f"fedpipe.engine.{module}.get_passes", get_slow_passes)
+    for module_object in (executor, run_module):
+        monkeypatch.setattr(module_object, "time", Clock)
     for module in ("clients.loop", "stack.stack"):
         monkeypatch.setattr(f"fedpipe.engine.{module}.time", Clock)
     params = studies.settings(("fedavg",), 1, federation={"local_epochs": 3})
-    made = studies.prepare(params)
-    (found,) = studies.open_runs(made, stack=stack)
-    list(found.run_segment(1))
-    collect.collect_rounds(found.files, 1, "all")
-    (times,) = files.read_json(found.files.merged_files(1).times)["rounds"]
-    assert found.federation.participants == 5
+    plan = studies.prepare(params)
+    (run,) = studies.open_runs(plan, stack=stack)
+    list(run.run_segment(1))
+    collect.collect_rounds(run.files, 1, "all")
+    (times,) = files.read_json(run.files.merged_files(1).times)["rounds"]
+    assert run.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
-    assert StudyData(made).mean_times["epoch"].to_list() == [pytest.approx(times["epoch"])]
+    assert StudyData(plan).mean_times["epoch"].to_list() == [pytest.approx(times["epoch"])]

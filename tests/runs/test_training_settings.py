@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from fedpipe.settings.federation import Federation, Schedule
 from tests import small_studies as studies
 
 FALLING = {"name": "cosine", "period": 4, "minimum": 0.01, "warmup": 1}
-ASKED: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5}
+SETTINGS: dict[str, Any] = {"schedule": FALLING, "local_steps": 7, "clip_norm": 0.5}
 
 
-def key(**federation: Any) -> str:
+def plan_key(**federation: Any) -> str:
     """The key of the tests' run with these settings of the federation."""
     studies.write(studies.settings(federation=federation), Path())
     (run,) = planner.make_plan().runs
@@ -34,22 +35,24 @@ def test_each_value_is_another_key_and_a_default_that_is_spelled_out_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plain = key()
-    nothing = {"schedule": {"name": "constant"}, "local_steps": None, "clip_norm": None, "local_epochs": 1}
-    assert key(**nothing) == plain
-    assert key(schedule={"name": "constant", "warmup": 0}) == plain
-    others = [
-        key(schedule={"warmup": 2}),
-        key(schedule={"name": "step", "step_size": 3}),
-        key(schedule={"name": "step", "step_size": 3, "gamma": 0.5}),
-        key(schedule={"name": "exponential", "gamma": 0.5}),
-        key(schedule={"name": "cosine", "period": 9}),
-        key(local_steps=5),
-        key(clip_norm=1.0),
+    default_key = plan_key()
+    defaults = {"schedule": {"name": "constant"}, "local_steps": None, "clip_norm": None, "local_epochs": 1}
+    assert plan_key(**defaults) == default_key
+    assert plan_key(schedule={"name": "constant", "warmup": 0}) == default_key
+    other_keys = [
+        plan_key(schedule={"warmup": 2}),
+        plan_key(schedule={"name": "step", "step_size": 3}),
+        plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.5}),
+        plan_key(schedule={"name": "exponential", "gamma": 0.5}),
+        plan_key(schedule={"name": "cosine", "period": 9}),
+        plan_key(local_steps=5),
+        plan_key(clip_norm=1.0),
     ]
-    assert len({plain, *others}) == len(others) + 1
-    assert key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == others[1], "a default spelled out"
-    assert key(rounds=40, schedule={"name": "cosine", "period": 9}) == others[4], "more rounds go on with the same"
+    assert len({default_key, *other_keys}) == len(other_keys) + 1
+    assert plan_key(schedule={"name": "step", "step_size": 3, "gamma": 0.1}) == other_keys[1], "a default spelled out"
+    assert plan_key(rounds=40, schedule={"name": "cosine", "period": 9}) == other_keys[4], (
+        "more rounds have the same key"
+    )
 
 
 def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,20 +65,20 @@ def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: 
     assert set(Federation().model_dump(mode="json")) == set(Federation.model_fields), "all of today's are in keys"
     assert LaterFederation().model_dump(mode="json") == Federation().model_dump(mode="json")
     assert LaterFederation(prox=0, server_schedule={"name": "constant"}).model_dump() == Federation().model_dump()
-    on = LaterFederation(prox=0.5, server_schedule={"name": "exponential", "gamma": 0.9}).model_dump(mode="json")
-    assert on == Federation().model_dump(mode="json") | {
+    enabled = LaterFederation(prox=0.5, server_schedule={"name": "exponential", "gamma": 0.9}).model_dump(mode="json")
+    assert enabled == Federation().model_dump(mode="json") | {
         "prox": 0.5,
         "server_schedule": {"name": "exponential", "gamma": 0.9, "warmup": 0},
     }
     monkeypatch.chdir(tmp_path)
-    plain = key()
-    files = RunFiles.from_key("fedavg", plain)
+    default_key = plan_key()
+    files = RunFiles.from_key("fedavg", default_key)
     planner.write_plan(planner.make_plan())
     monkeypatch.setattr(run_settings, "Federation", LaterFederation)
     assert RunSettings.read(files.settings).build_federation().prox == 0
 
 
-def states(run: Run) -> dict[str, str]:
+def hash_states(run: Run) -> dict[str, str]:
     """The hashes of what a run left, by file."""
     return {name: sha256 for name, sha256 in studies.bits(run.files.path).items() if "/rounds/" in f"/{name}"}
 
@@ -83,54 +86,54 @@ def states(run: Run) -> dict[str, str]:
 @pytest.mark.parametrize("stack", [1, 4], ids=["loop", "stack"])
 def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
     """The rate is a function of the round alone: in one job, in two, and in jobs of single rounds and clients."""
-    found = []
+    results = []
     for cut in ("whole", "halves", "blocks"):
         (tmp_path / cut).mkdir()
         monkeypatch.chdir(tmp_path / cut)
-        made = studies.prepare(studies.settings(("scaffold",), federation=ASKED))
+        plan = studies.prepare(studies.settings(("scaffold",), federation=SETTINGS))
 
-        def fresh(made: planner.NewPlan = made) -> Run:
-            return studies.open_runs(made, stack=stack, device="cpu")[0]
+        def open_new_run(plan: planner.NewPlan = plan) -> Run:
+            return studies.open_runs(plan, stack=stack, device="cpu")[0]
 
         if cut == "blocks":
-            fresh().initialize()
+            open_new_run().initialize()
             for number in range(1, 5):
-                files, blocks = fresh().files.round(number), []
-                for index, client in enumerate(fresh().participants(number)):
-                    write_pt(files.block_uploads(index), fresh().train(number, [client]).to_tensors())
+                files, blocks = open_new_run().files.round(number), []
+                for index, client in enumerate(open_new_run().participants(number)):
+                    write_pt(files.block_uploads(index), open_new_run().train(number, [client]).to_tensors())
                     blocks.append(Block.read(files.block_uploads(index)))
-                fresh().aggregate(number, blocks)
-                fresh().evaluate(number)
+                open_new_run().aggregate(number, blocks)
+                open_new_run().evaluate(number)
         else:
             for stop in (4,) if cut == "whole" else (2, 4):
-                list(fresh().run_segment(stop))
-        found.append(states(fresh()))
-    assert found[0] == found[1] == found[2]
-    assert "rounds/0004/server.pt" in found[0]
+                list(open_new_run().run_segment(stop))
+        results.append(hash_states(open_new_run()))
+    assert results[0] == results[1] == results[2]
+    assert "rounds/0004/server.pt" in results[0]
 
 
 def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """times.json tells seconds of a pass over a client's data, whatever training is counted by; bytes stay."""
+    """times.json contains the seconds of a local epoch, also with `local_steps`. Bytes do not change."""
     monkeypatch.chdir(tmp_path)
-    spent, sent = [], []
+    epoch_seconds, traffic = [], []
     for settings in ({"local_steps": 7}, {"local_epochs": 2}):
-        made = studies.prepare(studies.settings(federation=settings))
-        (run,) = studies.open_runs(made, device="cpu")
+        plan = studies.prepare(studies.settings(federation=settings))
+        (run,) = studies.open_runs(plan, device="cpu")
         run.initialize()
         block = run.train(1, run.participants(1))
         block.client_seconds = [3.0] * len(block.ids)
         run.aggregate(1, [block])
-        spent.append(read_json(run.files.round(1).times)["epoch"])
+        epoch_seconds.append(read_json(run.files.round(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
-        sent.append((block.bytes_down, block.bytes_up))
+        traffic.append((block.bytes_down, block.bytes_up))
     passes = [7 / math.ceil(size / 40) for size in sizes]
     assert len(set(passes)) > 1
-    assert spent[0] == pytest.approx(sum(3 / count for count in passes) / len(passes))
-    assert spent[1] == pytest.approx(1.5)
-    assert sent[0] == sent[1]
+    assert epoch_seconds[0] == pytest.approx(sum(3 / count for count in passes) / len(passes))
+    assert epoch_seconds[1] == pytest.approx(1.5)
+    assert traffic[0] == traffic[1]
 
 
-def refused(settings: dict[str, Any]) -> str:
+def plan_with_error(settings: dict[str, Any]) -> str:
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as refusal:
         planner.make_plan()
@@ -138,38 +141,18 @@ def refused(settings: dict[str, Any]) -> str:
 
 
 REFUSED = [
-    (
-        {"schedule": {"name": "cosine"}},
-        "federation.schedule.period: it is missing; cosine needs period.",
-    ),
-    (
-        {"schedule": {"name": "exponential"}},
-        "federation.schedule.gamma: it is missing; exponential needs gamma.",
-    ),
-    (
-        {"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}},
-        "federation.schedule.gamma: 0.5 has no meaning for cosine, which takes warmup and period and minimum; "
-        "remove it.",
-    ),
+    ({"schedule": {"name": "cosine"}}, r"federation\.schedule\.period: .*missing.*cosine"),
+    ({"schedule": {"name": "exponential"}}, r"federation\.schedule\.gamma: .*missing.*exponential"),
+    ({"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}}, r"federation\.schedule\.gamma: 0\.5 .*cosine"),
     (
         {"schedule": {"name": "cosine", "period": 5, "minimum": 0.2}},
-        "federation.schedule.minimum: 0.2 is more than federation.learning_rate (0.1). Use less.",
+        r"federation\.schedule\.minimum: 0\.2 .*federation\.learning_rate \(0\.1\)",
     ),
-    (
-        {"schedule": {"name": "cosin", "period": 5}},
-        "federation.schedule.name: 'cosin' can't be used. Use 'constant', 'step', 'exponential' or 'cosine'.",
-    ),
-    ({"schedule": {"steps": 5}}, "federation.schedule.steps: unknown key. Did you mean 'step_size'?"),
-    (
-        {"local_steps": 5, "local_epochs": 1},
-        "federation.local_steps: 5 can't be used beside local_epochs: 1, since both say how long a client trains; one "
-        "of them should be null.",
-    ),
-    (
-        {"local_epochs": None},
-        "federation.local_epochs: null leaves no training. Use given, or local_steps.",
-    ),
-    ({"clip_norm": 0}, "federation.clip_norm: 0 can't be used. Use a value greater than 0."),
+    ({"schedule": {"name": "cosin", "period": 5}}, r"federation\.schedule\.name: 'cosin' .*'cosine'"),
+    ({"schedule": {"steps": 5}}, r"federation\.schedule\.steps: unknown key.*'step_size'"),
+    ({"local_steps": 5, "local_epochs": 1}, r"federation\.local_steps: 5 .*local_epochs: 1"),
+    ({"local_epochs": None}, r"federation\.local_epochs: null .*local_steps"),
+    ({"clip_norm": 0}, r"federation\.clip_norm: 0 "),
 ]
 
 
@@ -180,27 +163,25 @@ def test_a_mistake_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(studies.settings(federation=federation)) == sentence
+    message = plan_with_error(studies.settings(federation=federation))
+    assert re.match(sentence, message), message
+    assert "\n" not in message
 
 
 def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for label, reason in {
-        "fedrep": "whose head_epochs and body_epochs say how long it trains",
-        "feddual": "whose adaptive loss is weighed anew before each epoch",
-    }.items():
-        assert refused(studies.settings((label,), federation={"local_steps": 5})) == (
-            f"federation.local_steps: 5 can't be used with {label}, {reason}. Use null, or study.algorithms "
-            f"do without {label}."
-        )
+    for label in ("fedrep", "feddual"):
+        message = plan_with_error(studies.settings((label,), federation={"local_steps": 5}))
+        assert message.startswith(f"federation.local_steps: 5 can't be used with {label}")
     for label in ("pfedme", "perfedavg"):
-        assert refused(studies.settings((label,), federation={"clip_norm": 5.0})) == (
-            f"federation.clip_norm: 5.0 can't be used with {label}, which takes plain gradient steps. Use null."
-        )
-    alone = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
-    alone["algorithms"]["fedrep"] = {"overrides": {"federation.local_steps": None, "federation.local_epochs": 1}}
-    studies.write(alone, Path())
-    assert len(planner.make_plan().runs) == 2, "a method may have epochs of its own"
+        message = plan_with_error(studies.settings((label,), federation={"clip_norm": 5.0}))
+        assert message.startswith(f"federation.clip_norm: 5.0 can't be used with {label}")
+    settings_with_override = studies.settings(("fedavg", "fedrep"), federation={"local_steps": 5})
+    settings_with_override["algorithms"]["fedrep"] = {
+        "overrides": {"federation.local_steps": None, "federation.local_epochs": 1}
+    }
+    studies.write(settings_with_override, Path())
+    assert len(planner.make_plan().runs) == 2, "a method may override epochs"
 
 
 def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +189,9 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     settings = studies.settings(
         federation={"schedule": {"name": "cosine", "period": 4}}, evaluation={"protocols": ["finetuned-on-local"]}
     )
-    assert refused(settings) == (
-        "federation.schedule: after round 4 the learning rate is 0, at which the models of finetuned protocols would "
-        "stay as they are. It must have a minimum above 0, or another period."
-    )
+    message = plan_with_error(settings)
+    assert message.startswith("federation.schedule: after round 4 the learning rate is 0")
+    assert "minimum" in message
     settings["federation"]["schedule"]["minimum"] = 0.01
     studies.write(settings, Path())
     assert planner.make_plan().warnings == ()
@@ -220,10 +200,9 @@ def test_a_rate_of_zero_fine_tunes_nobody(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_rate_that_rises_again_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     studies.write(studies.settings(federation={"schedule": {"name": "cosine", "period": 2, "warmup": 1}}), Path())
-    assert planner.make_plan().warnings == (
-        "federation.schedule.period: 2 ends after round 3 of 4, from where the learning rate rises again, as with "
-        "CosineAnnealingLR.",
-    )
+    (warning,) = planner.make_plan().warnings
+    assert warning.startswith("federation.schedule.period: 2 ")
+    assert "round 3 of 4" in warning
 
 
 def test_a_grid_varies_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a run says where an algorithm of the user's own breaks the contract: a sentence, and no traceback."""
+"""The errors of a custom algorithm that violates the contract: one message, and no traceback."""
 
 from __future__ import annotations
 
@@ -28,80 +28,73 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
 
 
 @pytest.mark.parametrize(
-    ("body", "stack", "sentence"),
+    ("body", "stack", "expected_message"),
     [
         (
             BRANCH,
             "2",
-            "fedpipe: own.Own: own.py, line 13, in loss: `return self.risk(client, batch) * (1 if batch.y.sum() > 3 "
-            "else 2)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one "
-            "call differ in it, so that it should be torch.where, or the condition `when` of a Train pass.",
+            "own.Own.loss (own.py, line 13): `return self.risk(client, batch) * (1 if batch.y.sum() > 3 else 2)` reads "
+            "a tensor's value",
         ),
         (
             "def upload(self, client):\n        return {'model': client['model'], 'n': 0.5}",
             "1",
-            "fedpipe: own.Own.upload gives 'n' as 0.5, a Python float. Use a tensor or Tensors, as "
-            "torch.tensor(...) makes them.",
+            "own.Own.upload (own.py, line 12) returned 'n' as 0.5, a Python float. Return a tensor, such as "
+            "torch.tensor(0.5)",
         ),
         (
             "def start(self, kept, received, info):\n        {'model': received['model']}",
             "2",
-            "fedpipe: own.Own.start gives nothing (None). It must give named parts, each a tensor or Tensors, as "
-            "{'model': model}.",
+            "own.Own.start (own.py, line 12) returned None. Return a dict",
         ),
         (
             "def keep(self, client):\n        return {'last': torch.ones(2)}",
             "1",
-            "fedpipe: own.Own.keep gives 'last', which init_client does not give; a state should have the same parts, "
-            "of the same shapes and dtypes, in every round.",
+            "own.Own.keep (own.py, line 12) returned 'last' as float32 of shape (2,), but init_client ",
         ),
         (
             "def aggregate(self, server, uploads):\n"
             "        return {'model': uploads.mean('model'), 'n': torch.ones(1)}",
             "1",
-            "fedpipe: own.Own.aggregate gives 'n', which init does not give; a state should have the same parts, of "
-            "the same shapes and dtypes, in every round.",
+            "own.Own.aggregate (own.py, line 12) returned 'n' as float32 of shape (1,), but init ",
         ),
         (
             "def metrics(self, server):\n        return {'participants': torch.ones(())}",
             "1",
-            "fedpipe: own.Own.metrics gives 'participants', which is recorded of every round already. It must have "
-            "another name.",
+            "own.Own.metrics (own.py, line 12) returned 'participants', which is already a column",
         ),
         (
             "def extra_models(self, server):\n        return {'global': server['model']}",
             "1",
-            "fedpipe: own.Own.extra_models gives 'global', which is a model of protocols. It must have another name.",
+            "own.Own.extra_models (own.py, line 12) returned 'global', which is already the model of a protocol",
         ),
         (
             "def local_passes(self):\n        return Train(self.loss)",
             "1",
-            "fedpipe: own.Own.local_passes gives a Train. It must give a tuple of passes, each a Train, Measure or "
-            "Update, as (Train(self.loss),).",
+            "own.Own.local_passes (own.py, line 12) returned a Train. Return a tuple of passes",
         ),
         (
             "def loss(self, client, batch):\n        return 0.5",
             "1",
-            "fedpipe: own.Own: loss (own.py, line 12) gives 0.5, a Python float; a loss should be a scalar, a mean",
+            "own.Own.loss (own.py, line 12) returned 0.5, a Python float. Return a floating-point scalar tensor",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0)['nothing']}",
             "1",
-            "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0)['nothing']}` asks for 'nothing', "
-            "which is not there. Use one of the parts at hand.",
+            "own.Own.init (own.py, line 13): `return {'model': fresh(0)['nothing']}` reads 'nothing'",
         ),
         (
             "def init(self, fresh):\n        return {'model': fresh(0) + fresh(0).without(['head.bias'])}",
             "1",
-            "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0) + fresh(0).without(['head.bias'])}`"
-            " combines tensors of different names: head.bias is in one only. Use tensors of the same names.",
+            "own.Own.init (own.py, line 13): `return {'model': fresh(0) + fresh(0).without(['head.bias'])}` combines "
+            "Tensors with different names: only one of them has head.bias",
         ),
     ],
 )
 def test_a_job_says_it(
     body: str,
     stack: str,
-    sentence: str,
+    expected_message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -110,19 +103,19 @@ def test_a_job_says_it(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     (tmp_path / "own.py").write_text(OWN.format(body))
-    made = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
-    path = str(made.runs[0].path)
-    said = refused(monkeypatch, capsys, "segment", path, "--stop", "1", "--stack", stack)
-    assert said.startswith(sentence), said
+    plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
+    path = str(plan.runs[0].path)
+    message = run_with_error(monkeypatch, capsys, "segment", path, "--stop", "1", "--stack", stack)
+    assert message.startswith(f"fedpipe: {expected_message}"), message
 
 
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used. It must be"),
-        (["diagnostic", "--stack", "wide"], "execution.stack: 'wide' can't be used. It must be"),
-        (["segment", "--stop", "1", "--keep-models", "some"], "artifacts.keep_models: 'some' can't be used; it should"),
-        (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used. It must be"),
+        (["segment", "--stop", "1", "--stack", "wide"], "execution.stack: 'wide' can't be used"),
+        (["diagnostic", "--stack", "wide"], "execution.stack: 'wide' can't be used"),
+        (["segment", "--stop", "1", "--keep-models", "some"], "artifacts.keep_models: 'some' can't be used"),
+        (["collect", "--rounds", "1", "--keep-models", "0"], "artifacts.keep_models: 0 can't be used"),
     ],
 )
 def test_a_wrong_option_of_a_job_is_a_sentence(
@@ -133,27 +126,27 @@ def test_a_wrong_option_of_a_job_is_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = studies.prepare(studies.settings(rounds=1))
+    plan = studies.prepare(studies.settings(rounds=1))
     name, *options = command
-    said = refused(monkeypatch, capsys, name, str(made.runs[0].path), *options)
-    assert said.startswith(f"fedpipe: {sentence}")
+    message = run_with_error(monkeypatch, capsys, name, str(plan.runs[0].path), *options)
+    assert message.startswith(f"fedpipe: {sentence}")
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The sentence with which a command ends that refuses."""
+def run_with_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command with an error. Return its message."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said.splitlines()[-1]
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message.splitlines()[-1]
 
 
 def test_a_gradient_has_no_running_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What steps from a whole model along a gradient is told how to leave them out."""
+    """The message names the method that leaves running statistics out."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
@@ -164,10 +157,10 @@ def test_a_gradient_has_no_running_statistics(
         "    return torch.nn.Sequential(*inner), torch.nn.Linear(64, classes)\n"
     )
     params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
-    made = studies.prepare(params | {"model": {"name": "own.normed"}})
-    said = refused(monkeypatch, capsys, "segment", str(made.runs[0].path), "--stop", "1", "--stack", "1")
-    assert said.startswith(
-        "fedpipe: own.Own: own.py, line 13, in init: `return {'model': fresh(0) - self.net.parameters(fresh(0))}` "
-        "combines tensors of different names: body.1.running_mean, body.1.running_var are in one only; BatchNorm's "
-        "running statistics, which a gradient does not have, are left out by self.net.parameters(model)."
-    ), said
+    plan = studies.prepare(params | {"model": {"name": "own.normed"}})
+    message = run_with_error(monkeypatch, capsys, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    assert message.startswith(
+        "fedpipe: own.Own.init (own.py, line 13): `return {'model': fresh(0) - self.net.parameters(fresh(0))}` "
+        "combines Tensors with different names: only one of them has body.1.running_mean, body.1.running_var. Use "
+        "self.net.parameters(model)"
+    ), message

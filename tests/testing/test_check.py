@@ -69,89 +69,88 @@ BREACHES = {
     "risk: float = 0.1": "own.Own: its field 'risk' hides the hook of that name. It must have another name.",
     # what hooks give
     "def upload(self, client):\n  return {'model': client['model'], 'norm': 0.5}": (
-        "own.Own.upload gives 'norm' as 0.5, a Python float. Use a tensor or Tensors, as torch.tensor(...)"
+        "own.Own.upload (own.py, line 35) returned 'norm' as 0.5, a Python float. Return a tensor"
     ),
     "def keep(self, client):\n  {'last': client['model']}": (
-        "own.Own.keep gives nothing (None). It must give named parts, each a tensor or Tensors"
+        "own.Own.keep (own.py, line 35) returned None. Return a dict of named parts"
     ),
     "def keep(self, client):\n  return {'last': client['model']}": (
-        "own.Own.keep gives 'last.body.1.weight', which init_client does not give; a state should have the same parts"
+        "own.Own.keep (own.py, line 35) returned 'last.body.1.weight' as float64 of shape (6, 5), but init_client "
     ),
     "def init(self, fresh):\n  return {'model': dict(fresh(0))}": (
-        "own.Own.init gives 'model' as a dict. Use a tensor or Tensors, as Tensors(...) makes them."
+        "own.Own.init (own.py, line 35) returned 'model' as a dict. Wrap the dict in Tensors(...)"
     ),
     "def send(self, server, ids):\n  return {'model': server['model']}": (
-        "own.Own.send gives a dict. It must give two states: what is common to all clients, and own parts stacked"
+        "own.Own.send (own.py, line 35) returned a dict. Return a tuple of two dicts"
     ),
-    "def local_passes(self):\n  return Train(self.loss)": "own.Own.local_passes gives a Train. It must give a tuple",
+    "def local_passes(self):\n  return Train(self.loss)": (
+        "own.Own.local_passes (own.py, line 35) returned a Train. Return a tuple of passes"
+    ),
     "def aggregate(self, server, uploads):\n  return {'model': uploads.mean('model'), 'n': torch.ones(len(uploads))}": (
-        "own.Own.aggregate gives 'n', which init does not give; a state should have the same parts"
+        "own.Own.aggregate (own.py, line 35) returned 'n' as float32 of shape (4,), but init did not"
     ),
     "def upload(self, client):\n  return {**super().upload(client), 'big': client['model'].norm() > 1}": (
         "own.Own: upload gives a tensor of torch.bool. Use of floating point or of integers."
     ),
     "def metrics(self, server):\n  return {'bytes_up': server['model'].norm()}": (
-        "own.Own.metrics gives 'bytes_up', which is recorded of every round already. It must have another name."
+        "own.Own.metrics (own.py, line 35) returned 'bytes_up', which is already a column"
     ),
     "def extra_models(self, server):\n  return {'personal': server['model']}": (
-        "own.Own.extra_models gives 'personal', which is a model of protocols. It must have another name."
+        "own.Own.extra_models (own.py, line 35) returned 'personal', which is already the model of a protocol"
     ),
     # passes
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y).item()": (
-        "a Python float; a loss should be a scalar, a mean over the batch, as a tensor."
+        "a Python float. Return a floating-point scalar tensor"
     ),
     "def keep(self, client):\n  return {'n': torch.tensor(client['model'].norm().item())}\n"
     " def init_client(self, server, fresh):\n  return {'n': torch.tensor(0.0)}": (
-        "in one call differ in it, so that it should be torch.where, or the condition `when` of a Train pass."
+        "reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) * (2 if client['model'].norm() > 1 else 1)": (
-        "own.Own: own.py, line 36, in loss: `return self.risk(client, batch) * (2 if client['model'].norm() > 1 "
-        "else 1)` takes a tensor's value into Python, as `if`, float() and item() do; clients that train in one call "
+        "own.Own.loss (own.py, line 36): `return self.risk(client, batch) * (2 if client['model'].norm() > 1 else 1)` "
+        "reads a tensor's value in Python"
     ),
     "def loss(self, client, batch):\n"
     "  return F.cross_entropy(self.predict(client, batch.x), batch.y, reduction='none')": (
-        "own.Own: loss (own.py, line 35) gives a tensor of shape (1,); a loss should be a scalar, a mean over the"
+        "own.Own.loss (own.py, line 35) returned a tensor of shape (1,). Return a floating-point scalar tensor"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch).detach()": (
-        "own.Own: the loss of a Train pass depends on nothing that the pass trains of 'model'. Use computed "
-        "from client['model'], without detach()."
+        "own.Own.loss (own.py, line 35) returned a loss that does not depend on the parameters of 'model'"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) + client['anchor'].norm()": (
-        "in loss: `return self.risk(client, batch) + client['anchor'].norm()` asks for 'anchor', which is not there"
+        "own.Own.loss (own.py, line 36): `return self.risk(client, batch) + client['anchor'].norm()` reads 'anchor'"
     ),
     "def local_passes(self):\n  return Train(self.loss), Update(lambda client: {'model': client['model']}),\n"
     " def start(self, kept, received, info):\n  return {'model': received['model'], 'n': info.size}": (
-        "own.Own: <lambda> (own.py, line 36) gives no 'n', which the client had. Use the client with"
+        "own.Own: a lambda (own.py, line 36) returned a client without 'n'"
     ),
     "def local_passes(self):\n  return (Train(self.loss, when=lambda client: True),)": (
-        "own.Own: <lambda> (own.py, line 36) gives True, a Python bool; a condition should be one truth value, as a"
+        "own.Own: a lambda (own.py, line 36) returned True, a Python bool. Return a Boolean scalar tensor"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)": (
-        "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'. Use a part that holds "
-        "what the pass trains of 'model', as `start` may give it."
+        "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'. Return 'anchor' from `start`"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
     "  return {'model': received['model'], 'anchor': received['model'].only(['head.weight'])}": (
-        "but the client has no 'body.1.weight' in 'anchor'. Use a part that holds what the pass trains of"
+        "own.Own: a Train pass has a pull to 'anchor', but 'anchor' has no 'body.1.weight'"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
     "  return {'model': received['model'], 'anchor': received['model'].flat()}": (
-        "but the client has 'anchor' as a bare tensor. Use a part that holds what the pass trains of 'model'"
+        "own.Own: a Train pass has a pull to 'anchor', but the client has 'anchor' as a tensor"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
     " def start(self, kept, received, info):\n"
     "  return {'model': received['model'], 'anchor': received['model'].map(torch.Tensor.float)}": (
-        "but the client has 'body.1.weight' in 'anchor' as float32 of shape"
+        "but 'body.1.weight' is float32 of shape (6, 5) in 'anchor' and float64 of shape (6, 5) in 'model'"
     ),
     "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
-        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place. It must make a new one"
+        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place"
     ),
     # what is remembered, and what is random
     "def keep(self, client):\n  self.last = client['model']\n  return {}": (
-        "own.Own: own.py, line 36, in keep: `self.last = client['model']` keeps something on the algorithm, which is "
-        "frozen and one for all clients; what a client remembers should be given by `keep`"
+        "own.Own.keep (own.py, line 36): `self.last = client['model']` stores a value on the algorithm"
     ),
     "def keep(self, client):\n  SEEN['calls'] = SEEN.get('calls', 0) + 1\n  return {}": (
         "own.Own: 'own.SEEN' changes while clients train; what a client remembers should be given by `keep`"
@@ -293,7 +292,7 @@ def test_a_studys_method_is_checked_with_its_parameters(
     for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
         status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)
         assert status == 1
-        assert f"own.Own.upload gives 'n' as {number}, a Python float" in said
+        assert f"own.Own.upload (own.py, line 36) returned 'n' as {number}, a Python float" in said
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.passes import Pass, Train
+from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.federated_data import Integers
@@ -299,19 +300,22 @@ class ClientPass:
         return net.mode.activate(True, batch.mask, batch.key, *own_buffers, net.is_bfloat16)
 
 
-class _BatchGradient:
-    """The gradient function of a custom step (:class:`~fedpipe.algorithms.passes.Gradient`)."""
+class _BatchGradient(Gradient):
+    """The gradient function of a custom step."""
 
     def __init__(self, client_pass: ClientPass, batch: Batch) -> None:
         self._pass, self._batch = client_pass, batch
         self.statistics: Statistics = {}  #: statistics of the last call
 
+    @override
     def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
         return self.with_value(client, batch)[0]
 
+    @override
     def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         gradient, (loss, self.statistics) = self._pass.compute_gradient(client, batch or self._batch)
         return gradient, loss
 
+    @override
     def descend(self, client: State, gradient: Tensors) -> State:
         return self._pass.descend(client, gradient)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, State
@@ -25,6 +26,7 @@ from fedpipe.engine.clients.executor import (
     MEASURE_BATCH,
     ClientPass,
     ClientTask,
+    Executor,
     GradientAndLoss,
     LossFunction,
     Outcome,
@@ -66,7 +68,7 @@ class PersonalizedState(NamedTuple):
         return self.round == round and _has_same_bits(self.initial_state, state)
 
 
-class Loop:
+class Loop(Executor):
     """Trains one client at a time on each thread, which has its own module.
 
     Parameters
@@ -103,8 +105,8 @@ class Loop:
         self._personal_cache: dict[int, PersonalizedState] = {}
         self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
+    @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         if task.phase != "begin":
             personal_states = self._personal_cache.items()
             self._personal_cache = {client: state for client, state in personal_states if state.round == task.round}
@@ -113,8 +115,8 @@ class Loop:
         futures = {client: self._pool.submit(self._run_client, task, client) for client in by_size}
         return (futures.pop(client).result() for client in task.ids)
 
+    @override
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         return []
 
     def _run_client(self, task: ClientTask, client: int) -> Outcome:
@@ -173,9 +175,8 @@ class Loop:
     def _score(self, client_run: ClientRun, phase: Phase, state: State, test: Test) -> Score:
         return client_run.score(phase, state, test)
 
+    @override
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`; the samples are spread over the threads."""
-
         def compute_chunk(chunk_number: int, chunk: Integers) -> Tensor:
             worker = self._idle_workers.pop()
             try:

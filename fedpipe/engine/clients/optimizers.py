@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from typing_extensions import override
 
 from fedpipe.core.tensors import Tensors
 from fedpipe.settings.federation import Federation
@@ -30,17 +31,19 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent with heavy-ball momentum, like ``torch.optim.SGD``."""
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    @override
     def init(self, parameters: Tensors) -> Slots:
         """Make a momentum buffer of zeros. Empty without momentum."""
         return {"buffer": parameters.zeros()} if self.momentum else {}
 
+    @override
     def update(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
@@ -61,7 +64,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam, like ``torch.optim.Adam`` with PyTorch's defaults."""
 
     learning_rate: float
@@ -70,11 +73,13 @@ class Adam:
     beta2: float = 0.999
     epsilon: float = 1e-8
 
+    @override
     def init(self, parameters: Tensors) -> Slots:
         """Make moments of zeros."""
         step = next(iter(parameters.values())).new_zeros(())
         return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
 
+    @override
     def update(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:

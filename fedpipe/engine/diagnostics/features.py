@@ -44,12 +44,14 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     rows = head_weight.flatten(1)
     if features and features[0].shape[1] != rows.shape[1]:
         raise SettingsError(
-            "diagnostics: the head's rows have another width than the features, so that they can't be shown."
+            f"diagnostics: a row of head.weight has {rows.shape[1]} numbers and a feature vector has "
+            f"{features[0].shape[1]}. Use a model with a linear head."
         )
     vectors = normalize_vectors(torch.cat([*features, rows]))
     if settings["perplexity"] >= len(vectors):
         raise SettingsError(
-            f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors; use less."
+            f"diagnostics: perplexity {settings['perplexity']:g} can't be used with {len(vectors)} vectors. Use less "
+            f"than {len(vectors)}."
         )
     # Exact, because the order of the tree's sums depends on threads.
     seed = rng.entropy(settings["seed"], "diagnostic/tsne") % 2**32

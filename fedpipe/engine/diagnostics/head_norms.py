@@ -75,7 +75,7 @@ def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[t
         classes = run.load_server_state(number).get("classes")
         if not isinstance(classes, Tensors) or "head.weight" not in classes:
             kind = run.settings.algorithm["name"]
-            raise SettingsError(f"diagnostics: {kind} has no class models, whose head `models: [class]` could look at.")
+            raise SettingsError(f"diagnostics: {kind} has no class models. Remove class from `models`.")
         for label in range(run.clients.classes):
             yield label, classes.map(operator.itemgetter(label)), None
     else:

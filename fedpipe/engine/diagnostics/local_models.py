@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -24,10 +25,12 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import replay
 from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome, get_epochs_and_steps
 from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.contract import get_algorithm_name
 from fedpipe.engine.run import Run
 from fedpipe.models.base import FunctionalNetwork
 
 MODEL, CLIENT_BUFFERS, TRACE, STEP = "diagnostic/model", "diagnostic/own", "diagnostic/trace", "diagnostic/step"
+HEAD_ADVICE = "Use a model and methods with a linear head."
 TraceFunction = Callable[[Tensors], Tensor]
 
 
@@ -74,7 +77,8 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
         model: Tensors = error.args[0]
         return model
     raise SettingsError(
-        f"diagnostics: {type(algorithm).__qualname__}.predict calls no network, so that no model is known."
+        f"diagnostics: {get_algorithm_name(algorithm)}.predict does not call self.net, so its model is unknown. "
+        "List only other methods in `algorithms`."
     )
 
 
@@ -100,6 +104,7 @@ def with_model_uploads(
     kind: Any = type(algorithm)
 
     class WithModelUploads(kind):  # type: ignore[misc]
+        @override
         def start(self, kept: State, received: State, info: ClientInfo) -> State:
             state: State = super().start(kept, received, info)
             if trace_function is None:
@@ -108,12 +113,14 @@ def with_model_uploads(
             trace = traced_value.new_full((steps + 1, *traced_value.shape), math.nan)
             return state | {TRACE: trace, STEP: torch.zeros_like(info.size).long()}
 
+        @override
         def local_passes(self) -> Sequence[Pass]:
             passes: Sequence[Pass] = super().local_passes()
             if finetune_epochs is not None:
                 passes = self.finetune(finetune_epochs) if finetune_epochs else ()
-            return [self._watched(pass_) for pass_ in passes] if trace_function else passes
+            return [self._with_trace(pass_) for pass_ in passes] if trace_function else passes
 
+        @override
         def upload(self, client: State) -> State:
             model_parts = {MODEL: get_personal_model(self, client)} | (
                 {CLIENT_BUFFERS: client[BUFFERS]} if BUFFERS in client else {}
@@ -124,10 +131,12 @@ def with_model_uploads(
             )  # fine-tuning may need local training
             return base_upload | model_parts | trace_parts
 
+        @override
         def keep(self, client: State) -> State:
             kept_state: State = super().keep(client) if finetune_epochs is None else {}
             return kept_state
 
+        @override
         def traffic(self, state: State) -> State:
             if finetune_epochs is not None:
                 return {}
@@ -136,18 +145,18 @@ def with_model_uploads(
             )
             return counted_state
 
-        def _watched(self, pass_: Pass) -> Pass:
+        def _with_trace(self, pass_: Pass) -> Pass:
             if not isinstance(pass_, Train):
                 return pass_
             inner = pass_.step or _descend
 
             def step(client: State, batch: Batch, gradient: Gradient) -> State:
-                client = self._look(client) if trace_function else client
+                client = self._record_trace(client) if trace_function else client
                 return inner(client, batch, gradient) | {STEP: client[STEP] + 1}
 
             return dataclasses.replace(pass_, step=step)
 
-        def _look(self, client: State) -> State:
+        def _record_trace(self, client: State) -> State:
             assert trace_function is not None
             is_current = torch.arange(steps + 1, device=client[STEP].device) == client[STEP]
             traced_value = trace_function(get_personal_model(self, client))
@@ -172,15 +181,15 @@ def _descend(client: State, batch: Batch, gradient: Gradient) -> State:
     return gradient.descend(client, gradient(client))
 
 
-class _CollectingExecutor:
+class _CollectingExecutor(Executor):
     """Executor with the run's outcomes, which collects the models in their uploads."""
 
     def __init__(self, executor: Executor, trace_function: TraceFunction | None) -> None:
         self._executor, self._trace_function, self.name = executor, trace_function, executor.name
         self.local_models: list[LocalModel] = []
 
+    @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         for outcome in self._executor.run(task):
             if task.phase != "train":
                 yield outcome
@@ -198,12 +207,12 @@ class _CollectingExecutor:
             upload = {part: value for part, value in outcome.upload.items() if part not in diagnostic_parts}
             yield outcome._replace(upload=upload)
 
+    @override
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         return self._executor.describe_stacks(participants)
 
+    @override
     def logits(self, model: Tensors, indices: Any, round: int) -> Tensor:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         return self._executor.logits(model, indices, round)
 
 
@@ -224,9 +233,8 @@ def replay_local_models(run: Run, number: int, trace_function: TraceFunction | N
         raise make_pruned_state_error(run, number)
     if not comparison.is_reproduced(run.federation.compute_dtype):
         raise ArtifactError(
-            f"{run.files.path}: round {number} can't be looked into, since done again now "
-            f"{comparison.describe_difference()}; restore "
-            f"fedpipe as it was, or type `rm -r {run.files.path}` to have the run made anew."
+            f"{run.files.path}: round {number} has another result when it is repeated: "
+            f"{comparison.describe_difference()}. {replay.format_restore_advice(run.files)}"
         )
     return executor.local_models
 
@@ -250,9 +258,7 @@ def get_global_model(run: Run, number: int) -> Tensors:
     model = run.algorithm.global_model(run.load_server_state(number)) if has_server_statistics else None
     if model is None:
         name = run.settings.algorithm["name"]
-        raise SettingsError(
-            f"diagnostics: {name} has no global model to look at; its run should be left out (algorithms)."
-        )
+        raise SettingsError(f"diagnostics: {name} has no global model. List only other methods in `algorithms`.")
     return model
 
 
@@ -266,7 +272,7 @@ def get_head_weight(run: Run, model: Tensors) -> Tensor:
     """
     if "head.weight" not in model:
         kind = run.settings.algorithm["name"]
-        raise SettingsError(f"diagnostics: the models of {kind} have no head.weight, whose rows could be looked at.")
+        raise SettingsError(f"diagnostics: the models of {kind} have no head.weight. {HEAD_ADVICE}")
     return model["head.weight"]
 
 
@@ -289,6 +295,6 @@ def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[
 def make_pruned_state_error(run: Run, number: int) -> ArtifactError:
     """Make the error about states that were pruned before the diagnostic was declared."""
     return ArtifactError(
-        f"{run.files.path}: the states of round {number} or of the one before it are gone, which artifacts.keep_models "
-        f"pruned before this diagnostic was declared; type `rm -r {run.files.path}` and run again, which keeps them."
+        f"{run.files.path}: states of round {number} or of the round before it are missing. artifacts.keep_models "
+        f"deleted them before you declared this diagnostic. Type `rm -r {run.files.path}` and run again to keep them."
     )

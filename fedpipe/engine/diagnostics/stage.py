@@ -29,7 +29,7 @@ def run_diagnostic(path: Path, execution: Execution, threads: int = 1) -> None:
     key, label = (ancestor.name for ancestor in list(path.parents)[1:3])
     run, number = Run(RunFiles.from_key(label, key), execution, threads), settings["round"]
     if number not in run.files.list_complete_rounds():
-        raise ArtifactError(f"{run.files.path}: round {number} is not complete; type `fedpipe run` to make it.")
+        raise ArtifactError(f"{run.files.path}: round {number} is not complete. Type `fedpipe run` to complete it.")
     if not run.files.round(number).server_state.exists():
         from fedpipe.engine.diagnostics import local_models
 

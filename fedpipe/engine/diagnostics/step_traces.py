@@ -30,7 +30,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
         raise SettingsError(
-            f"diagnostics: client {missing[0]} does not train in round {number}, which has {participants}."
+            f"diagnostics: client {missing[0]} does not train in round {number}. Use participants: {participants}."
         )
     counts = run.clients.class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
@@ -47,6 +47,6 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 def compute_relative_norms(model: Tensors) -> Tensor:
     """Norms of the head's rows over their sum (cwFedAvg, eq. 4), shape (C,)."""
     if "head.weight" not in model:
-        raise SettingsError("diagnostics: these models have no head.weight, whose rows could be looked at.")
+        raise SettingsError(f"diagnostics: these models have no head.weight. {local_models.HEAD_ADVICE}")
     norms: Tensor = torch.linalg.vector_norm(model["head.weight"], dim=-1)
     return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

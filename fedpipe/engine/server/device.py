@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import State
 
@@ -28,6 +29,7 @@ def use_device_of(server: State) -> Iterator[None]:
 class _NumpyCopyMode(TorchFunctionMode):
     """Copies tensors to the CPU before NumPy reads them."""
 
+    @override
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

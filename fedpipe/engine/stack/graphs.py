@@ -69,7 +69,7 @@ class CapturedStep:
             stack_batch = StackBatch(samples, mask, live if has_idle_clients else None, key[0] if key else None)
             new_leaves, tree = pytree.tree_flatten(step(pytree.tree_unflatten(state_leaves, self._tree), stack_batch))
             if tree != self._tree:
-                raise RuntimeError("a step changes the parts of the state")
+                raise RuntimeError("a step adds or removes parts of the state")
             return (counter + 1, *new_leaves, *plan)
 
         self._load(leaves, plan_tensors)
@@ -125,7 +125,7 @@ class GraphCache:
                 )
             except RuntimeError as error:
                 reason = str(error).strip().partition("\n")[0]
-                print(f"execution.graphs: {name} runs step by step; it can't be recorded ({reason})", file=sys.stderr)
+                print(f"execution.graphs: {name} can't be recorded and runs step by step ({reason}).", file=sys.stderr)
                 self._eager_names.add(name)
                 return None
             self._captured_steps[key] = captured_step

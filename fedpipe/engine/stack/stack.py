@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
@@ -24,6 +25,7 @@ from fedpipe.engine.clients.executor import (
     FIRST,
     MEASURE_BATCH,
     ClientTask,
+    Executor,
     Outcome,
     get_passes,
     make_kept_state,
@@ -38,7 +40,7 @@ from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, stack_states, unstack_client
 
 
-class Stack:
+class Stack(Executor):
     """Trains up to ``width`` clients at a time, in stacks that depend only on the round's participants.
 
     The first rows are the largest clients. As other clients finish, the stack becomes narrower in fixed widths, and
@@ -80,16 +82,16 @@ class Stack:
         )
         self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
 
+    @override
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         federation = self._algorithm.federation
         batch_size = self._clients.resolve_batch_size(federation.batch_size)
         return schedule.describe_stacks(
             self._clients.sizes, participants, self._width, batch_size, federation.local_steps
         )
 
+    @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         self._prepare_round(task.round)
         outcomes: dict[int, Outcome] = {}
         participants = range(len(self._clients)) if task.participants is None else task.participants
@@ -149,8 +151,8 @@ class Stack:
             )
         return outcomes
 
+    @override
     def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
-        """See :class:`~fedpipe.engine.clients.executor.Executor`."""
         model = model.map(lambda value: value.to(self._clients.device))
         size = (
             MEASURE_BATCH

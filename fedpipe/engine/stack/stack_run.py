@@ -298,8 +298,8 @@ def explain_out_of_memory(width: int) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         reason = str(error).split(". ", 1)[0]
         raise SettingsError(
-            f"execution.stack: the GPU's memory is too small for {width} clients in one call ({reason}). "
-            f"Use less, as {width // 2}, with which results are equal within rounding."
+            f"execution.stack: {width} clients in one call need more memory than the GPU has ({reason}). "
+            f"Use a smaller number, such as {width // 2}. Results are equal up to rounding."
         ) from error
 
 

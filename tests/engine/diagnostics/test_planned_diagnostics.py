@@ -27,27 +27,27 @@ def plan_study(diagnostics: dict[str, Any], **sections: Any) -> planner.NewPlan:
     return planner.make_plan(Path("params.yaml"))
 
 
-def typed(*arguments: str) -> None:
+def run_command(*arguments: str) -> None:
     CliRunner().invoke(app.app, list(arguments), catch_exceptions=False)
 
 
 def test_a_diagnostics_key_holds_its_run_round_settings_and_code_and_no_run_holds_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = plan_study({"n": NORMS})
-    assert {run.key for run in one.runs} == {run.key for run in plan_study({}).runs}
-    others = [
+    base_plan = plan_study({"n": NORMS})
+    assert {run.key for run in base_plan.runs} == {run.key for run in plan_study({}).runs}
+    other_plans = [
         plan_study({"n": NORMS | {"rounds": [3]}}),
         plan_study({"n": NORMS | {"models": ["received"]}}),
         plan_study({"n": NORMS | {"finetune_epochs": 5}}),
         plan_study({"n": NORMS}, federation={"learning_rate": 0.2}),
     ]
     assert {diagnostic.key for diagnostic in plan_study({"m": NORMS}).diagnostics} == {
-        diagnostic.key for diagnostic in one.diagnostics
+        diagnostic.key for diagnostic in base_plan.diagnostics
     }, "names are for people"
     monkeypatch.setattr(code_digest, "compute_diagnostic_digest", lambda kind: "another")
-    others.append(plan_study({"n": NORMS}))
-    keys = [diagnostic.key for plan in (one, *others) for diagnostic in plan.diagnostics]
+    other_plans.append(plan_study({"n": NORMS}))
+    keys = [diagnostic.key for plan in (base_plan, *other_plans) for diagnostic in plan.diagnostics]
     assert len(set(keys)) == len(keys) == 12
 
 
@@ -55,8 +55,8 @@ def test_the_digest_of_a_diagnostic_is_of_what_diagnostics_have_of_their_own() -
     assert len({code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}) == len(
         code_digest.DIAGNOSTIC_MODULES
     )
-    before = code_digest.compute_shared_digest()
-    assert before not in {code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}
+    expected = code_digest.compute_shared_digest()
+    assert expected not in {code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}
 
 
 def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> None:
@@ -75,80 +75,84 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
     assert len([diagnostic for diagnostic in plan.diagnostics if diagnostic.name == "all"]) == len(plan.runs) == 24
     chosen = [diagnostic for diagnostic in plan.diagnostics if diagnostic.name == "some"]
     cells = {(cell.algorithm, cell.key): cell for cell in plan.cells}
-    found = [(cells[diagnostic.algorithm, diagnostic.run_key], diagnostic.round) for diagnostic in chosen]
-    points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in found]
+    result = [(cells[diagnostic.algorithm, diagnostic.run_key], diagnostic.round) for diagnostic in chosen]
+    points = [(cell.seed, cell.grid["partition.alpha"], cell.grid["federation.batch_size"], n) for cell, n in result]
     assert points == [(1, 0.5, size, number) for size in (10, 20) for number in (1, 4)]
     planner.write_plan(plan)
-    read = Plan.read(Path("results/plan.json"))
-    assert read.diagnostics == plan.diagnostics
+    stored_plan = Plan.read(Path("results/plan.json"))
+    assert stored_plan.diagnostics == plan.diagnostics
     for diagnostic in plan.diagnostics:
-        held = yaml.safe_load(diagnostic.files.settings.read_text())
-        assert (held["run"], held["round"], held["kind"]) == (diagnostic.run_key, diagnostic.round, "gradients")
+        stored_settings = yaml.safe_load(diagnostic.files.settings.read_text())
+        assert (stored_settings["run"], stored_settings["round"], stored_settings["kind"]) == (
+            diagnostic.run_key,
+            diagnostic.round,
+            "gradients",
+        )
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
-        (NORMS | {"rounds": [5]}, r"diagnostics\.n\.rounds: 5 is beyond the last round, 4"),
-        (NORMS | {"rounds": [0]}, r"diagnostics\.n\.rounds\.0: 0 can't be used"),
-        (NORMS | {"algorithms": ["moon"]}, r"diagnostics\.n\.algorithms: the study has no 'moon'"),
-        (NORMS | {"seeds": [7]}, r"diagnostics\.n\.seeds: the study has no '7'"),
+        (NORMS | {"rounds": [5]}, r"^diagnostics\.n\.rounds: 5 .* 4"),
+        (NORMS | {"rounds": [0]}, r"^diagnostics\.n\.rounds\.0: 0 "),
+        (NORMS | {"algorithms": ["moon"]}, r"^diagnostics\.n\.algorithms: .*'moon'"),
+        (NORMS | {"seeds": [7]}, r"^diagnostics\.n\.seeds: .*'7'"),
         (
             NORMS | {"where": {"partition.alpha": 0.5}},
-            r"diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid",
+            r"^diagnostics\.n\.where: 'partition\.alpha' is not in study\.grid",
         ),
-        (NORMS | {"models": ["class"]}, r"diagnostics\.n\.models: 'class' can't be used with fedavg"),
+        (NORMS | {"models": ["class"]}, r"^diagnostics\.n\.models: 'class' .*fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
-        (NORMS | {"modles": []}, r"diagnostics\.n\.modles: unknown key. Did you mean 'models'\?"),
+        (NORMS | {"modles": []}, r"^diagnostics\.n\.modles: unknown key.*'models'"),
         (
             {"kind": "head_norms"},
-            r"diagnostics\.n\.kind: there is no diagnostic 'head_norms'. Did you mean 'head-norms'\?",
+            r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'",
         ),
-        ({"rounds": [1]}, r"diagnostics\.n: its kind is missing"),
-        ({"kind": "locals", "clients": [10]}, r"diagnostics\.n\.clients: there is no client 10"),
-        ({"kind": "surface", "points": 2}, r"diagnostics\.n\.points: 2 can't be used"),
+        ({"rounds": [1]}, r"^diagnostics\.n.*kind.* missing"),
+        ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
+        ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
     ],
     ids=str,
 )
-def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingsError, match=told) as error:
+def test_what_can_not_be_looked_at_is_refused_before_any_job(entry: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as error:
         plan_study({"n": entry})
     assert "\n" not in str(error.value)
 
 
 def test_a_point_that_the_grid_never_has_is_refused() -> None:
     entry = NORMS | {"where": {"partition.alpha": 0.4}}
-    with pytest.raises(SettingsError, match=r"diagnostics\.n\.where: 'partition\.alpha' is never 0\.4 in study\.grid"):
+    with pytest.raises(SettingsError, match=r"^diagnostics\.n\.where: 'partition\.alpha' .*0\.4 .*study\.grid"):
         plan_study({"n": entry}, study={"algorithms": ["fedavg"], "grid": {"partition.alpha": [0.3, 0.5]}})
-    with pytest.raises(SettingsError, match=r"study\.grid: 'diagnostics\.n\.rounds' can't be varied"):
+    with pytest.raises(SettingsError, match=r"^study\.grid: 'diagnostics\.n\.rounds' "):
         plan_study({"n": NORMS}, study={"algorithms": ["fedavg"], "grid": {"diagnostics.n.rounds": [[1], [2]]}})
 
 
 @pytest.mark.parametrize("label", ["fedavg", "scaffold"])
 def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
-    """Whatever `keep_models` says; those of a method whose clients keep something, too."""
+    """For every `keep_models`, and for a method whose clients have states."""
     params = studies.settings((label,), 6, artifacts={"keep_models": "last"}, dataset={"subset": 200})
     params["diagnostics"] = {"n": {"kind": "head-norms", "rounds": [3]}}
     plan = studies.prepare(params)
     (run,) = studies.open_runs(plan)
     list(run.run_segment(6))
     collect.collect_rounds(run.files, 6, plan.keep_models)
-    there = [number for number in range(7) if run.files.round(number).server_state.exists()]
-    assert there == [0, 2, 3, 5, 6]
+    retained_rounds = [number for number in range(7) if run.files.round(number).server_state.exists()]
+    assert retained_rounds == [0, 2, 3, 5, 6]
     (diagnostic,) = plan.diagnostics
-    typed("diagnostic", str(diagnostic.files.settings))
+    run_command("diagnostic", str(diagnostic.files.settings))
     table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
     assert table["owner"].unique().to_pylist() == run.participants(3)
-    before = studies.bits(run.files.path)
-    typed("diagnostic", str(diagnostic.files.settings))
-    assert studies.bits(run.files.path) == before, "a diagnostic changes nothing of its run"
+    expected = studies.bits(run.files.path)
+    run_command("diagnostic", str(diagnostic.files.settings))
+    assert studies.bits(run.files.path) == expected, "a diagnostic changes nothing of its run"
     assert files.read_parquet(diagnostic.files.table).equals(table)
 
     # declared too late: the states of round 4 are gone
     params["diagnostics"]["n"]["rounds"] = [4]
     (diagnostic,) = studies.prepare(params).diagnostics
-    with pytest.raises(ArtifactError, match=r"the states of round 4 or of the one before it are gone, .* `rm -r "):
-        typed("diagnostic", str(diagnostic.files.settings))
+    with pytest.raises(ArtifactError, match=r"states of round 4 .*artifacts\.keep_models .*`rm -r "):
+        run_command("diagnostic", str(diagnostic.files.settings))
     assert not diagnostic.files.table.exists()
 
 
@@ -156,19 +160,19 @@ def test_edited_settings_of_a_diagnostic_are_refused() -> None:
     plan = plan_study({"n": NORMS | {"algorithms": ["fedavg"]}})
     planner.write_plan(plan)
     (diagnostic,) = plan.diagnostics
-    place = diagnostic.files.settings
-    right = place.read_text()
-    for edited, told in (
-        (right.replace("trained", "received"), "was edited: its key would be "),
-        (right.replace("round: 2", "round: 3"), "was edited: its key would be "),
+    path = diagnostic.files.settings
+    settings_text = path.read_text()
+    for edited_text, message in (
+        (settings_text.replace("trained", "received"), "was edited"),
+        (settings_text.replace("round: 2", "round: 3"), "was edited"),
         ("[]", "is damaged ("),
         ("a: [", "is damaged ("),
     ):
-        assert edited != right
-        place.write_text(edited)
+        assert edited_text != settings_text
+        path.write_text(edited_text)
         with pytest.raises(ArtifactError) as error:
-            typed("diagnostic", str(place))
-        assert str(error.value).startswith(f"{place} {told}")
-    place.write_text(right)
+            run_command("diagnostic", str(path))
+        assert str(error.value).startswith(f"{path} {message}")
+    path.write_text(settings_text)
     with pytest.raises(ArtifactError, match="is missing"):
-        typed("diagnostic", str(place.with_name("head-norms-0123456789ab.yaml")))
+        run_command("diagnostic", str(path.with_name("head-norms-0123456789ab.yaml")))
