@@ -210,7 +210,7 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     clone.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     said = clone.end(running, check=False)
     assert running.returncode
-    assert "SIGTERM before a round was done" in log.read()
+    assert "SIGTERM before a round was complete" in log.read()
     assert "Its time ended before a round was done, and so would that of another" in said
     assert "A job's time is `runtime` in the profile" in said
     assert submissions(said) == 1

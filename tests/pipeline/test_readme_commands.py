@@ -114,7 +114,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
 
     traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
     assert traced
-    assert "agree" in typist.next("fedpipe verify")
+    assert "All verified: " in typist.next("fedpipe verify")
     keys = [path.name for path in sorted((clone.folder / "results/runs").glob("*/*"))]
     assert "algorithm" in typist.next("fedpipe diff KEY KEY", shlex.join(["fedpipe", "diff", *keys[:2]]))
     assert "Nothing to remove" in typist.next("fedpipe prune")

@@ -1,4 +1,4 @@
-"""What snakemake is told that it can't do, and what it says of a study before it runs."""
+"""Errors for wrong options of snakemake, and warnings about a study before it runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
         (("--configfile", "studies/other.yaml"), ", ".join(f"'{section}'" for section in study)),
     ):
         printed = project.snakemake("all", *arguments, check=False)
-        assert [line for line in printed.splitlines() if line.startswith("fedpipe:")] == [
-            f"fedpipe: {named} in --config or --configfile would change nothing; settings belong in params.yaml, or in "
-            "another study's file, named by --config params=studies/NAME.yaml."
-        ]
+        (error,) = (line for line in printed.splitlines() if line.startswith("fedpipe:"))
+        assert error.startswith(f"fedpipe: {named} ")
+        assert "--config params=studies/NAME.yaml" in error
         assert "Traceback" not in printed
         assert not jobs(printed)
         assert not (project.folder / "results/plan.json").exists()

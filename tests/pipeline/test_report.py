@@ -108,4 +108,4 @@ def test_no_name_is_markup_or_a_formula(project: Project) -> None:
     assert "\n'=1+2," in project.run("fedpipe", "show", "--format", "csv")
     traced = project.run("fedpipe", "trace", "results/tables/results.md", "feddw.data==1+2.global-on-global")
     assert traced.startswith("cell: feddw.data==1+2.global-on-global\n")
-    assert "all agrees: " in project.run("fedpipe", "verify")
+    assert "All verified: " in project.run("fedpipe", "verify")
