@@ -107,8 +107,8 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     study = project.folder / "studies/papers/pfps_lwc/figure8.yaml"
     planned = study.read_text()
     study.write_text(planned.replace("learning_rate: 0.01", "learning_rate: 0.02"))
-    said = project.run("fedpipe", "papers", "--preset", "smoke", check=False)
-    assert "figure8.yaml has changed since it was planned; `make papers PRESET=smoke` runs what is new" in said
+    output = project.run("fedpipe", "papers", "--preset", "smoke", check=False)
+    assert "figure8.yaml has changed since it was planned; `make papers PRESET=smoke` runs what is new" in output
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
     study.write_text(planned)
 

@@ -42,8 +42,8 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
-    planner.write_plan(made := planner.make_plan())
-    assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
+    planner.write_plan(new_plan := planner.make_plan())
+    assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
@@ -57,9 +57,9 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
 def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project: Project) -> None:
     studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
     assert project.snakemake("all").count(WARNING) == 1
-    told = project.run("fedpipe", "show")
-    assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in told
-    assert told.index("| FedPer") < told.index("Warning: ")
+    message = project.run("fedpipe", "show")
+    assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in message
+    assert message.index("| FedPer") < message.index("Warning: ")
     for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
         assert f"{algorithm},{protocol},sample,last," in (project.folder / "results/tables/results.csv").read_text()
     again = project.snakemake("-n", "all")
