@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the small federations of `fedpipe.testing`, and what keeps tests the same on every machine."""
+"""Fixtures of all tests: the small federations of `fedpipe.testing`, and settings that make tests deterministic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("fedpipe")
 
 
-#: What tests start can be interrupted, also where the tests run in the background of a shell, which ignores Ctrl+C.
+#: Commands of tests can be interrupted, even if the tests run in the background of a shell, which ignores Ctrl+C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -31,7 +31,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_proxy() -> Iterator[None]:
-    """Servers of tests are on this machine, which no proxy of its user's need reach."""
+    """Servers of tests are on this machine, so no proxy may be used."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "127.0.0.1,localhost")
@@ -40,17 +40,17 @@ def _no_proxy() -> Iterator[None]:
 
 @pytest.fixture
 def make_clients() -> Callable[..., FederatedData]:
-    """See :func:`fedpipe.testing.synthetic`."""
+    """Makes the small federation of :func:`fedpipe.testing.synthetic`."""
     return testing.synthetic
 
 
 @pytest.fixture
 def make_trial() -> Callable[..., Trial]:
-    """See :func:`fedpipe.testing.make_trial`."""
+    """Makes a trial, as :func:`fedpipe.testing.make_trial`."""
     return testing.make_trial
 
 
 @pytest.fixture
 def assert_same() -> Callable[..., None]:
-    """See :func:`fedpipe.testing.assert_same`."""
+    """Compares tensors, as :func:`fedpipe.testing.assert_same`."""
     return testing.assert_same

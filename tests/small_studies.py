@@ -1,4 +1,4 @@
-"""Small studies for the tests: real digits, few rounds, and what compares their results bit for bit."""
+"""Small studies for the tests: real digits, few rounds, and functions that compare their results bit for bit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write(params: dict[str, Any], folder: Path) -> None:
 
 
 def prepare(params: dict[str, Any]) -> NewPlan:
-    """In the current folder: the plan, its data sets and partitions, ready for runs."""
+    """Write the plan, data sets and partitions of a study into the current folder."""
     write(params, Path())
     made = planner.make_plan(Path("params.yaml"))
     planner.write_plan(made)
@@ -67,7 +67,7 @@ def open_runs(made: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
 
 
 def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
-    """Right answers, number of samples and loss by round and client, of a run that is collected."""
+    """Correct predictions, number of samples and loss by round and client, from the merged files of a run."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
         for row in layout.read_merged_table(found.files.merged_files(rounds).metrics).to_pylist()
@@ -76,7 +76,7 @@ def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tu
 
 
 def bits(folder: Path) -> dict[str, str]:
-    """SHA-256 of every tensor file and every table below a folder, by relative path; times are not among them."""
+    """SHA-256 of every tensor file and table below a folder, by relative path. Times are left out."""
     found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for zipped in folder.rglob("rounds.zip"):
         found |= {zipped.with_suffix("") / name: data for name, data in archive.read_members(zipped).items()}
@@ -88,14 +88,14 @@ def bits(folder: Path) -> dict[str, str]:
 
 
 def forget(run: Path) -> None:
-    """Delete what a run's segments made."""
+    """Delete the rounds and segments of a run."""
     shutil.rmtree(run / "rounds")
     shutil.rmtree(run / "segments", ignore_errors=True)
     (run / "rounds.zip").unlink(missing_ok=True)
 
 
 def rounds(run: Path) -> dict[int, str]:
-    """The complete rounds of a run but round 0, each with its times, which differ when it is done again."""
+    """Times of the complete rounds of a run, except round 0. They change if a round is repeated."""
     files = RunFiles(run)
     return {n: json.dumps(read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
 
@@ -114,8 +114,8 @@ def copy_project(folder: Path) -> Path:
         if source.exists() or source.is_symlink():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    for compiled in (ROOT / "fedpipe").rglob("*.pyc"):  # otherwise each copy compiles all of it anew
-        place = folder / compiled.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(compiled, place)
+    for compiled in (ROOT / "fedpipe").rglob("*.pyc"):  # otherwise each copy compiles the package
+        target = folder / compiled.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(compiled, target)
     return folder

@@ -1,4 +1,4 @@
-"""The result table of several commits or experiments side by side, what differs in their settings, and by how much."""
+"""Compares the result tables of several commits or experiments, and their settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = tuple[str, str]  #: of the table: algorithm, and grid point in words
 
 
 class Revision(NamedTuple):
-    """A study as a commit, an experiment or this folder has it."""
+    """A study of a commit, an experiment or this folder."""
 
     name: str
     plan: Plan
@@ -54,13 +54,13 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
     Raises
     ------
     SettingsError
-        There is no such revision, or it has recorded no results.
+        The revision does not exist, or it contains no results.
     ArtifactError
-        Files of it are neither here nor in DVC's cache or remote.
+        Some of its files are not in this folder, in DVC's cache or in its remote.
     """
     names = [*(names or ["HEAD"]), *([WORKSPACE] if len(names) < 2 else [])]
     if repeated_names := [name for name in names if names.count(name) > 1]:
-        raise SettingsError(f"'{repeated_names[0]}' is named twice; each revision may be named once.")
+        raise SettingsError(f"'{repeated_names[0]}' is named twice. Name each revision once.")
     report: Report | None = None
     revisions: list[Revision] = []
     warnings: list[str] = []
@@ -70,21 +70,21 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
                 _fetch_revision(name, Path(folder))
             with contextlib.chdir(Path() if name == WORKSPACE else folder):
                 revisions.append(_read_revision(name, report))
-            if name != WORKSPACE and _is_overtaken(revisions[-1].plan, Path(folder)):
+            if name != WORKSPACE and _is_outdated(revisions[-1].plan, Path(folder)):
                 warnings.append(
-                    f"params.yaml of '{name}' gives another table than '{name}' records; run `dvc repro` there, and "
-                    "commit."
+                    f"the params.yaml of '{name}' does not match its recorded table. Check out '{name}', type "
+                    "`dvc repro`, and commit."
                 )
         report = revisions[0].plan.report
     return f"{_render_table(revisions)}\n\n{_render_settings(revisions)}", warnings
 
 
-# -- what a revision has -----------------------------------------------------------------------------------------------
+# -- reading revisions -------------------------------------------------------------------------------------------------
 
 
 def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
-    plan = _plan(name)
+    plan = _read_plan(name)
     report_settings = report or plan.report
     frame = results.select_study_protocols(
         results.compute_reported_accuracies(StudyData(plan).accuracies, report_settings.round, report_settings.last_k)
@@ -107,17 +107,19 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     )
 
 
-def _plan(name: str) -> Plan:
-    """The plan in the current folder."""
-    place = StudyFiles.from_params(PARAMS).plan
-    if name == WORKSPACE and not place.is_file():
-        raise ArtifactError(f"{place} is missing; type `{layout.format_run_command(PARAMS)}` first.")
+def _read_plan(name: str) -> Plan:
+    """Read the plan in the current folder, as that of a revision."""
+    plan_path = StudyFiles.from_params(PARAMS).plan
+    if name == WORKSPACE and not plan_path.is_file():
+        raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(PARAMS)}` first.")
     try:
-        return Plan.read(place)
+        return Plan.read(plan_path)
     except ArtifactError:
         if name == WORKSPACE:
             raise
-        raise ArtifactError(f"{name}: its {place} is of another version of fedpipe, and can't be compared.") from None
+        raise ArtifactError(
+            f"{name}: its {plan_path} was written by another version of fedpipe. Name another revision."
+        ) from None
 
 
 def _get_row(plan: Plan, cell: Cell) -> Row:
@@ -136,33 +138,33 @@ def _read_settings(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _is_overtaken(plan: Plan, folder: Path) -> bool:
-    """Whether the params.yaml of a revision asks for another table than that of its plan, whatever code makes them.
+def _is_outdated(plan: Plan, folder: Path) -> bool:
+    """Whether the params.yaml of a revision describes another table than its plan, apart from code.
 
-    The revision's files are in the folder. Files that its params.yaml names are those that lie here, and so is code.
+    The revision's files are in ``folder``. Code, and the files that its params.yaml names, are the current ones.
     """
     try:
-        made = planner.make_plan(folder / PARAMS)
-    except UserError:  # here may be no such file, or no such component
+        new_plan = planner.make_plan(folder / PARAMS)
+    except UserError:  # a file or a component may be missing in the current folder
         return False
     recorded_settings = {cell.key: read_generated_yaml(folder / cell.files.settings) for cell in plan.cells}
     return _canonicalize_plan(
-        made, {key: vars(settings) for key, settings in made.run_settings.items()}
+        new_plan, {key: vars(settings) for key, settings in new_plan.run_settings.items()}
     ) != _canonicalize_plan(plan, recorded_settings)
 
 
 def _canonicalize_plan(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
-    """A plan's settings as canonical JSON, without code and what follows from it: digests, keys, warnings."""
+    """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
     cells = [
-        json.dumps([cell.algorithm, cell.rounds, cell.grid, _without_code(settings[cell.key])], sort_keys=True)
+        json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code(settings[cell.key])], sort_keys=True)
         for cell in plan.cells
     ]
     return json.dumps([fields, sorted(cells)], sort_keys=True)
 
 
-def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
+def _remove_code(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove digests of code and paths of files from a run's settings."""
     return {
         name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
@@ -170,7 +172,7 @@ def _without_code(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetch_revision(name: str, folder: Path) -> None:
-    """Bring the plan of a revision, its params.yaml, and what its table is made of, into a folder."""
+    """Copy the plan of a revision, its params.yaml, and the files that its table is computed from into a folder."""
     from dvc.config import Config
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -178,54 +180,57 @@ def _fetch_revision(name: str, folder: Path) -> None:
     from pygit2 import GitError
 
     try:
-        # A relative address in a commit's own .dvc/config would begin at "/": remotes are those of this folder.
+        # A relative address in a commit's .dvc/config would begin at "/", so use the remotes of this folder.
         # `DVCFileSystem(".", rev=name)` finds no project in a folder of a larger repository.
         with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
             plan = StudyFiles.from_params(PARAMS).plan
             for path in (plan, PARAMS):
                 _copy_file(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                cells = _plan(name).cells
+                cells = _read_plan(name).cells
             for cell in cells:
                 for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
                     if not (folder / path).exists():
                         _copy_file(repo.dvcfs, name, path, folder)
     except SCMError:
         raise SettingsError(
-            f"'{name}' is no commit or experiment here; `git log` and `dvc exp list` show their names."
+            f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
         ) from None
     except (DvcException, GitError, OSError) as error:
-        raise SettingsError(f"'{name}' can't be read: {_line(error)}") from None
+        raise SettingsError(f"'{name}' can't be read: {_to_single_line(error)}") from None
 
 
 def _copy_file(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
-    """Copy a file of a revision: from here, where it is the same, or from DVC's cache or remote."""
+    """Copy a file of a revision from this folder if it is the same, otherwise from DVC's cache or remote."""
     from dvc_data.index import DataIndexDirError
 
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    absent = f"{path} of '{name}' is neither here nor in DVC's cache or remote"
+    problem = f"{path} of '{name}' is not in this folder, in DVC's cache or in its remote"
+    cure = "Try `dvc fetch --all-commits`."
     try:
         info = dvc_files.info(str(path))
     except FileNotFoundError:
-        raise SettingsError(f"'{name}' records no {path}; run `dvc repro` there, and commit.") from None
-    except DataIndexDirError as error:  # what its folder holds is unknown
+        raise SettingsError(
+            f"'{name}' does not contain {path}. Check out '{name}', type `dvc repro`, and commit."
+        ) from None
+    except DataIndexDirError as error:  # the list of its folder's files is missing
         reason = error.__cause__
-        told = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_line(reason)})"
-        raise ArtifactError(f"{absent}{told}; `dvc fetch --all-commits` may bring it.") from None
+        note = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_to_single_line(reason)})"
+        raise ArtifactError(f"{problem}{note}. {cure}") from None
     if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
         (folder / path).write_bytes(path.read_bytes())
         return
     try:
         dvc_files.get_file(str(path), str(folder / path))
     except FileNotFoundError:
-        raise ArtifactError(f"{absent}; `dvc fetch --all-commits` may bring it.") from None
+        raise ArtifactError(f"{problem}. {cure}") from None
 
 
-def _line(error: BaseException) -> str:
+def _to_single_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-# -- what is said of them ----------------------------------------------------------------------------------------------
+# -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 def _render_table(revisions: Sequence[Revision]) -> str:
@@ -260,14 +265,14 @@ def _render_table(revisions: Sequence[Revision]) -> str:
     report = base.plan.report
     caption = (
         f"Test accuracy (%) {table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
-        f"{table_parts.AVERAGE_PHRASES[report.average]}; mean ± standard deviation over seeds.\n"
+        f"{table_parts.AVERAGE_PHRASES[report.average]}. Values are mean ± standard deviation over seeds.\n"
         f"Differences are {PAIRED_EXPLANATION}\n{explain_metrics(protocols)}"
     )
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
 
 
 def _get_titles(revisions: Sequence[Revision]) -> dict[str, str]:
-    """What the table calls each algorithm: as the first revision that has it."""
+    """Display name of each algorithm, from the first revision that contains it."""
     plans = [revision.plan for revision in reversed(revisions)]
     return {label: plan.title(label) for plan in plans for label in plan.algorithms}
 
@@ -310,6 +315,6 @@ def _render_settings(revisions: Sequence[Revision]) -> str:
     if len(set(seeds)) > 1:
         lines.append(["study.seeds", "all", *seeds])
     if not lines:
-        return "No setting differs between the methods that all of them have."
-    head = ["setting that differs", "of", *(revision.name for revision in revisions)]
+        return "The methods that all revisions contain have the same settings."
+    head = ["setting that differs", "methods", *(revision.name for revision in revisions)]
     return pd.DataFrame(lines, columns=head).to_markdown(index=False, disable_numparse=True)

@@ -22,13 +22,15 @@ def find_run(key: str) -> RunFiles:
     Raises
     ------
     SettingsError
-        There is no such run, or there are several.
+        No run, or several runs, have such a key.
     """
     label, _, start = key.rpartition("/")
     run_folders = sorted(path.parent for path in (RESULTS / "runs").glob(f"{label or '*'}/{start}*/run.yaml"))
     if len(run_folders) != 1:
-        matches_text = f"several do: {', '.join(map(str, run_folders))}." if run_folders else _describe_known_keys()
-        raise SettingsError(f"'{key}' should begin the key of one run; {matches_text}")
+        if run_folders:
+            folder_list = ", ".join(map(str, run_folders))
+            raise SettingsError(f"'{key}' is the beginning of several keys: {folder_list}. Type more of the key.")
+        raise SettingsError(f"'{key}' is not the beginning of a run's key. {_describe_known_keys()}")
     return RunFiles(run_folders[0])
 
 
@@ -37,13 +39,13 @@ def _describe_known_keys() -> str:
     try:
         lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_lines
     except UserError:
-        return "`ls results/runs/*` lists the keys."
+        return "Type `ls results/runs/*` to list the keys."
     remaining_note = (
-        [f"and {len(lines) - MAX_LISTED_RUNS} more, which `fedpipe plan --dry-run` lists"]
+        [f"and {len(lines) - MAX_LISTED_RUNS} more (type `fedpipe plan --dry-run` to list them)"]
         if len(lines) > MAX_LISTED_RUNS
         else []
     )
-    return "\n  ".join([f"those of {PARAMS} are", *lines[:MAX_LISTED_RUNS], *remaining_note])
+    return "\n  ".join([f"The runs of {PARAMS} are:", *lines[:MAX_LISTED_RUNS], *remaining_note])
 
 
 def diff_runs(first: RunFiles, second: RunFiles) -> str:
@@ -78,10 +80,10 @@ def _compare_states(first: RunFiles, second: RunFiles) -> str:
     while True:
         markers = [run.round(number).marker for run in (first, second)]
         if not all(is_stored(marker) for marker in markers):
-            return f"server's state: the same bits in all {number} rounds that both have, round 0 included"
+            return f"server state: the same bits in all {number} rounds that both runs contain, including round 0"
         first_sha256, second_sha256 = (read_json(marker)["sha256"]["server.pt"] for marker in markers)
         if first_sha256 != second_sha256:
-            return f"server's state: differs from round {number} on"
+            return f"server state: differs from round {number} on"
         number += 1
 
 
@@ -90,19 +92,19 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
     frames = []
     for files in (first, second):
         if not (merged_files := files.list_merged_files()):
-            raise ArtifactError(f"{files.path}: no study's rounds of it are complete; type `fedpipe run` first.")
+            raise ArtifactError(f"{files.path}: the run has no complete results. Type `fedpipe run` first.")
         frame = results.compute_accuracies(results.read_merged_frame(merged_files[-1].metrics))
         frames.append(frame[frame["average"] == "sample"].set_index(["protocol", "round"])["accuracy"])
     lines = []
     for protocol in dict.fromkeys(name for frame in frames for name in frame.index.get_level_values("protocol")):
         has_protocol = [protocol in frame.index.get_level_values("protocol") for frame in frames]
         if not all(has_protocol):
-            lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} has it")
+            lines.append(f"{protocol}: only {(first, second)[has_protocol.index(True)].path.name} measures it")
             continue
         first_accuracies, second_accuracies = (frame[protocol] for frame in frames)
         common_rounds = first_accuracies.index.intersection(second_accuracies.index)
         if not len(common_rounds):
-            lines.append(f"{protocol}: no round is measured in both")
+            lines.append(f"{protocol}: the runs measure it in different rounds")
             continue
 
         def describe_round(
@@ -114,10 +116,10 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
             (first_accuracies[common_rounds] != second_accuracies[common_rounds]).to_numpy()
         ]
         if not len(differing_rounds):
-            lines.append(f"{protocol}: the same in all {len(common_rounds)} rounds that both measured")
+            lines.append(f"{protocol}: the same in all {len(common_rounds)} rounds that both runs measure")
         else:
             last_round_text = (
-                f"; {describe_round(common_rounds[-1])}" if common_rounds[-1] != differing_rounds[0] else ""
+                f", then {describe_round(common_rounds[-1])}" if common_rounds[-1] != differing_rounds[0] else ""
             )
-            lines.append(f"{protocol}: first apart with {describe_round(differing_rounds[0])}{last_round_text}")
+            lines.append(f"{protocol}: first differs with {describe_round(differing_rounds[0])}{last_round_text}")
     return lines

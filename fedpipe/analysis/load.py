@@ -1,4 +1,4 @@
-"""A study's results in Python: tidy frames, and models as torch modules, each with what it was made of."""
+"""A study's results in Python: tidy frames, and models as torch modules with their provenance."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """A study's results; :func:`fedpipe.load` makes it.
+    """Results of a study, from :func:`fedpipe.load`.
 
-    Every frame is tidy: a row is one observation. Those of runs begin with the same columns: ``algorithm``, one a name
-    of the study's grid (as text, empty where it does not concern the algorithm), ``seed`` and ``key``. By its key, and
-    the algorithm, a row is found again in :attr:`provenance`. A frame is read when it is first asked for, and every
-    file is checked against its recorded SHA-256 on the way.
+    Every frame is tidy: a row is one observation. Frames of runs begin with the same columns: ``algorithm``, one column
+    per name of the study's grid (as text, empty if it does not concern the algorithm), ``seed`` and ``key``. Key and
+    algorithm identify a row of :attr:`provenance`. A frame is read at its first use, and every file is checked against
+    its recorded SHA-256.
 
     Parameters
     ----------
     folder
-        The clone: the folder of params.yaml.
+        The folder of params.yaml.
     plan
         The study's plan.
     """
@@ -65,7 +65,7 @@ class Results:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The result table as ``results.csv`` holds it: means and deviations over seeds, in percent."""
+        """The result table, as in ``results.csv``: means and deviations over seeds, in percent."""
         with self._enter_folder():
             return self._data.table
 
@@ -90,14 +90,14 @@ class Results:
     def traffic(self) -> pd.DataFrame:
         """By ``round``: ``participants``, updates ``left_out``, mean bytes of one (``bytes_down``, ``bytes_up``).
 
-        Further columns are what a method recorded of itself.
+        Further columns are values that the method records.
         """
         with self._enter_folder():
             return self._data.rounds
 
     @cached_property
     def times(self) -> pd.DataFrame:
-        """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They tell of the machine, not of the method."""
+        """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They depend on the machine."""
         with self._enter_folder():
             return self._data.times
 
@@ -105,7 +105,7 @@ class Results:
     def matrices(self) -> pd.DataFrame:
         """Entries (``row``, ``column``, ``value``) of a ``matrix`` by ``round``, ``source``, ``client`` (-1: server).
 
-        Source ``measured`` is of the global model on the global test set, ``exchanged`` what an algorithm sent.
+        Source ``measured``: the global model on the global test set. ``exchanged``: what an algorithm sent.
         """
         with self._enter_folder():
             merged_frame = self._data.concatenate_cells(
@@ -144,7 +144,7 @@ class Results:
 
     @cached_property
     def provenance(self) -> pd.DataFrame:
-        """What each run was made of and by: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
+        """Provenance of each run: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
 
         def build_provenance_row(cell: Cell) -> pd.DataFrame:
             (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
@@ -173,30 +173,30 @@ class Results:
         return statistics.compute_fairness(self.clients, self._run_columns)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
-        """What it took to reach an accuracy: a row a run, with ``round`` and ``bytes`` (NaN where it never did).
+        """Cost of reaching an accuracy: one row per run, with ``round`` and ``bytes`` (NaN if it was not reached).
 
         Parameters
         ----------
         accuracy
-            In (0, 1], over all test samples; reached in the first round measured that has it.
+            In (0, 1], over all test samples. The first measured round with this accuracy counts.
         protocol
             By default the study's first.
 
         Raises
         ------
         SettingsError
-            The accuracy is no share, or nothing is measured by that protocol.
+            The accuracy is not a fraction, or the study does not measure that protocol.
         """
         protocol = self.plan.protocols[0] if protocol is None else protocol
         if not 0 < accuracy <= 1:
-            raise SettingsError(f"accuracy: {accuracy} can't be used. Use a share, as 0.7 for 70 %.")
+            raise SettingsError(f"accuracy: {accuracy} can't be used. Use a fraction, such as 0.7 for 70 %.")
         protocol_accuracies = self.accuracies[
             (self.accuracies["average"] == "sample") & (self.accuracies["protocol"] == protocol)
         ]
         if protocol_accuracies.empty:
             measured_protocols = list(dict.fromkeys(self.accuracies["protocol"]))
             raise SettingsError(
-                f"protocol: nothing is measured by '{protocol}'. {suggest_name(protocol, measured_protocols)}"
+                f"protocol: '{protocol}' is not measured in this study. {suggest_name(protocol, measured_protocols)}"
             )
         return statistics.compute_cost_to_target(protocol_accuracies, self.traffic, self._run_columns, accuracy).drop(
             columns="protocol"
@@ -204,7 +204,7 @@ class Results:
 
     @cached_property
     def statistics(self) -> pd.DataFrame:
-        """All statistics as ``statistics.csv`` holds them: means and deviations over seeds, by protocol."""
+        """All statistics, as in ``statistics.csv``: means and deviations over seeds, by protocol."""
         with self._enter_folder():
             return self._data.statistics
 
@@ -215,14 +215,14 @@ class Results:
     # -- single runs -------------------------------------------------------------------------------------------------
 
     def settings(self, algorithm: str, seed: int | None = None, **grid: Any) -> dict[str, Any]:
-        """All that a run's bits depend on, as its ``run.yaml`` holds it.
+        """All settings that a run depends on, as in its ``run.yaml``.
 
         Parameters
         ----------
         algorithm, seed
-            Which run; without a seed, that of the study's first.
+            The run. By default, the study's first seed.
         grid
-            Its point of the grid, by the last part of each name, as ``alpha=0.1``, or by the name itself, as
+            Its point of the grid, by the last part of each name, such as ``alpha=0.1``, or by the full name, such as
             ``**{"partition.alpha": 0.1}``.
         """
         with self._enter_folder():
@@ -238,27 +238,27 @@ class Results:
         round: int | None = None,
         **grid: Any,
     ) -> FittedNetwork:
-        """A model as a torch module in evaluation mode, with the weights that it had after a round.
+        """A model as a torch module in evaluation mode, with the weights after a round.
 
-        Its ``class_names`` are those of its outputs, its ``provenance`` is where the weights are from. It takes inputs
-        as :meth:`test` gives them.
+        ``class_names`` are the names of its outputs, and ``provenance`` is the origin of its weights. Use it with
+        inputs from :meth:`test`.
 
         Parameters
         ----------
         algorithm, seed, grid
-            Which run; see :meth:`settings`.
+            The run, as in :meth:`settings`.
         client
-            Whose personal model: after it received the server's state, before local training. Without it, the global
-            model.
+            Load this client's personal model, after it received the server's state and before local training. By
+            default, the global model.
         round
-            After which round; by default the last.
+            The model after this round. By default, the last.
 
         Raises
         ------
         SettingsError
-            There is no such run, client or round, or the method has no such model.
+            The run, client or round does not exist, or the method has no such model.
         ArtifactError
-            The state of that round was not kept (`artifacts.keep_models`), or is damaged.
+            The state of that round is not stored (`artifacts.keep_models`), or is damaged.
         """
         from fedpipe.analysis import models
 
@@ -294,27 +294,27 @@ class Results:
         round: int | None = None,
         **grid: Any,
     ) -> State:
-        """What is stored after a round: the server's state, or what a client keeps until it trains again.
+        """The stored state after a round: the server's state, or the state that a client keeps until it trains again.
 
-        A dict of named parts, each a tensor or a dict of tensors, as the method's `init` and `keep` give them
-        (``{"model": {"body.1.weight": ...}}``); empty for a client that keeps nothing. Tensors are on the CPU. A client
-        that has not trained yet keeps what `init_client` gave it. What clients send is not stored.
+        A dict of named parts, each a tensor or a dict of tensors, as the method's `init` and `keep` return them
+        (``{"model": {"body.1.weight": ...}}``). It is empty if clients keep no state. Tensors are on the CPU. A client
+        that has not trained yet has the state of `init_client`. Uploads are not stored.
 
         Parameters
         ----------
         algorithm, seed, grid
-            Which run; see :meth:`settings`.
+            The run, as in :meth:`settings`.
         client
-            Whose state; without it, the server's.
+            Load this client's state. By default, the server's.
         round
-            After which round, 0 being before the first; by default the last.
+            The state after this round, or 0 for the initial state. By default, the last.
 
         Raises
         ------
         SettingsError
-            There is no such run, client or round.
+            The run, client or round does not exist.
         ArtifactError
-            The state was not kept (`artifacts.keep_models`), or is damaged.
+            The state is not stored (`artifacts.keep_models`), or is damaged.
         """
         with self._enter_folder():
             cell, number = self._find_round(algorithm, seed, grid, round)
@@ -327,18 +327,18 @@ class Results:
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
     ) -> tuple[Tensor, Tensor]:
-        """Inputs, as the run's models take them, and classes of the global test set, or of a client's own."""
+        """Inputs for the run's models and classes of the global test set, or of a client's local one."""
         with self._enter_folder():
             clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
             if client is not None:
                 _require_client(client, len(clients))
             return clients.gather(clients.global_test if client is None else clients.test[client])
 
-    # -- how they are found ------------------------------------------------------------------------------------------
+    # -- finding runs ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _enter_folder(self) -> Iterator[None]:
-        """While the study's folder is the current one: all of its paths are relative to that."""
+        """Change to the study's folder, because its paths are relative to it."""
         with contextlib.chdir(self.folder):
             yield
 
@@ -352,8 +352,7 @@ class Results:
         names = {name: name for name in self.plan.grid} | full_names
         if unknown_names := [name for name in grid if name not in names]:
             raise SettingsError(
-                f"{unknown_names[0]}: not varied by the study's grid. "
-                f"{suggest_name(unknown_names[0], list(full_names))}"
+                f"'{unknown_names[0]}' is not in the study's grid. {suggest_name(unknown_names[0], list(full_names))}"
             )
         point = {names[name]: value for name, value in grid.items()}
         matching_cells = [
@@ -368,7 +367,7 @@ class Results:
             points = "; ".join(
                 ", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells
             )
-            raise SettingsError(f"{algorithm}: name one point of the grid, which are {points}.")
+            raise SettingsError(f"{algorithm}: {len(matching_cells)} points of the grid match. Name one of: {points}.")
         return matching_cells[0]
 
     def _find_round(
@@ -378,7 +377,7 @@ class Results:
         cell = self._find_cell(algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not 0 <= number <= cell.rounds:
-            raise SettingsError(f"round: {number} is none of the run's. Use from 0 to {cell.rounds}.")
+            raise SettingsError(f"round: {number} is not a round of this run. Use a number from 0 to {cell.rounds}.")
         return cell, number
 
     def _get_dataset_name(self, cell: Cell) -> str:
@@ -397,12 +396,16 @@ def load(path: str | Path = PARAMS) -> Results:
         (ancestor for ancestor in (absolute_path, *absolute_path.parents) if (ancestor / PARAMS).is_file()), None
     )
     if folder is None:
-        raise SettingsError(f"{path}: there is no params.yaml in that folder or above it.")
+        raise SettingsError(
+            f"{path}: params.yaml is not in this folder or a folder above it. Use the folder of a study."
+        )
     with contextlib.chdir(folder):
         relative_path = absolute_path.relative_to(folder)
         if relative_path.parts[:1] == RESULTS.parts:
             if not absolute_path.is_dir():
-                raise SettingsError(f"{path}: there is no such folder; `fedpipe run` makes a study's results.")
+                raise SettingsError(
+                    f"{path}: the folder does not exist. Type `fedpipe run` to compute a study's results."
+                )
             plan = Plan.read(relative_path / "plan.json")
         else:
             plan = _read_current_plan(PARAMS if relative_path == Path() else relative_path)
@@ -410,27 +413,26 @@ def load(path: str | Path = PARAMS) -> Results:
 
 
 def _read_current_plan(params: Path) -> Plan:
-    """The plan of a study as its file now is.
+    """Read the plan of a study, if it is that of the current file and code.
 
     Raises
     ------
     ArtifactError
-        It has no plan yet, or that is of an earlier state of the file.
+        The plan does not exist, or it is outdated.
     """
     if not params.is_file():
-        raise SettingsError(f"{params}: there is no such file. Use a study's, or a folder of results.")
+        raise SettingsError(f"{params}: the file does not exist. Use a study file, or a folder of results.")
     files = StudyFiles.from_params(params)
     if not files.plan.is_file():
-        raise ArtifactError(f"{files.plan} is missing; type `{layout.format_run_command(params)}` first.")
+        raise ArtifactError(f"{files.plan} is missing. Type `{layout.format_run_command(params)}` first.")
     plan = Plan.read(files.plan)
     current = freshness.check_plan(plan)
     if current.error:
         raise current.error
     if current.state == "stale":
         raise ArtifactError(
-            f"{files.plan} is not the plan of {params} as it is now; type "
-            f"`{layout.format_run_command(params)}`, or load "
-            f"the folder {files.path} for the results of the earlier one."
+            f"{files.plan} is outdated, because {params} or code has changed. Type "
+            f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."
         )
     return plan
 
@@ -445,19 +447,19 @@ def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
 
 
 def _get_class_names(dataset: str) -> tuple[str, ...]:
-    """What the classes of a stored data set are called."""
+    """Names of the classes of a stored data set."""
     return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
 
 
 def _require_state(files: RunFiles, number: int, client: int | None = None) -> None:
-    """Refuse a round of which the server's state, or what a client keeps, is not there any more."""
+    """Raise an error if the server's state after a round, or a client's, is not stored."""
 
     def is_stored(number: int) -> bool:
         if client is None:
             return files.round(number).server_state.is_file()
         last_trained_round = read_json(files.round(number).state_marker)["last"][
             client
-        ]  # where what it keeps is stored
+        ]  # the round that stores its state
         last_trained_files = files.round(last_trained_round)
         return (
             last_trained_round < 0
@@ -469,13 +471,14 @@ def _require_state(files: RunFiles, number: int, client: int | None = None) -> N
     if is_stored(number):
         return
     stored_rounds = [str(number) for number in files.list_complete_rounds() if is_stored(number)]
-    state_name = "the state" if client is None else f"what client {client} keeps"
+    state_name = "the server state" if client is None else f"the state of client {client}"
+    round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
     raise ArtifactError(
-        f"{files.path}: {state_name} of round {number} is not there (see artifacts.keep_models, or `dvc pull`); "
-        f"of these rounds it is: {', '.join(stored_rounds) or 'none'}."
+        f"{files.path}: {state_name} after round {number} is not stored (artifacts.keep_models). Type `dvc pull`"
+        f"{round_list}."
     )
 
 
 def _require_client(client: int, count: int) -> None:
     if not 0 <= client < count:
-        raise SettingsError(f"client: {client} is none of the run's. Use from 0 to {count - 1}.")
+        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {count - 1}.")

@@ -78,7 +78,8 @@ def load_model(
     ]
     if missing or load_result.unexpected_keys:
         raise SettingsError(
-            f"{run.files.path}: its network has no place for {(missing + load_result.unexpected_keys)[0]}."
+            f"{run.files.path}: the stored model does not fit the network in "
+            f"{(missing + load_result.unexpected_keys)[0]}."
         )
     return FittedNetwork(network, class_names, provenance).eval()
 
@@ -87,18 +88,20 @@ def _get_global_model(run: Run, number: int) -> Tensors:
     label = run.files.path.parent.name
     global_model = run.algorithm.global_model(run.load_server_state(number))
     if global_model is None:
-        raise SettingsError(f"{label} has no global model; name a client, as client=0, for its personal one.")
+        raise SettingsError(f"{label} has no global model. Name a client, such as client=0, for its personal model.")
     if run.algorithm.net.client_buffers:
         raise SettingsError(
-            f"{label}: BatchNorm's statistics stay at the clients (federation.buffers: keep), so that the global model "
-            "has none; name a client, as client=0."
+            f"{label}: the global model has no BatchNorm statistics, because clients keep them (federation.buffers: "
+            "keep). Name a client, such as client=0."
         )
     return global_model
 
 
 def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
     if not 0 <= client < len(run.clients):
-        raise SettingsError(f"client: {client} is none of the run's. Use from 0 to {len(run.clients) - 1}.")
+        raise SettingsError(
+            f"client: {client} is not a client of this run. Use a number from 0 to {len(run.clients) - 1}."
+        )
     with numerics.preserve_torch_flags():
         capture = _ModelCapture(run.algorithm, run.clients)
         list(capture.run(run.make_task("receive", number + 1, [client], ["global"])))
@@ -120,7 +123,7 @@ class _ModelCapture(Loop):
         with eval_mode(algorithm, state):
             logits = recording_algorithm.predict(state, x)
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):
-            raise SettingsError(f"client: {type(algorithm).__name__}'s personal model is not one network.")
+            raise SettingsError(f"client: the personal model of {type(algorithm).__name__} is not a single network.")
         self.captured_model = Tensors((name, value.detach()) for name, value in calls[0][0].items())
         return Score(0, 0, 0.0, ())
 

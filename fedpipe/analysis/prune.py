@@ -1,4 +1,4 @@
-"""Finds and removes runs with their diagnostics, partitions, data and features that no study and no commit needs.
+"""Finds and removes runs with their diagnostics, partitions, data and features that no study or commit needs.
 
 A key is needed by the studies in this folder (params.yaml, ``studies/**/*.yaml``) and by every commit of any branch,
 tag or experiment whose ``results/keys`` name it. Only files in DVC's cache are removed, so that nothing is lost. `dvc
@@ -33,7 +33,7 @@ SNAKEMAKE_RECORDS = RESULTS / ".provenance"
 
 @dataclass(frozen=True)
 class UnneededFiles:
-    """Something that nothing needs.
+    """Files that no study or commit needs.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ class UnneededFiles:
         Its folder, or its files.
     size
         Bytes.
-    uncached
-        How many of its files are not in DVC's cache, and would be lost.
+    uncached_count
+        Number of its files that are not in DVC's cache and would be lost.
     """
 
     paths: tuple[Path, ...]
@@ -63,14 +63,14 @@ class UnneededFiles:
 
 
 def find_unneeded_files() -> list[UnneededFiles]:
-    """Everything that no study and no commit needs, in order of path.
+    """Find everything that no study or commit needs, in order of path.
 
     Raises
     ------
     SettingsError
-        A study can't be read, so that its needs are unknown.
+        A study can't be planned, so its runs are unknown.
     ArtifactError
-        Here is no repository of git and DVC.
+        The current folder is not in a repository of git and DVC.
     """
     cache = Path(_run_command("dvc", "cache", "dir")) / "files" / "md5"
     runs, needed_partitions, needed_data = _find_needed_paths()
@@ -106,18 +106,19 @@ def find_unneeded_files() -> list[UnneededFiles]:
 
 
 def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
-    """Delete from the workspace what the cache holds, with Snakemake's records of it.
+    """Delete cached files from the workspace, with Snakemake's records of them.
 
     Raises
     ------
     ArtifactError
-        Something is not in DVC's cache; nothing is removed.
+        Something is not in DVC's cache. Nothing is removed.
     """
     unneeded_files = list(unneeded_files)
     for entry in unneeded_files:
         if entry.uncached_count:
             raise ArtifactError(
-                f"{entry} is not in DVC's cache ({entry.uncached_count} of its files); nothing was removed."
+                f"{entry} is not in DVC's cache ({entry.uncached_count} of its files), so nothing was removed. Type "
+                "`dvc commit` first."
             )
     for entry in unneeded_files:
         for path in entry.paths:
@@ -129,14 +130,14 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
 
 
 def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
-    """Runs, partitions and data sets that the studies of this folder need."""
+    """Find runs, partitions and data sets that the studies of this folder need."""
     runs, partitions, data = set(), set(), set()
     study_paths = glob.glob(f"{STUDIES}/**/*.yaml", recursive=True, include_hidden=True)  # noqa: PTH207  # follows links
     for path in [PARAMS, *(path for path in map(Path, sorted(study_paths)) if path.name != layout.DVC_YAML)]:
         try:
             plans = [planner.make_plan(path, preset) for preset in planner.list_presets(path)]
         except SettingsError as error:
-            raise SettingsError(f"{path}: what this study needs can't be known. {error}") from None
+            raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
             runs |= {run.path for run in study_plan.runs}
             partitions |= {layout.assignment_file(key).parent for key in study_plan.partitions}
@@ -145,7 +146,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
 
 
 def _find_committed_keys() -> set[str]:
-    """Keys of runs that some commit's ``results/keys`` name: of branches, tags, experiments, stashes and HEAD."""
+    """Find the keys of runs in ``results/keys`` of all commits: branches, tags, experiments, stashes and HEAD."""
     keys = str(RESULTS / "keys")
     object_list = _run_command("git", "rev-list", "--all", "HEAD", "--objects", "--full-history", "--", keys)
     blobs = [line.partition(" ")[0] for line in object_list.splitlines() if line.endswith(".json")]
@@ -156,7 +157,7 @@ def _find_committed_keys() -> set[str]:
 
 
 def _iter_snakemake_records() -> Iterator[tuple[Path, str]]:
-    """Snakemake's records, each with the output that it is of: the file's name, encoded, cut where it is long.
+    """Iterate over Snakemake's records, each with its output: the file's name, encoded, and split if it is long.
 
     `snakemake --cleanup-metadata FILES` deletes records, too. But it needs the names of outputs that are gone, such as
     those that moved into rounds.zip, it ends with status 1 if one of the files has no record, and it reads the
@@ -185,12 +186,12 @@ def _is_cached(file: Path, cache: Path) -> bool:
 
 
 def _run_command(*command: str, stdin_text: str = "") -> str:
-    """What a command prints, which may read what is given."""
+    """Run a command with this text on its standard input. Return its output."""
     try:
         completed_process = subprocess.run(command, input=stdin_text, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.stderr.strip().partition("\n")[0]
         raise ArtifactError(
-            f"`{' '.join(command)}` fails here ({reason}); prune needs a clone with git, a commit and DVC."
+            f"`{' '.join(command)}` failed ({reason}). Type `fedpipe prune` in a clone with git, a commit and DVC."
         ) from error
     return completed_process.stdout.strip()

@@ -51,14 +51,14 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     Raises
     ------
     SettingsError
-        There is no such cell.
+        The cell does not exist.
     ArtifactError
         The table differs from the one of the plan's runs, or an artifact is missing or damaged.
     """
     if table.parent.name != "tables":
-        raise SettingsError(f"'{table}' is not a study's table. Use as results/tables/results.md.")
+        raise SettingsError(f"'{table}' is not a study's table. Use a path such as results/tables/results.md.")
     if RESULTS.resolve() not in table.resolve().parents:
-        raise SettingsError(f"'{table}' is not a table of this folder's studies; go to the folder that it is of.")
+        raise SettingsError(f"'{table}' is not in the results of this folder. Change to the folder of its study.")
     plan = Plan.read(table.parent.parent / "plan.json")
     data, report = StudyData(plan), plan.report
     check_tables(data, "results.md", "results.csv")
@@ -77,7 +77,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
     seeds = results.compute_reported_accuracies(frame, report.round, report.last_k)
     if not len(seeds):
-        raise SettingsError(f"'{cell}' is a dash in {table}: the method has no such model.")
+        raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
     accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
     return {
         "cell": cell,
@@ -122,7 +122,7 @@ def find_first_commit(files: RunFiles) -> str:
     except subprocess.CalledProcessError as error:  # not a clone, or git does not trust its owner
         return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
-    shallow_note = ", or before: this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
+    shallow_note = ", or earlier, because this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
     return f"{commit}{shallow_note}" or "no commit's results/keys"
 
 
@@ -135,7 +135,7 @@ def _format_seed_count(count: int) -> str:
 
 
 def _name_table_cells(data: StudyData) -> dict[str, dict[Any, Any]]:
-    """Rows of the pivoted table, by the name of their cell."""
+    """Rows of the pivoted table by the name of their cell."""
     report, frame = data.plan.report, data.table  # results.csv was compared with it, but has other text
     shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
     cells = {}
@@ -175,9 +175,11 @@ def _get_checked_hash(path: Path, sha256: str | None = None, run_folder: Path | 
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):
         raise ArtifactError(
-            f"{path} is missing; {f'delete {run_folder}, then ' if run_folder else ''}{RESTORE_ADVICE}."
+            f"{path} is missing. {f'Delete {run_folder}. Then ' if run_folder else ''}{RESTORE_ADVICE}."
         )
     if not is_intact(path, sha256):
-        delete = f"delete {run_folder or path}, then {RESTORE_ADVICE}"
-        raise ArtifactError(f"{find_containing_file(path)} is damaged: its SHA-256 is not {sha256[:12]}…; {delete}.")
+        raise ArtifactError(
+            f"{find_containing_file(path)} is damaged (its SHA-256 is not {sha256[:12]}…). Delete "
+            f"{run_folder or path}. Then {RESTORE_ADVICE}."
+        )
     return sha256

@@ -34,6 +34,9 @@ from fedpipe.planning.code_changes import is_from_other_code
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
+#: Name of each kind of compared items in the summary.
+SUBJECT_NAMES = {"run": "run", "partition": "partition", "file": "file", "round": "repeated round"}
+
 
 class VerificationResult(NamedTuple):
     """The verdict about a run."""
@@ -47,16 +50,16 @@ class VerificationResult(NamedTuple):
 def summarize_verification(verification_results: list[VerificationResult]) -> str:
     """Summarize all verdicts in one line."""
     if not all(result.is_ok for result in verification_results):
-        return "something differs: see above"
+        return "Verification failed. See the lines above."
     counts = Counter[str]()
     for result in verification_results:
         counts[result.subject] += result.number
     count_texts = [
-        f"{counts[subject]:,} {subject if counts[subject] == 1 else f'{subject}s'}{suffix}"
-        for subject, suffix in {"run": "", "partition": "", "file": "", "round": " run again"}.items()
+        f"{counts[subject]:,} {name if counts[subject] == 1 else f'{name}s'}"
+        for subject, name in SUBJECT_NAMES.items()
         if counts[subject]
     ]
-    return f"all agrees: {', '.join(count_texts)}"
+    return f"All verified: {', '.join(count_texts)}"
 
 
 def verify_hashes(files: RunFiles) -> VerificationResult:
@@ -96,11 +99,11 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
     if damaged_files:
         folders_to_delete = ", ".join(map(str, dict.fromkeys(damaged_files.values())))
         return VerificationResult(
-            f"{files.path}: not as recorded: {', '.join(damaged_files)}; delete {folders_to_delete}, then "
-            f"{RESTORE_ADVICE}",
+            f"{files.path}: differs from the record: {', '.join(damaged_files)}. Delete {folders_to_delete}. Then "
+            f"{RESTORE_ADVICE}.",
             False,
         )
-    pruned_note = f"; states absent: {pruned_count} (artifacts.keep_models)" if pruned_count else ""
+    pruned_note = f", pruned states: {pruned_count} (artifacts.keep_models)" if pruned_count else ""
     return VerificationResult(
         f"{files.path}: {count} files of {len(rounds)} rounds are as recorded{pruned_note}", True, "run"
     )
@@ -109,8 +112,9 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
 def verify_partition(key: str) -> VerificationResult:
     """Recompute a partition with the current code and compare it."""
     path, is_same = layout.assignment_file(key), partition.is_reproducible(key)
-    advice = f"other samples; bring back the code that dealt it, or delete {path.parent} and the runs that have it"
-    return VerificationResult(f"{path}: dealt again: {'the same samples' if is_same else advice}", is_same, "partition")
+    advice = f"Restore the code that computed it, or delete {path.parent} and the runs that use it."
+    message = "recomputed with the same samples" if is_same else f"recomputed with other samples. {advice}"
+    return VerificationResult(f"{path}: {message}", is_same, "partition")
 
 
 def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
@@ -127,7 +131,9 @@ def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
             return _judge_replay(files, comparison, run.federation.compute_dtype)
-    return VerificationResult(f"{files.path}: no round can be run again, since no state before one is kept", True)
+    return VerificationResult(
+        f"{files.path}: no round can be repeated, because no state before a round is stored", True
+    )
 
 
 def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: str) -> VerificationResult:
@@ -136,14 +142,14 @@ def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: st
     if comparison.differing_files:
         recorded_environment = comparison.made_by[0]
         environment_changes = [
-            f"{name} {recorded_environment.get(name)}, now {current_value}"
+            f"{name} {recorded_environment.get(name)} (now {current_value})"
             for name, current_value in comparison.replayed_by.items()
             if current_value != recorded_environment.get(name)
         ]
-        reason = f"; made with {'; '.join(environment_changes)}" if environment_changes else ""
-        reason += "; within rounding" if comparison.is_reproduced(arithmetic) else ""
+        reason = f". Computed with {', '.join(environment_changes)}" if environment_changes else ""
+        reason += ". The difference is within rounding" if comparison.is_reproduced(arithmetic) else ""
     return VerificationResult(
-        f"{files.path}: round {comparison.round}, run again: {comparison.describe_difference()}{reason}",
+        f"{files.path}: round {comparison.round} repeated: {comparison.describe_difference()}{reason}",
         comparison.is_reproduced(arithmetic),
         "round",
     )
@@ -169,7 +175,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
         try:
             yield verify_partition(key)
         except UserError as error:
-            yield VerificationResult(f"{layout.assignment_file(key)}: can't be dealt again: {error}", True)
+            yield VerificationResult(f"{layout.assignment_file(key)}: can't be recomputed. {error}", True)
     other_code_paths = [
         path for path in intact_paths if is_from_other_code(RunFiles(path), code_digest.compute_shared_digest())
     ]

@@ -21,7 +21,7 @@ def verify_study(plan: Plan) -> VerificationResult:
             raise current.error
         if current.state != "fresh" and not changed_files:
             command = contents.get_run_command(plan)
-            message = f"{study_files.plan}: not what {plan.params} gives; delete it and type `{command}`"
+            message = f"{study_files.plan}: differs from the plan of {plan.params}. Delete it and type `{command}`."
             return VerificationResult(message, False)
         for cell in results.sort_cells(plan):
             cell.merged_files.check()
@@ -32,11 +32,11 @@ def verify_study(plan: Plan) -> VerificationResult:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):
         outdated_list = ", ".join(map(str, outdated_files))
-        advice = f"delete what is there of them and type `{contents.get_run_command(plan)}`"
+        advice = f"Delete these files and type `{contents.get_run_command(plan)}`."
         return VerificationResult(
-            f"{study_files.path}: not what the runs of {plan.params} give: {outdated_list}; {advice}", False
+            f"{study_files.path}: differs from the runs of {plan.params}: {outdated_list}. {advice}", False
         )
-    more_files = f" and {len(changed_files) - 1} more files" if len(changed_files) > 1 else ""
-    change_note = f"; {changed_files[0]}{more_files} changed since they were made" if changed_files else ""
-    message = f"{study_files.path}: {len(report_files)} files are what the runs of {plan.params} give{change_note}"
+    more_files = f" (and {len(changed_files) - 1} more)" if len(changed_files) > 1 else ""
+    change_note = f". {changed_files[0]}{more_files} has changed since then" if changed_files else ""
+    message = f"{study_files.path}: {len(report_files)} files agree with the runs of {plan.params}{change_note}"
     return VerificationResult(message, True, "file", len(report_files))

@@ -39,6 +39,6 @@ def main() -> None:
         if error.errno not in DISK_FULL_ERRORS:
             raise
         with suppress(OSError):  # stderr may be on the same disk
-            typer.echo(f"fedpipe: what it prints can't be written ({error.strerror}).", err=True)
+            typer.echo(f"fedpipe: the output can't be written ({error.strerror}).", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the rest of stdout at exit
         sys.exit(2)

@@ -12,12 +12,12 @@ from fedpipe.core.errors import SettingsError, suggest_name
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
-from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, PEOPLE_PANEL, app
+from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app
 
 
-@app.command("list", rich_help_panel=PEOPLE_PANEL)
+@app.command("list", rich_help_panel=USER_PANEL)
 def list_(
-    kind: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or diagnostics.")],
+    kind: Annotated[str, typer.Argument(help="What to list: algorithms, datasets, models, partitions or diagnostics.")],
 ) -> None:
     """List the names that you can use in params.yaml, each with a one-line description."""
     from fedpipe.cli.docs.pages import get_diagnostic_summary
@@ -36,11 +36,11 @@ def list_(
         typer.echo(f"{name:<{max(map(len, summaries))}}  {summary}")
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def describe(
-    name: Annotated[str, typer.Argument(help="An algorithm, data set, model, partition scheme or diagnostic.")],
+    name: Annotated[str, typer.Argument(help="Name of an algorithm, data set, model, partition scheme or diagnostic.")],
 ) -> None:
-    """Print the documentation and parameters of a component, or of a kind of diagnostic with its columns."""
+    """Print the documentation and parameters of a component, or of a diagnostic with its columns."""
     from fedpipe.cli.docs import equations
     from fedpipe.cli.docs.pages import describe_diagnostic, format_default, get_inherited_docs
     from fedpipe.core.components import code_digest, registry
@@ -77,13 +77,12 @@ def describe(
 @app.command(rich_help_panel=GENERATED_PANEL)
 def docs(
     page: Annotated[
-        str | None, typer.Argument(help="settings, algorithms, datasets, models, partitions or plots.")
+        str | None, typer.Argument(help="Page: settings, algorithms, datasets, models, partitions or plots.")
     ] = None,
 ) -> None:
-    """Print a generated page, docs/PAGE.md: all keys of params.yaml, or all components of a kind.
+    """Print a generated page: all keys of params.yaml, or all components of a kind.
 
-    `plots` prints the template of DVC's plots with its libraries, .dvc/plots/page.html. Without PAGE all pages and
-    params.schema.json are written into the clone.
+    Without PAGE, write all pages, params.schema.json and the template of DVC's plots into the clone.
     """
     from fedpipe.cli.docs.pages import render_components_page, render_plots_page, render_settings_page, write_docs
 
@@ -94,39 +93,44 @@ def docs(
     typer.echo(pages[page]() if page in pages else render_components_page(_find_kind(page)), nl=False)
 
 
-@app.command("new-algorithm", rich_help_panel=PEOPLE_PANEL)
-def new_algorithm(name: Annotated[str, typer.Argument(help="Its name in params.yaml, as my_avg.")]) -> None:
+@app.command("new-algorithm", rich_help_panel=USER_PANEL)
+def new_algorithm(
+    name: Annotated[str, typer.Argument(help="Name of the algorithm in params.yaml, such as my_avg.")],
+) -> None:
     """Write a commented template for an algorithm and its test, in a clone of fedpipe."""
     from fedpipe.cli.scaffold.new_algorithm import write_algorithm_template
 
     code, test = write_algorithm_template(name)
     typer.echo(
-        f"{code} and {test} are written: FedAvg with a pull, to be changed.\n"
-        f"Test it:  pytest {test} tests/algorithms/test_contract.py -k {name}\n"
-        f"Run it:   `algorithms: {{{name}: {{}}}}` and `study: {{algorithms: [fedavg, {name}]}}` in params.yaml\n"
-        "At last:  make docs"
+        f"Created {code} and {test}: a variant of FedAvg to start from.\n"
+        f"Test it:     pytest {test} tests/algorithms/test_contract.py -k {name}\n"
+        f"Run it:      `algorithms: {{{name}: {{}}}}` and `study: {{algorithms: [fedavg, {name}]}}` in params.yaml\n"
+        "Document it: make docs"
     )
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def check(
-    name: Annotated[str, typer.Argument(help="An algorithm, as own.Prox or fedavg; with --params a study's method.")],
+    name: Annotated[
+        str, typer.Argument(help="An algorithm, such as own.Prox or fedavg. With --params, a method of that study.")
+    ],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter, as mu=0.1; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter, such as mu=0.1. You can repeat this option."),
     ] = None,
     params: Annotated[
-        Path | None, typer.Option("--params", help="A study: NAME is a method of it, with the parameters there.")
+        Path | None, typer.Option("--params", help="Study file. NAME is then a method of this study.")
     ] = None,
 ) -> None:
-    """Test an algorithm against the contract. Each violation is one message, and any violation gives status 1."""
+    """Check an algorithm against the interface. Print a message for each violation, and exit with status 1 if any."""
     from fedpipe.testing import command
 
-    sentences = command.run_check(name, set_ or [], params)
-    for sentence in sentences:
-        typer.echo(sentence)
-    if sentences:
+    violations = command.run_check(name, set_ or [], params)
+    for violation in violations:
+        typer.echo(violation)
+    if violations:
         raise typer.Exit(1)
-    typer.echo(f"{name} keeps the contract.")
+    typer.echo(f"{name} passes all checks.")
 
 
 @app.command(rich_help_panel=GENERATED_PANEL)
@@ -143,5 +147,5 @@ def _find_kind(plural: str, *extra_choices: str) -> ComponentKind:
 
     kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}
     if plural not in kinds:
-        raise SettingsError(f"'{plural}' can't be listed. {suggest_name(plural, [*kinds, *extra_choices])}")
+        raise SettingsError(f"'{plural}' is not a kind of component. {suggest_name(plural, [*kinds, *extra_choices])}")
     return kinds[plural]

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from fedpipe import __version__
 from fedpipe.core.errors import SettingsError
 
 DELETING_COMMANDS = ("prune",)  #: commands that a typing mistake never suggests
-PEOPLE_PANEL, STAGES_PANEL, GENERATED_PANEL = (
-    "For people",
-    "Stages, which Snakemake and DVC call",
-    "Generated files, by make docs",
+USER_PANEL, STAGES_PANEL, GENERATED_PANEL = (
+    "User commands",
+    "Stages (called by Snakemake and DVC)",
+    "Generated files (called by make docs)",
 )
 DIAGNOSTIC_KIND = "diagnostics"  #: listed like a kind of components
 LOCAL_PROFILE = "workflow/profiles/local"  #: profile of `fedpipe run`
@@ -25,19 +26,21 @@ LOCAL_PROFILE = "workflow/profiles/local"  #: profile of `fedpipe run`
 class CommandGroup(TyperGroup):
     """Group of all commands. It never suggests a command that deletes."""
 
+    @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or raise one error message."""
+        """Find the command. An unknown command is an error with a suggestion."""
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         close_matches = difflib.get_close_matches(args[0], list(self.commands), n=1)
         is_suggestable = close_matches and close_matches[0] not in DELETING_COMMANDS
         hint = (
-            f"did you mean '{close_matches[0]}'?"
+            f"Did you mean '{close_matches[0]}'?"
             if is_suggestable
-            else "`fedpipe --help` lists them; `fedpipe run` runs a study."
+            else "Type `fedpipe --help` to list all commands, or `fedpipe run` to run a study."
         )
-        raise SettingsError(f"'{args[0]}' is not a command; {hint}")
+        raise SettingsError(f"'{args[0]}' is not a command. {hint}")
 
+    @override
     def invoke(self, ctx: Any) -> Any:
         """Run the command, without suggestions for options of commands that delete."""
         try:
@@ -50,26 +53,28 @@ class CommandGroup(TyperGroup):
 
 app = typer.Typer(
     cls=CommandGroup,
-    help="Federated-learning experiments as one DAG of cached stages, on Snakemake and DVC.",
+    help="Reproducible federated-learning experiments: a DAG of cached stages on Snakemake and DVC.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 
-StudyFile = Annotated[Path, typer.Option("--params", help="File of the study.")]
-Preset = Annotated[str, typer.Option("--preset", help="One of the study's presets.")]
+StudyFile = Annotated[Path, typer.Option("--params", help="Study file.")]
+Preset = Annotated[str, typer.Option("--preset", help="Preset of the study.")]
 PlanFingerprint = Annotated[
-    str | None, typer.Option("--plan-fingerprint", help="Refuse a plan with any other fingerprint.")
+    str | None, typer.Option("--plan-fingerprint", help="Fail if the plan has another fingerprint.")
 ]
-RunPath = Annotated[Path, typer.Argument(help="A run's folder, results/runs/ALGORITHM/KEY.")]
-RoundNumber = Annotated[int, typer.Option("--round", min=1, help="The round.")]
-Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
-Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="As execution.device: auto, cpu or cuda.")]
-Stack = Annotated[str, typer.Option(envvar="FEDPIPE_STACK", help="As execution.stack: auto, or clients in one call.")]
+RunPath = Annotated[Path, typer.Argument(help="Folder of the run, results/runs/ALGORITHM/KEY.")]
+RoundNumber = Annotated[int, typer.Option("--round", min=1, help="Number of the round.")]
+Threads = Annotated[int, typer.Option(min=1, help="Number of CPU cores to use.")]
+Device = Annotated[str, typer.Option(envvar="FEDPIPE_DEVICE", help="Same as execution.device: auto, cpu or cuda.")]
+Stack = Annotated[
+    str, typer.Option(envvar="FEDPIPE_STACK", help="Same as execution.stack: clients that train in one call, or auto.")
+]
 Callbacks = Annotated[
-    str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="As execution.callbacks, with spaces between.")
+    str, typer.Option(envvar="FEDPIPE_CALLBACKS", help="Same as execution.callbacks, separated by spaces.")
 ]
-Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="As execution.graphs.")]
-KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="As artifacts.keep_models.")]
+Graphs = Annotated[bool, typer.Option("--graphs", envvar="FEDPIPE_GRAPHS", help="Same as execution.graphs.")]
+KeepModels = Annotated[str, typer.Option(envvar="FEDPIPE_KEEP_MODELS", help="Same as artifacts.keep_models.")]
 
 
 def _print_version(is_requested: bool) -> None:
@@ -81,7 +86,7 @@ def _print_version(is_requested: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Handle options before a command."""

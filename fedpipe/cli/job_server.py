@@ -41,7 +41,7 @@ FORWARDED_SIGNALS = [
 VARIABLE_PREFIX = "FEDPIPE_"  #: of variables that no import reads, so that they can come with each command
 MAX_MESSAGE_BYTES = 1 << 16  #: a longer command runs in its own process
 SERVER_LOST_MESSAGE = (
-    "fedpipe: the process that local jobs are forked from, or snakemake, was killed; type the same command again.\n"
+    "fedpipe: Snakemake, or the process that starts local jobs, was killed. Type the same command again.\n"
 )
 SERVER_CODE = "from fedpipe.cli import job_server; job_server.main()"
 

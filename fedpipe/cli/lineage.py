@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from fedpipe.cli.group import PEOPLE_PANEL, Preset, StudyFile, app
+from fedpipe.cli.group import USER_PANEL, Preset, StudyFile, app
 from fedpipe.cli.plans import read_plan
 from fedpipe.cli.study import warn_if_stale
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.planning.plan import Plan
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def trace(
-    table: Annotated[Path, typer.Argument(help="A study's table, as results/tables/results.md.")],
-    cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL, or ALGORITHM.POINT.PROTOCOL with a grid.")],
+    table: Annotated[Path, typer.Argument(help="Table of a study, such as results/tables/results.md.")],
+    cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL. With a grid, ALGORITHM.POINT.PROTOCOL.")],
 ) -> None:
-    """Trace a cell of a table back to its data: settings, hashes, versions, device and commit."""
+    """Trace a cell of a table to its data, settings, hashes, versions, device and commit."""
     import yaml
 
     from fedpipe.analysis import trace as lineage
@@ -28,10 +28,12 @@ def trace(
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def verify(
-    runs: Annotated[list[Path] | None, typer.Argument(help="Runs' folders; by default all runs of the study.")] = None,
-    rerun: Annotated[int, typer.Option(min=0, help="Runs of which a round, drawn at random, is run again.")] = 1,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of runs. By default, all runs of the study.")
+    ] = None,
+    rerun: Annotated[int, typer.Option(min=0, help="Number of random runs of which a random round is repeated.")] = 1,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
 ) -> None:
@@ -59,10 +61,10 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def diff(
-    first: Annotated[str, typer.Argument(metavar="KEY", help="A run's key, or its beginning.")],
-    second: Annotated[str, typer.Argument(metavar="KEY", help="Another's.")],
+    first: Annotated[str, typer.Argument(metavar="KEY", help="Key of a run, or its beginning.")],
+    second: Annotated[str, typer.Argument(metavar="KEY", help="Key of another run, or its beginning.")],
 ) -> None:
     """Compare two runs: print the settings that differ and the first round with different numbers."""
     from fedpipe.analysis import diff as lineage
@@ -70,29 +72,30 @@ def diff(
     typer.echo(lineage.diff_runs(lineage.find_run(first), lineage.find_run(second)))
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def compare(
     revisions: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REV]...", help="Commits, tags or experiments; one alone is compared with what is here."
+            metavar="[REV]...",
+            help="Commits, tags or experiments. A single one is compared with the workspace. By default, HEAD.",
         ),
     ] = None,
 ) -> None:
     """Compare the tables of commits or experiments, with differences paired by seed and changed settings."""
     from fedpipe.analysis import compare as lineage
 
-    told, warnings = lineage.compare_revisions(revisions or [])
-    typer.echo(told)
+    comparison, warnings = lineage.compare_revisions(revisions or [])
+    typer.echo(comparison)
     for warning in warnings:
         typer.echo(f"fedpipe: {warning}", err=True)
     if len(revisions or []) < 2:
         warn_if_stale(read_plan(PARAMS, FULL_PRESET))
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
-def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False) -> None:
-    """Remove runs, partitions and data that no study and no commit needs, after showing the freed space."""
+@app.command(rich_help_panel=USER_PANEL)
+def prune(yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False) -> None:
+    """Remove runs, partitions and data that no study or commit needs, after showing the freed space."""
     from fedpipe.analysis import prune as lineage
     from fedpipe.report import words
 
@@ -103,14 +106,17 @@ def prune(yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False
     )
     for files in uncached_files:
         typer.echo(
-            f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache and stays; `dvc commit`, or delete it."
+            f"{files} ({words.format_bytes(files.size)}) is not in DVC's cache, so it is kept. Type `dvc commit`, or "
+            "delete it."
         )
     for files in removable_files:
         typer.echo(f"{words.format_bytes(files.size):>8}  {files}")
     if not removable_files:
         typer.echo("Nothing to remove.")
         return
-    typer.echo(f"{words.format_bytes(sum(files.size for files in removable_files)):>8}  in all")
+    typer.echo(f"{words.format_bytes(sum(files.size for files in removable_files)):>8}  in total")
     if yes or typer.confirm("Remove them from this folder?"):
         lineage.remove_files(removable_files)
-        typer.echo("Removed; `dvc repro` records that, `dvc gc --all-commits --all-experiments` frees the cache.")
+        typer.echo(
+            "Removed. Type `dvc repro` to record that, and `dvc gc --all-commits --all-experiments` to free the cache."
+        )

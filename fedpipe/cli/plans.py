@@ -18,8 +18,8 @@ def read_plan(params: Path, preset: str) -> Plan:
     plan_path = StudyFiles.from_params(params, preset).plan
     if not plan_path.is_file():
         if not params.is_file():
-            raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-        raise ArtifactError(f"{plan_path} is missing; type `{layout.format_run_command(params, preset)}` first.")
+            raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+        raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(params, preset)}` first.")
     return Plan.read(plan_path)
 
 
@@ -28,8 +28,7 @@ def require_single_study(params: Path, preset: str) -> None:
     if params.is_dir():
         command = shlex.join(["snakemake", *get_snakemake_targets(params, preset), "--profile", LOCAL_PROFILE])
         raise SettingsError(
-            f"{params} is a folder, and --params should be one study's file here; `{command}` makes all studies in a "
-            "folder."
+            f"--params: {params} is a folder. Use the file of one study, or type `{command}` to run all studies in it."
         )
 
 

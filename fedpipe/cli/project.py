@@ -8,29 +8,31 @@ from typing import Annotated
 
 import typer
 
-from fedpipe.cli.group import PEOPLE_PANEL, app
+from fedpipe.cli.group import USER_PANEL, app
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where; it is made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the project. It is created if it does not exist.")],
     update: Annotated[
         bool,
-        typer.Option("--update", help="Bring the files of a project to this version, but for yours and edited ones."),
+        typer.Option("--update", help="Update the files of a project to this version. Your own and edited files stay."),
     ] = False,
 ) -> None:
-    """Create a project with Snakefile, workflow, dvc.yaml, params.yaml and a first own.py."""
+    """Create a project with Snakefile, workflow, dvc.yaml, params.yaml and a custom algorithm in own.py."""
     from fedpipe.cli.scaffold import project
 
     if not update:
         project.create_project(folder)
         typer.echo(
-            f"{folder} is laid out. A study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
-            "Its settings stand in params.yaml; own.py has an algorithm to begin with: `prox: {algorithm: own.Prox}`.\n"
+            f"Created the project {folder}. Run its study:  cd {shlex.quote(str(folder))} && fedpipe run\n"
+            "Its settings are in params.yaml. A custom algorithm is in own.py: `prox: {algorithm: own.Prox}`.\n"
             "With DVC:  git init && git add . && git commit -m begin, then dvc repro"
         )
         return
     changed_files, edited_files = project.update_project(folder)
-    typer.echo("\n".join(changed_files) if changed_files else "Nothing is new.")
+    typer.echo("\n".join(changed_files) if changed_files else "The project is up to date.")
     for name in edited_files:
-        typer.echo(f"fedpipe: {name} was edited here and stays; `fedpipe init NEW` has this version's.", err=True)
+        typer.echo(
+            f"fedpipe: {name} is kept, because you edited it. `fedpipe init NEW` writes its new version.", err=True
+        )

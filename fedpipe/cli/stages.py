@@ -1,4 +1,4 @@
-"""Commands that the rules of the Snakefile call, one a stage."""
+"""Commands that the rules of the Snakefile call, one per stage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, RunFiles
 if TYPE_CHECKING:
     from fedpipe.settings.base import Section
 from fedpipe.cli.group import (
-    PEOPLE_PANEL,
     STAGES_PANEL,
+    USER_PANEL,
     Callbacks,
     Device,
     Graphs,
@@ -33,12 +33,14 @@ from fedpipe.cli.group import (
 from fedpipe.cli.plans import read_plan
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def download(
-    name: Annotated[str | None, typer.Argument(help="A data set; by default the study's own.")] = None,
-    params: Annotated[Path, typer.Option("--params", help="The study, or a folder of studies.")] = PARAMS,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a data set. By default, the data sets of the study.")
+    ] = None,
+    params: Annotated[Path, typer.Option("--params", help="Study file, or a folder of studies.")] = PARAMS,
 ) -> None:
-    """Obtain a data set, check it, store it as tensors; declare the SHA-256 of each file that a study names."""
+    """Download a data set, check it and store it as tensors. Write the SHA-256 of a study's files into the study."""
     from fedpipe.planning import download as stage
 
     if name is not None and stage.is_planned_dataset(name):
@@ -57,15 +59,15 @@ def download(
         raise ArtifactError("\n".join(failed))
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def partition(
-    key: Annotated[str | None, typer.Argument(help="The partition's key in the plan.")] = None,
+    key: Annotated[str | None, typer.Argument(help="Key of the partition in the plan.")] = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="Print clients x classes of the study's partitions; write nothing.")
+        bool, typer.Option("--preview", help="Print the samples per client and class, and write nothing.")
     ] = False,
     params: StudyFile = PARAMS,
 ) -> None:
-    """Deal a data set's samples to clients."""
+    """Partition the samples of a data set among the clients."""
     from fedpipe.planning import partition as stage
 
     if preview:
@@ -76,13 +78,13 @@ def partition(
             preview_arguments for preview_arguments in preview_partitions(params) if key in (None, preview_arguments[0])
         ]
         if not previews:
-            raise SettingsError(f"'{key}' is not a partition of {params}; without it, all of them are shown.")
+            raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
         for name, settings, assignment in previews:
             typer.echo(render_preview(name, settings, assignment.class_counts))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
-        raise SettingsError("KEY: missing. Use a partition of the plan (--preview shows them all).")
+        raise SettingsError("KEY: missing. Use a partition of the plan (--preview prints all of them).")
     else:
         stage.partition_dataset(key)
 
@@ -90,16 +92,18 @@ def partition(
 @app.command(rich_help_panel=STAGES_PANEL)
 def segment(
     path: RunPath,
-    stop: Annotated[int, typer.Option(min=1, help="Run all rounds up to this one that are not complete yet.")],
+    stop: Annotated[int, typer.Option(min=1, help="Last round. Rounds that are complete are skipped.")],
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
     graphs: Graphs = False,
     keep_models: KeepModels = "all",
     callbacks: Callbacks = "",
-    needs_collection: Annotated[bool, typer.Option("--collect", help="Then collect all rounds.")] = False,
+    needs_collection: Annotated[
+        bool, typer.Option("--collect", help="Merge all rounds afterwards, like `collect`.")
+    ] = False,
 ) -> None:
-    """Run or resume consecutive rounds: train, aggregate, evaluate. SIGTERM ends it after a round."""
+    """Run or resume consecutive rounds: train, aggregate, evaluate. SIGTERM stops it after the current round."""
     from fedpipe.core.callbacks import CallbackList
     from fedpipe.engine import collect as stage
     from fedpipe.engine import interrupts
@@ -109,10 +113,10 @@ def segment(
 
     def explain_sigterm() -> str:
         if finished_rounds:
-            return f"{path}: SIGTERM; it ends after round {finished_rounds[-1] + 1}"
+            return f"{path}: received SIGTERM, stops after round {finished_rounds[-1] + 1}"
         return (
-            f"{path}: SIGTERM before a round was done; if this was the end of the job's time, that is shorter than a "
-            "round: give the job more, or cut rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})"
+            f"{path}: received SIGTERM before a round was complete. If the job reached its time limit, increase the "
+            "limit or split rounds into jobs (execution: {rounds_per_job: 1, clients_per_job: 1})."
         )
 
     with (
@@ -124,7 +128,7 @@ def segment(
         for number in progress.track_rounds(path, stop, callback_list.wrap_rounds(run.run_segment(stop))):
             finished_rounds.append(number)
             if number < stop and has_stop_request():
-                typer.echo(f"{path}: stopped by SIGTERM after round {number}; the same command goes on from there")
+                typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")
                 raise typer.Exit(interrupts.SIGTERM_EXIT_STATUS)
         if needs_collection:
             stage.collect_rounds(run.files, stop, _parse_keep_models(keep_models))
@@ -132,26 +136,28 @@ def segment(
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def initialize(path: RunPath) -> None:
-    """Write a run's initial server state (round 0), for the DAG of single rounds."""
-    _open_run(path, device="cpu").initialize()  # initial models are made on the host: the job asks for no GPU
+    """Write the initial server state of a run (round 0), if each round is split into jobs."""
+    _open_run(path, device="cpu").initialize()  # on the CPU, because the job requests no GPU
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def train(
     path: RunPath,
     round: RoundNumber,
-    block: Annotated[int, typer.Option(min=0, help="Which block of participants.")],
-    size: Annotated[int, typer.Option(min=1, help="Participants in a block: execution.clients_per_job.")],
+    block: Annotated[int, typer.Option(min=0, help="Index of the block of participants.")],
+    size: Annotated[int, typer.Option(min=1, help="Participants per block, same as execution.clients_per_job.")],
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
     graphs: Graphs = False,
 ) -> None:
-    """Train one block of a round's participants."""
+    """Train a block of the participants of a round."""
     run = _open_run(path, threads, device, stack, graphs)
-    ids = run.participants(round)[block * size : (block + 1) * size]
+    participants = run.participants(round)
+    ids = participants[block * size : (block + 1) * size]
     if not ids:
-        raise SettingsError(f"--block: {block} can't be trained; round {round} has no block {block} of {size} clients.")
+        last_block = (len(participants) - 1) // size
+        raise SettingsError(f"--block: {block} is not a block of round {round}. Use a number from 0 to {last_block}.")
     write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
 
 
@@ -159,10 +165,10 @@ def train(
 def aggregate(
     path: RunPath,
     round: RoundNumber,
-    blocks: Annotated[int, typer.Option(min=1, help="Number of the round's blocks.")],
+    blocks: Annotated[int, typer.Option(min=1, help="Number of blocks of the round.")],
     device: Device = "auto",
 ) -> None:
-    """Combine a round's uploads into the next server state."""
+    """Aggregate the uploads of a round into the next server state."""
     from fedpipe.engine.blocks import Block
 
     run = _open_run(path, device=device)
@@ -180,7 +186,7 @@ def evaluate(
     graphs: Graphs = False,
     callbacks: Callbacks = "",
 ) -> None:
-    """Measure a round's models; then the round is complete."""
+    """Evaluate the models of a round, which completes the round."""
     from fedpipe.core.callbacks import CallbackList
 
     run = _open_run(path, threads, device, stack, graphs)
@@ -193,10 +199,10 @@ def evaluate(
 @app.command(rich_help_panel=STAGES_PANEL)
 def collect(
     path: RunPath,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to join.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds to merge.")],
     keep_models: KeepModels = "all",
 ) -> None:
-    """Join the rounds' metrics, matrices, traffic and times into one file each."""
+    """Merge the metrics, matrices, traffic and times of all rounds into one file each."""
     from fedpipe.engine import collect as stage
 
     stage.collect_rounds(RunFiles(path), rounds, _parse_keep_models(keep_models))
@@ -205,13 +211,13 @@ def collect(
 @app.command(rich_help_panel=STAGES_PANEL)
 def diagnostic(
     path: Annotated[
-        Path, typer.Argument(help="A diagnostic's settings, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")
+        Path, typer.Argument(help="Settings of the diagnostic, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")
     ],
     threads: Threads = 1,
     device: Device = "auto",
     stack: Stack = "auto",
 ) -> None:
-    """Look at what a study's section `diagnostics` asks for in the states of a run; the run stays as it is."""
+    """Compute a diagnostic of a study (section `diagnostics`) from the stored states of a run."""
     from fedpipe.engine.diagnostics import stage
 
     stage.run_diagnostic(path, _build_execution(device, stack), threads)
@@ -219,7 +225,7 @@ def diagnostic(
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerprint: PlanFingerprint = None) -> None:
-    """Write the result table, metrics.json, the plots' numbers, and the keys of each algorithm's runs."""
+    """Write the result table, metrics.json, the data of the plots, and the keys of each algorithm's runs."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
@@ -230,18 +236,18 @@ def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerp
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def figure(
-    name: Annotated[str, typer.Argument(help="curves, matrices or partition.")],
-    key: Annotated[str | None, typer.Argument(help="The partition's key.")] = None,
+    name: Annotated[str, typer.Argument(help="Figure: curves, matrices or partition.")],
+    key: Annotated[str | None, typer.Argument(help="Key of the partition, for partition.")] = None,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
-    """Draw a figure, as SVG, PDF and PNG."""
+    """Draw a figure as SVG, PDF and PNG."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
     if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
-        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, or partition with its key.")
+        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, or partition with a key.")
     study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name == "curves":
@@ -254,11 +260,11 @@ def figure(
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def record(
-    algorithm: Annotated[str, typer.Argument(help="An entry of study.algorithms.")],
+    algorithm: Annotated[str, typer.Argument(help="Algorithm in study.algorithms.")],
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
 ) -> None:
-    """Check that all runs of an algorithm are complete, in the plan's rounds, for DVC to record."""
+    """Check that all runs of an algorithm have the rounds of the plan, so that DVC can record them."""
     study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")

@@ -20,19 +20,19 @@ from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
-from fedpipe.cli.group import LOCAL_PROFILE, PEOPLE_PANEL, PlanFingerprint, Preset, StudyFile, app
+from fedpipe.cli.group import LOCAL_PROFILE, USER_PANEL, PlanFingerprint, Preset, StudyFile, app
 from fedpipe.cli.plans import get_snakemake_targets, read_plan, require_single_study
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def plan(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the settings and show the runs; write nothing.")
+        bool, typer.Option("--dry-run", help="Check the settings and print the runs, and write nothing.")
     ] = False,
 ) -> None:
-    """Check params.yaml, or another study, or all in a folder, and write the plan: runs, keys, jobs."""
+    """Check the settings of a study, or of all studies in a folder, and write the plan of its runs and jobs."""
     from fedpipe.cli.scaffold import project
     from fedpipe.planning import code_changes, planner
     from fedpipe.report import forecast
@@ -44,8 +44,8 @@ def plan(
     plans = [_make_plan(path, preset, has_several_studies) for path in study_paths]
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
-        for sentence in code_changes.describe_code_changes(study_plan):
-            typer.echo(f"fedpipe: {prefix}{sentence}", err=True)
+        for change in code_changes.describe_code_changes(study_plan):
+            typer.echo(f"fedpipe: {prefix}{change}", err=True)
         for warning in study_plan.warnings:
             typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
         if dry_run:
@@ -56,57 +56,57 @@ def plan(
     if has_several_studies:
         unavailable_count = len({path for study_plan in plans for path in study_plan.unavailable_runs})
         unavailable_note = (
-            f"; left out are {unavailable_count:,} more, whose data or weights are not here"
-            if unavailable_count
-            else ""
+            f" Skipped runs, because data or weights are missing: {unavailable_count:,}." if unavailable_count else ""
         )
-        run_count = f"{remaining_work.runs:,} run{'' if remaining_work.runs == 1 else 's'} to make"
+        run_count = f"{remaining_work.runs:,} run{'' if remaining_work.runs == 1 else 's'} to compute"
         typer.echo(
-            f"fedpipe: {len(plans)} studies: {run_count}, {remaining_work.rounds:,} rounds in all{unavailable_note}.",
+            f"fedpipe: {len(plans)} studies: {run_count}, {remaining_work.rounds:,} rounds in total.{unavailable_note}",
             err=True,
         )
     if remaining_work.known_runs:
         typer.echo(f"fedpipe: {remaining_work}", err=True)
-    for sentence in code_changes.describe_unreadable_plans():
-        typer.echo(f"fedpipe: warning: {sentence}", err=True)
+    for warning in code_changes.describe_unreadable_plans():
+        typer.echo(f"fedpipe: warning: {warning}", err=True)
 
 
 @app.command(
-    rich_help_panel=PEOPLE_PANEL,
+    rich_help_panel=USER_PANEL,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    options_metavar="[OPTIONS] [OPTIONS OF SNAKEMAKE]",
+    options_metavar="[OPTIONS] [SNAKEMAKE OPTIONS]",
 )
 def run(
     context: typer.Context,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
-    profile: Annotated[str, typer.Option("--profile", help="Snakemake's profile: a folder, or slurm.")] = LOCAL_PROFILE,
-    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Show the jobs; run nothing.")] = False,
+    profile: Annotated[str, typer.Option("--profile", help="Snakemake profile: a folder, or slurm.")] = LOCAL_PROFILE,
+    dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Print the jobs without running them.")] = False,
     jobs: Annotated[
-        int | None, typer.Option("-j", "--jobs", min=1, help="Jobs at once: cores here, jobs in a cluster's queue.")
+        int | None,
+        typer.Option(
+            "-j", "--jobs", min=1, help="Parallel jobs: CPU cores on this machine, or jobs in the queue of a cluster."
+        ),
     ] = None,
 ) -> None:
-    """Run a study: print and execute the snakemake command.
+    """Run a study. Completed runs are reused, and interrupted runs resume.
 
-    Other options are passed to snakemake, such as `fedpipe run --quiet rules`.
+    This prints and executes a snakemake command. Other options, such as `--quiet rules`, are passed to Snakemake.
     """
     require_single_study(params, preset)
     if not params.is_file():
-        raise SettingsError(f"{params}: there is no such file; run from the folder that holds it.")
-    StudyFiles.from_params(params, preset)  # a study that has no place is refused
+        raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    StudyFiles.from_params(params, preset)  # raises an error if the study is outside the project
     snakemake_options = list(context.args)
     if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
-            f"'{snakemake_options[0]}' can't be run alone, since `fedpipe run` makes all results of a study; "
-            f"type `snakemake {shlex.quote(snakemake_options[0])} --profile {shlex.quote(profile)}` for one target, "
-            "or --params "
-            "for another study."
+            f"'{snakemake_options[0]}' can't be run alone, because `fedpipe run` makes all results of a study. Type "
+            f"`snakemake {shlex.quote(snakemake_options[0])} --profile {shlex.quote(profile)}` for one target, or use "
+            "--params for another study."
         )
     if any(word.startswith(("--config", "-C")) for word in snakemake_options):
-        raise SettingsError("--config can't be used here; another study is named by --params, and its file says all.")
+        raise SettingsError("--config can't be used with `fedpipe run`. Use --params for another study.")
     snakemake = _find_snakemake()
     if snakemake_options:
-        _refuse_unreadable(snakemake_options, params)
+        _check_snakemake_options(snakemake_options, params)
     targets = get_snakemake_targets(layout.normalize_study_path(params), preset)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
@@ -114,28 +114,28 @@ def run(
     os.execvp(command[0], command)
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def papers(
-    preset: Annotated[str, typer.Option("--preset", help="smoke, reduced or paper.")] = FULL_PRESET,
+    preset: Annotated[str, typer.Option("--preset", help="Preset: full, reduced or smoke.")] = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
-    """Write the four papers' pages for a preset, with published numbers next to measured ones."""
+    """Write the pages of the four reproduced papers, with published numbers next to measured ones."""
     from fedpipe.papers import make
 
     make.write_papers(preset, plan_fingerprint)
-    typer.echo(f"The pages lie in {make.get_pages_folder(preset) / 'index.html'}")
+    typer.echo(f"The pages are in {make.get_pages_folder(preset) / 'index.html'}")
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def show(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     form: Annotated[
         Literal["markdown", "latex", "csv"],
-        typer.Option("--format", help="Or the wide table for a paper, a row a method: LaTeX, or as CSV."),
+        typer.Option("--format", help="latex and csv print a table for a paper, with one row per method."),
     ] = "markdown",
 ) -> None:
-    """Print the result table and where the figures lie; of a study with failed runs, what is complete, and why."""
+    """Print the result table and the paths of the figures. If runs failed, print the complete part and the errors."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
@@ -146,23 +146,25 @@ def show(
     typer.echo(contents.render_results(StudyData(study_plan), form))
 
 
-@app.command(rich_help_panel=PEOPLE_PANEL)
+@app.command(rich_help_panel=USER_PANEL)
 def status(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
-    watch: Annotated[bool, typer.Option("--watch", help="Draw it again every two seconds, until all is done.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Refresh every two seconds until all runs are complete.")
+    ] = False,
 ) -> None:
-    """Show how far each run has come, how long the rest takes, and the end of each failed job's log."""
+    """Show the progress of each run, the remaining time, and the end of the log of each failed job."""
     from fedpipe.report import status as progress
 
     progress.show_progress(read_plan(params, preset), watch)
 
 
 def _find_snakemake() -> str:
-    """The snakemake of this environment, which need not be activated, as one would type it."""
+    """Find the snakemake of this environment, as you would type it. The environment need not be activated."""
     environment_snakemake, path_snakemake = Path(sys.executable).with_name("snakemake"), shutil.which("snakemake")
     if not (path_snakemake or environment_snakemake.is_file()):
-        raise SettingsError("snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`.")
+        raise SettingsError("snakemake is not installed. Type `make setup`, then `source .venv/bin/activate`.")
     return (
         str(environment_snakemake)
         if environment_snakemake.is_file() and not (path_snakemake and environment_snakemake.samefile(path_snakemake))
@@ -170,24 +172,24 @@ def _find_snakemake() -> str:
     )
 
 
-def _refuse_unreadable(words: list[str], params: Path) -> None:
-    """Refuse what Snakemake can't read: it would print all of its options."""
+def _check_snakemake_options(words: list[str], params: Path) -> None:
+    """Raise an error for options that Snakemake can't parse, because Snakemake would print all of its options."""
     from snakemake.cli import get_argument_parser
 
-    def refuse(reason: str) -> NoReturn:
+    def raise_error(reason: str) -> NoReturn:
         raise SettingsError(
-            f"'{shlex.join(words)}' can't be read by snakemake ({reason}); `fedpipe run --help` and `snakemake --help` "
-            f"list the options, and settings belong in {params}."
+            f"Snakemake can't parse '{shlex.join(words)}' ({reason}). Type `fedpipe run --help` or `snakemake --help` "
+            f"to list the options, and change settings in {params}."
         )
 
     parser = get_argument_parser()
-    parser.error = refuse
+    parser.error = raise_error
     with suppress(SystemExit), redirect_stdout(io.StringIO()):  # of --help and --version, which snakemake prints later
         parser.parse_args(words)
 
 
 def _is_local_profile(profile: str) -> bool:
-    """Whether jobs under a profile of Snakemake run on this machine, where `cores: all` in it would override --jobs."""
+    """Whether a profile of Snakemake runs jobs on this machine, where its `cores: all` would override --jobs."""
     from snakemake.cli import get_argument_parser
 
     with suppress(SystemExit), redirect_stderr(io.StringIO()):  # Snakemake itself reports an unreadable profile
@@ -196,7 +198,7 @@ def _is_local_profile(profile: str) -> bool:
 
 
 def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
-    """The plan of a study; each sentence about a mistake names the study's file, where it is one of several."""
+    """Make the plan of a study. With several studies, each error names the file of its study."""
     from fedpipe.planning import planner
 
     try:
@@ -209,7 +211,7 @@ def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:
 
 
 def warn_if_stale(plan: Plan) -> None:
-    """A word to people about a study, or code, that gives other numbers by now than those that they are shown."""
+    """Print a warning if the settings or code of a study have changed since its table was made."""
     from fedpipe.report import contents
 
     if warning := contents.get_staleness_warning(plan):

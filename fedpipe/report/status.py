@@ -42,7 +42,7 @@ LOG_LINES = 5  #: printed lines of a failed job's log
 REFRESH_SECONDS = 2  #: seconds between two updates
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
-STOPPED_PATTERN = r": stopped by SIGTERM after round \d+;[^\n]*\s*\Z"  #: end of a segment's log that is not a failure
+STOPPED_PATTERN = r": stopped by SIGTERM after round \d+\b[^\n]*\s*\Z"  #: end of a segment's log that is not a failure
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A finished study of two algorithms, made once; each test has a copy of its own."""
+"""A finished study of two algorithms, run once. Each test has its copy."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ ROUNDS = 3
 
 def finish(params: dict[str, Any]) -> NewPlan:
     """Run a study in the current folder, from its plan to its table."""
-    made = studies.prepare(params)
-    for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
-        list(run.run_segment(planned.rounds))
-        collect.collect_rounds(run.files, planned.rounds, made.keep_models)
-    contents.write_files(contents.build_report_files(StudyData(made)))
-    return made
+    new_plan = studies.prepare(params)
+    for planned_run, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
+        list(run.run_segment(planned_run.rounds))
+        collect.collect_rounds(run.files, planned_run.rounds, new_plan.keep_models)
+    contents.write_files(contents.build_report_files(StudyData(new_plan)))
+    return new_plan
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, before = tmp_path_factory.mktemp("finished"), Path.cwd()
+def finished_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, previous_folder = tmp_path_factory.mktemp("finished"), Path.cwd()
     params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1]})
     params["algorithms"]["scaffold"] = {}
     os.chdir(folder)
     try:
         finish(params)
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)
     return folder
 
 
 @pytest.fixture
-def study(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own with the finished study, and the working directory."""
+def study(finished_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished study, which is the working directory."""
     folder = tmp_path / "study"
-    shutil.copytree(finished, folder)
+    shutil.copytree(finished_study, folder)
     monkeypatch.chdir(folder)
     return folder

@@ -1,4 +1,4 @@
-"""What nothing needs any more, with real git and dvc."""
+"""Files that no study or commit needs, with real git and dvc."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Run = Callable[..., str]
 
 
 def run_command(*command: str) -> str:
-    """What a command prints."""
+    """Run a command. Return its output."""
     return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
 
 @pytest.fixture(scope="module")
-def recorded(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded_study(finished_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished study as a repository of git and dvc, recorded and committed."""
     folder = tmp_path_factory.mktemp("recorded") / "study"
-    shutil.copytree(finished, folder)
+    shutil.copytree(finished_study, folder)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore", "results/.gitignore", "Snakefile"):
         shutil.copy(studies.ROOT / name, folder / name)
     shutil.copytree(studies.ROOT / "workflow/rules", folder / "workflow/rules")
@@ -49,10 +49,10 @@ def recorded(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs commands in a copy of its own of the recorded study."""
+def run(recorded_study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs commands in a copy of the recorded study."""
     folder = tmp_path / "study"
-    shutil.copytree(recorded, folder)
+    shutil.copytree(recorded_study, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", ENVIRONMENT["PATH"])
     return run_command
@@ -65,7 +65,7 @@ def record(message: str = "a study") -> None:
 
 
 def rerun_study(alpha: float) -> set[Path]:
-    """The same study at another alpha: its runs' folders."""
+    """Run the study with another alpha. Return the folders of its runs."""
     params = studies.settings(("fedavg", "scaffold"), ROUNDS, study={"seeds": [0]})
     params["partition"]["alpha"] = alpha
     return {run.path for run in finish(params).runs}
@@ -81,66 +81,68 @@ def test_what_a_study_or_a_commit_needs_stays(run: Run) -> None:
     assert prune.find_unneeded_files() == []
 
 
-def test_what_only_a_try_needed_is_shown_and_removed(run: Run) -> None:
+def test_files_of_an_abandoned_study_are_listed_and_removed(run: Run) -> None:
     before = {path for path in Path("results").rglob("*") if path.is_file()}
     params = Path("params.yaml").read_text()
-    tried = rerun_study(9.0)
+    removable_runs = rerun_study(9.0)
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
-    found = prune.find_unneeded_files()
-    (dealt,) = (entry.paths[0] for entry in found if "partitions" in str(entry))
-    assert {entry.paths[0] for entry in found} == {*tried, dealt}
-    assert not any(entry.uncached_count for entry in found)
-    sizes = [sum(path.stat().st_size for path in entry.paths[0].rglob("*") if path.is_file()) for entry in found]
-    assert [entry.size for entry in found] == sizes
+    unneeded_files = prune.find_unneeded_files()
+    (partition_folder,) = (entry.paths[0] for entry in unneeded_files if "partitions" in str(entry))
+    assert {entry.paths[0] for entry in unneeded_files} == {*removable_runs, partition_folder}
+    assert not any(entry.uncached_count for entry in unneeded_files)
+    sizes = [
+        sum(path.stat().st_size for path in entry.paths[0].rglob("*") if path.is_file()) for entry in unneeded_files
+    ]
+    assert [entry.size for entry in unneeded_files] == sizes
 
     runner = CliRunner()
-    refused = runner.invoke(app, ["prune"], input="n\n")
-    assert all(f"  {path}\n" in refused.stdout for path in tried)
-    assert all(path.is_dir() for path in tried), "shown, not removed"
-    removed = runner.invoke(app, ["prune", "--yes"])
-    assert removed.exit_code == 0
+    dry_result = runner.invoke(app, ["prune"], input="n\n")
+    assert all(f"  {path}\n" in dry_result.stdout for path in removable_runs)
+    assert all(path.is_dir() for path in removable_runs), "listed, not removed"
+    result = runner.invoke(app, ["prune", "--yes"])
+    assert result.exit_code == 0
     assert {path for path in Path("results").rglob("*") if path.is_file()} == before
     assert runner.invoke(app, ["prune", "--yes"]).stdout == "Nothing to remove.\n"
 
 
-def test_diagnostics_go_with_their_runs_and_features_that_no_run_is_of(run: Run) -> None:
+def test_diagnostics_of_removed_runs_and_features_without_runs_are_removed(run: Run) -> None:
     needed = {Path("results/diagnostics", *path.parts[2:]) for path in Path("results/runs").glob("*/*")}
     params = Path("params.yaml").read_text()
-    tried = {Path("results/diagnostics", *path.parts[2:]) for path in rerun_study(9.0)}
-    for folder in needed | tried:
+    removable_runs = {Path("results/diagnostics", *path.parts[2:]) for path in rerun_study(9.0)}
+    for folder in needed | removable_runs:
         (folder / "0001").mkdir(parents=True)
         (folder / "0001/gradients-0123456789ab.json").write_text(str(folder))
     features = Path("results/features/digits-0123456789ab-vgg16-0123456789ab.pt")
     features.write_text("features")
     run("dvc", "commit", "-f", "-q")
     Path("params.yaml").write_text(params)
-    found = prune.find_unneeded_files()
-    paths = {part.paths[0] for part in found}
-    assert paths >= {*tried, features}
+    unneeded_files = prune.find_unneeded_files()
+    paths = {part.paths[0] for part in unneeded_files}
+    assert paths >= {*removable_runs, features}
     assert not paths & needed
-    prune.remove_files(found)
+    prune.remove_files(unneeded_files)
     assert all(folder.is_dir() for folder in needed)
-    assert not any(path.exists() for path in {*tried, features})
+    assert not any(path.exists() for path in {*removable_runs, features})
 
 
 def test_what_is_not_in_the_cache_is_never_removed(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = rerun_study(9.0)
+    removable_runs = rerun_study(9.0)
     Path("params.yaml").write_text(params)
-    found = prune.find_unneeded_files()
-    assert all(entry.uncached_count for entry in found)
-    with pytest.raises(ArtifactError, match=r"is not in DVC's cache \(\d+ of its files\); nothing was removed"):
-        prune.remove_files(found)
-    done = CliRunner().invoke(app, ["prune", "--yes"])
-    assert "is not in DVC's cache and stays" in done.stdout
-    assert "Nothing to remove." in done.stdout
-    assert all(path.is_dir() for path in tried)
+    unneeded_files = prune.find_unneeded_files()
+    assert all(entry.uncached_count for entry in unneeded_files)
+    with pytest.raises(ArtifactError, match=r"^results/.* is not in DVC's cache \(\d+ "):
+        prune.remove_files(unneeded_files)
+    result = CliRunner().invoke(app, ["prune", "--yes"])
+    assert "is not in DVC's cache" in result.stdout
+    assert "Nothing to remove." in result.stdout
+    assert all(path.is_dir() for path in removable_runs)
 
 
-def test_why_git_refuses_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_contains_the_reason_of_git(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "true")
-    with pytest.raises(ArtifactError, match=r"fails here .fatal: detected dubious ownership.*; prune needs a clone"):
+    with pytest.raises(ArtifactError, match=r"^`.*` failed .fatal: detected dubious ownership"):
         prune.find_unneeded_files()
 
 
@@ -152,11 +154,11 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
     Path("params.yaml").write_text(params)
     assert prune.find_unneeded_files() == []
     Path("studies/deep/other.yaml").write_text("federation: {rounds: 0}\n")
-    with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: what this study needs can't be known\."):
+    with pytest.raises(SettingsError, match=r"^studies/deep/other.yaml: .* federation.rounds: 0"):
         prune.find_unneeded_files()
 
 
-def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_name(run: Run) -> None:
+def test_a_merge_with_committed_conflicts_keeps_the_runs_of_both_sides(run: Run) -> None:
     keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
     ours = keys.read_text()
     rerun_study(9.0)
@@ -169,7 +171,7 @@ def test_a_merge_that_was_committed_with_its_conflicts_keeps_what_both_sides_nam
 
 
 def test_an_experiment_keeps_its_runs(run: Run) -> None:
-    """A commit that only a ref of DVC's experiments holds."""
+    """A commit that only a ref of DVC's experiments contains."""
     head = run("git", "rev-parse", "HEAD").strip()
     rerun_study(9.0)
     record("an experiment")
@@ -185,9 +187,9 @@ def test_an_experiment_keeps_its_runs(run: Run) -> None:
 
 def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = rerun_study(9.0)
+    removable_runs = rerun_study(9.0)
     record("another alpha")
-    for path in tried:
+    for path in removable_runs:
         settings = path / "run.yaml"
         settings.write_text(settings.read_text() + "novelty: 1\n")
     Path("params.yaml").write_text(params)
@@ -196,9 +198,9 @@ def test_a_committed_run_of_another_version_keeps_what_it_may_need(run: Run) -> 
 
 def test_records_of_what_is_removed_go_too(run: Run) -> None:
     params = Path("params.yaml").read_text()
-    tried = sorted(rerun_study(9.0))[0]
+    removable_runs = sorted(rerun_study(9.0))[0]
     Path("params.yaml").write_text(params)
-    name, long = f"{tried}/metrics.parquet", f"{tried}/{'x' * 300}"
+    name, long = f"{removable_runs}/metrics.parquet", f"{removable_runs}/{'x' * 300}"
 
     def encoded(output: str) -> Path:
         text = base64.urlsafe_b64encode(output.encode()).decode()

@@ -1,4 +1,4 @@
-"""Hashes of all files, and a round that is run again."""
+"""Hashes of all files, and repeated rounds."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from fedpipe.planning.run_settings import RunSettings
 from tests import small_studies as studies
 
 
-def runs(label: str) -> list[Path]:
+def list_runs(label: str) -> list[Path]:
     return sorted(Path(f"results/runs/{label}").iterdir())
 
 
-def test_a_sound_study_holds(study: Path) -> None:
-    verdicts = list(verify.verify_runs([*runs("fedavg"), *runs("scaffold")], 2, random.Random(0)))
+def test_an_intact_study_is_verified(study: Path) -> None:
+    verdicts = list(verify.verify_runs([*list_runs("fedavg"), *list_runs("scaffold")], 2, random.Random(0)))
     assert len(verdicts) == 4 + 2 + 2
     assert all(verdict.is_ok for verdict in verdicts)
     assert all("of 4 rounds are as recorded" in verdict.message for verdict in verdicts[:4])
-    assert all("dealt again: the same samples" in verdict.message for verdict in verdicts[4:6]), "of two seeds"
-    assert all("run again: all bits agree" in verdict.message for verdict in verdicts[6:])
+    assert all("the same samples" in verdict.message for verdict in verdicts[4:6]), "of two seeds"
+    assert all("all bits agree" in verdict.message for verdict in verdicts[6:])
 
 
 def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
-    """Of any number of rounds, since file systems of clusters limit that of files."""
-    for run in (*runs("fedavg"), *runs("scaffold")):
+    """For any number of rounds, because file systems of clusters limit the number of files."""
+    for run in (*list_runs("fedavg"), *list_runs("scaffold")):
         files = [path for path in run.rglob("*") if path.is_file()]
         assert len([path for path in files if path.suffix != ".pt"]) <= 12
         assert {path.name for path in files if path.suffix == ".pt"} <= {"server.pt", "clients.pt"}
@@ -50,8 +50,8 @@ def test_a_finished_run_is_a_dozen_files_and_its_tensors(study: Path) -> None:
     "name", ["rounds/0002/server.pt", "rounds/0001/metrics.parquet", "joined/0003/metrics.parquet"]
 )
 def test_a_damaged_file_is_named(study: Path, name: str) -> None:
-    path = runs("fedavg")[0] / name
-    packing.unpack_folder(runs("fedavg")[0] / "rounds")
+    path = list_runs("fedavg")[0] / name
+    packing.unpack_folder(list_runs("fedavg")[0] / "rounds")
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(RunFiles(path.relative_to(".").parents[len(Path(name).parts) - 1]))
     assert not verdict.is_ok
@@ -59,22 +59,24 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 
 
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
-    files = RunFiles(runs("fedavg")[0])
+    files = RunFiles(list_runs("fedavg")[0])
     key = digest_json(RunSettings.read(files.settings).partition_settings)
-    dealt, path = layout.assignment_file(key), layout.heterogeneity_file(key)
+    assignment_path, path = layout.assignment_file(key), layout.heterogeneity_file(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
-    assert f"not as recorded: {path}; delete {dealt}, then `dvc checkout`" in verdict.message
+    assert re.search(rf": {path}\. Delete {assignment_path}\..*`dvc checkout`", verdict.message)
 
 
-def test_absent_states_are_counted(study: Path) -> None:
-    files = RunFiles(runs("fedavg")[0])
+def test_pruned_states_are_counted(study: Path) -> None:
+    files = RunFiles(list_runs("fedavg")[0])
     files.round(1).server_state.unlink()
-    assert verify.verify_hashes(files).message.endswith("are as recorded; states absent: 1 (artifacts.keep_models)")
+    verdict = verify.verify_hashes(files)
+    assert verdict.is_ok
+    assert re.search(r"\b1 \(artifacts.keep_models\)", verdict.message)
 
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
-    files = RunFiles(runs("fedavg")[0])
+    files = RunFiles(list_runs("fedavg")[0])
     joined = files.merged_files(3)
     table, times = read_parquet(joined.metrics), read_json(joined.times)
     changed = table.set_column(3, "correct", [np.asarray(table["correct"]) + 1])
@@ -83,37 +85,37 @@ def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
         joined.metrics.name: write_parquet(joined.metrics, changed),
         joined.times.name: write_json(joined.times, times),
     }
-    told = f"not as recorded: {joined.metrics}, {joined.times}; delete {joined.path}, then"
-    assert told in verify.verify_hashes(files).message
+    problem = f": {joined.metrics}, {joined.times}. Delete {joined.path}."
+    assert problem in verify.verify_hashes(files).message
     write_json(joined.marker, read_json(joined.marker) | hashes)
     verdict = verify.verify_hashes(files)
     assert not verdict.is_ok
-    assert told in verdict.message, "with a record that agrees, too"
+    assert problem in verdict.message, "the record agrees, but the rounds differ"
 
 
-def test_a_segment_names_the_rounds_that_are_there(study: Path) -> None:
-    files = RunFiles(runs("fedavg")[0])
+def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:
+    files = RunFiles(list_runs("fedavg")[0])
     recorded = read_json(files.segment_manifest(3))
     write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
-    told = f"not as recorded: {files.segment_manifest(3)}; delete {files.segment_manifest(3)}, then"
-    assert told in verify.verify_hashes(files).message
+    problem = f": {files.segment_manifest(3)}. Delete {files.segment_manifest(3)}."
+    assert problem in verify.verify_hashes(files).message
     write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
-    assert told in verify.verify_hashes(files).message
+    assert problem in verify.verify_hashes(files).message
 
 
-@pytest.mark.parametrize("harm", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
-def test_a_damaged_pack_is_named_by_its_own_path(study: Path, harm: Callable[[bytes], bytes]) -> None:
-    path = runs("fedavg")[0]
+@pytest.mark.parametrize("damage", [lambda data: data[:200], lambda data: data[:60] + b"\1" + data[61:]])
+def test_a_damaged_pack_is_named_by_its_path(study: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = list_runs("fedavg")[0]
     archive = path / "rounds.zip"
-    archive.write_bytes(harm(archive.read_bytes()))
+    archive.write_bytes(damage(archive.read_bytes()))
     (verdict,) = verify.verify_runs([path], 0, random.Random(0))
     assert not verdict.is_ok
-    assert re.match(rf"{path}: (not as recorded: )?{archive}( is damaged \(.*\))?; delete ", verdict.message)
+    assert re.match(rf"{path}: (differs from the record: )?{archive}\b.*[Dd]elete ", verdict.message)
 
 
-def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
-    """A whole round that another code made, with manifests that agree with it."""
-    files = RunFiles(runs("scaffold")[0])
+def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
+    """Rounds of other code, with manifests that agree with them."""
+    files = RunFiles(list_runs("scaffold")[0])
     for number in range(1, 4):
         folder = files.round(number)
         tree = read_pt(folder.server_state)
@@ -135,55 +137,51 @@ def test_a_round_of_other_bits_is_told_apart(study: Path) -> None:
     assert not verdict.is_ok
     assert "bits differ in " in verdict.message
     assert "server.pt" in verdict.message
-    assert "made with torch 1.0, now " in verdict.message
+    assert "torch 1.0 " in verdict.message
 
 
 def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
-    files = RunFiles(runs("scaffold")[0])
-    Path("results/plan.json").unlink()  # it says that all are kept
+    files = RunFiles(list_runs("scaffold")[0])
+    Path("results/plan.json").unlink()  # it keeps all states
     prune_states(files, 3, "last")
     assert not files.round(1).server_state.exists()
     assert verify.verify_hashes(files).is_ok
     verdict = verify.verify_round(files, random.Random(0))
-    assert "round 1, run again: all bits agree" in verdict.message, (
-        "round 0 is the only state left before another round"
-    )
+    assert "round 1 repeated: all bits agree" in verdict.message, "only round 0 has a stored state before a next round"
 
 
-def test_a_stack_is_run_again_as_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_of_a_stack_is_repeated_as_a_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made = studies.prepare(studies.settings(("scaffold",), 2))
-    (run,) = studies.open_runs(made, stack=4)
+    new_plan = studies.prepare(studies.settings(("scaffold",), 2))
+    (run,) = studies.open_runs(new_plan, stack=4)
     list(run.run_segment(2))
     verdict = verify.verify_round(run.files, random.Random(0))
     assert "all bits agree" in verdict.message, "the loop's bits would differ"
 
 
-def test_the_command_ends_with_1_where_something_is_wrong(study: Path) -> None:
+def test_the_command_exits_with_1_if_something_differs(study: Path) -> None:
     runner = CliRunner()
-    done = runner.invoke(app, ["verify", str(runs("fedavg")[0])])
-    assert (done.exit_code, len(done.stdout.splitlines())) == (0, 4)
-    assert done.stdout.splitlines()[-1] == "all agrees: 1 run, 1 partition, 1 round run again"
-    (runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
-    packing.unpack_folder(runs("fedavg")[0] / "rounds")
-    (runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
-    done = runner.invoke(app, ["verify", "--rerun", "0"])
-    assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1] == "something differs: see above"
-    assert "participants.parquet" in done.stdout
-    assert done.stdout.count("are as recorded") == 3
+    result = runner.invoke(app, ["verify", str(list_runs("fedavg")[0])])
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 4)
+    assert result.stdout.splitlines()[-1] == "All verified: 1 run, 1 partition, 1 repeated round"
+    (list_runs("fedavg")[0] / "rounds/0001/server.pt").unlink()
+    packing.unpack_folder(list_runs("fedavg")[0] / "rounds")
+    (list_runs("fedavg")[0] / "rounds/0002/participants.parquet").unlink()
+    result = runner.invoke(app, ["verify", "--rerun", "0"])
+    assert result.exit_code == 1
+    assert "verified" not in result.stdout.splitlines()[-1]
+    assert "participants.parquet" in result.stdout
+    assert result.stdout.count("are as recorded") == 3
 
 
-def test_a_partition_that_can_not_be_dealt_again_is_told_and_the_rest_is_verified(
+def test_a_partition_that_can_not_be_recomputed_is_reported_and_the_rest_is_verified(
     study: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(key: str) -> bool:
+    def raise_error(key: str) -> bool:
         raise ArtifactError("own.csv can't be read.")
 
-    monkeypatch.setattr(partition, "is_reproducible", gone)
-    verdicts = list(verify.verify_runs(runs("fedavg"), 1, random.Random(0)))
-    assert [verdict.message.partition(": ")[2] for verdict in verdicts[2:4]] == [
-        "can't be dealt again: own.csv can't be read."
-    ] * 2
-    assert "run again: all bits agree" in verdicts[4].message
+    monkeypatch.setattr(partition, "is_reproducible", raise_error)
+    verdicts = list(verify.verify_runs(list_runs("fedavg"), 1, random.Random(0)))
+    assert all("own.csv can't be read." in verdict.message for verdict in verdicts[2:4])
+    assert "all bits agree" in verdicts[4].message
     assert all(verdict.is_ok for verdict in verdicts)

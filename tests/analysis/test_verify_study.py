@@ -1,8 +1,9 @@
-"""What people read of a study, compared with what its runs give."""
+"""Files of a study that users read, compared with its runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,85 +35,92 @@ FILES = (
 )
 
 
-def plan() -> Plan:
+def read_plan() -> Plan:
     return Plan.read(Path("results/plan.json"))
 
 
 def read_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    """What a command that refuses prints, and its sentence."""
+    """Run a command that fails. Return its output and its error."""
     monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
     with pytest.raises(SystemExit) as end:
         app.main()
     assert end.value.code == 2
-    found = capsys.readouterr()
-    return found.out, found.err
+    captured = capsys.readouterr()
+    return captured.out, captured.err
 
 
-def retyped(path: Path) -> None:
-    """Its last digit is another one."""
+def change_digit(path: Path) -> None:
+    """Change the last digit of a file."""
     text = path.read_text()
-    place = max(text.rfind(digit) for digit in "0123456789")
-    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+    position = max(text.rfind(digit) for digit in "0123456789")
+    path.write_text(text[:position] + str((int(text[position]) + 1) % 10) + text[position + 1 :])
 
 
-def test_a_sound_study_holds(study: Path) -> None:
-    verdict = verify_study.verify_study(plan())
-    assert verdict[:2] == (f"results: {len(FILES) + 1} files are what the runs of params.yaml give", True)
-    done = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
-    assert done.exit_code == 0
-    assert done.stdout.splitlines()[0] == verdict.message
-    runs, partitions = (
-        f"{len(found)} {name}s" for name, found in (("run", plan().runs), ("partition", {*plan().partitions}))
-    )
-    assert done.stdout.splitlines()[-1] == f"all agrees: {runs}, {partitions}, {len(FILES) + 1} files"
+def test_an_intact_study_is_verified(study: Path) -> None:
+    verdict = verify_study.verify_study(read_plan())
+    assert verdict.is_ok
+    assert verdict.message.startswith(f"results: {len(FILES) + 1} files agree ")
+    result = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0] == verdict.message
+    run_count, partition_count = len(read_plan().runs), len({*read_plan().partitions})
+    summary = f": {run_count} runs, {partition_count} partitions, {len(FILES) + 1} files"
+    assert result.stdout.splitlines()[-1].endswith(summary)
 
 
-@pytest.mark.parametrize("harm", [retyped, Path.unlink], ids=["retyped", "deleted"])
-def test_verify_names_every_file_that_the_runs_do_not_give(study: Path, harm: Callable[[Path], None]) -> None:
-    made = plan()
+@pytest.mark.parametrize("damage", [change_digit, Path.unlink], ids=["changed", "deleted"])
+def test_verify_names_every_file_that_differs_from_the_runs(study: Path, damage: Callable[[Path], None]) -> None:
+    study_plan = read_plan()
     for name in FILES:
-        whole = Path(name).read_bytes()
-        harm(Path(name))
-        told = f"results: not what the runs of params.yaml give: {name}; delete what is there of them and type `fedpipe"
-        assert verify_study.verify_study(made).message.startswith(told)
+        data = Path(name).read_bytes()
+        damage(Path(name))
+        verdict = verify_study.verify_study(study_plan)
+        assert not verdict.is_ok
+        assert re.match(rf"results: .*params.yaml: {name}\. Delete .*`fedpipe run`", verdict.message)
         if name != FILES[-1]:
-            Path(name).write_bytes(whole)
-    done = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
-    assert done.exit_code == 1
-    assert FILES[-1] in done.stdout.splitlines()[0]
-    assert done.stdout.count("are as recorded") == 4
+            Path(name).write_bytes(data)
+    result = CliRunner().invoke(app.app, ["verify", "--rerun", "0"])
+    assert result.exit_code == 1
+    assert FILES[-1] in result.stdout.splitlines()[0]
+    assert result.stdout.count("are as recorded") == 4
 
 
-def test_a_number_typed_into_the_table_is_told(
+def test_a_number_that_was_typed_into_the_table_is_an_error(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = Path(SHOWN)
     text = table.read_text()
     number = next(line for line in text.splitlines() if line.startswith("| FedAvg")).split("|")[2].split()[0]
     table.write_text(text.replace(number, "90.28"))
-    sentence = f"fedpipe: {SHOWN} is not what the runs of params.yaml give; delete it and type `fedpipe run`.\n"
-    assert read_error(monkeypatch, capsys, "show") == ("", sentence)
-    assert read_error(monkeypatch, capsys, "trace", SHOWN, "fedavg.global-on-global") == ("", sentence)
-    assert read_error(monkeypatch, capsys, "trace", str(table.absolute()), "fedavg.global-on-global") == ("", sentence)
+    for arguments in (
+        ["show"],
+        ["trace", SHOWN, "fedavg.global-on-global"],
+        ["trace", str(table.absolute()), "fedavg.global-on-global"],
+    ):
+        output, error = read_error(monkeypatch, capsys, *arguments)
+        assert output == ""
+        assert re.fullmatch(rf"fedpipe: {SHOWN} .*runs of params.yaml.*`fedpipe run`.*\n", error)
     table.write_text(text)
     assert CliRunner().invoke(app.app, ["show"]).stdout.startswith(text)
 
 
-def test_a_table_of_the_study_as_it_was_is_told(study: Path) -> None:
-    """Its caption holds no method's parameters, so that nobody would see it."""
-    params, text = Path("params.yaml"), Path(SHOWN).read_text()
-    whole = params.read_text()
-    for edited in (f"# a comment\n{whole}", f"{whole}execution: {{rounds_per_job: 1}}\n"):
-        params.write_text(edited)
-        shown = CliRunner().invoke(app.app, ["show"])
-        assert (shown.stdout.startswith(text), shown.stderr) == (True, "")
-    told = (
-        "fedpipe: params.yaml or code has changed since this was made, and gives another table; `fedpipe run` makes it."
-    )
-    for edited in (whole.replace("learning_rate: 0.1", "learning_rate: 0.2"), "federation: {rounds: 0}\n", None):
-        params.unlink() if edited is None else params.write_text(edited)
-        shown = CliRunner().invoke(app.app, ["show"])
-        assert (shown.stdout.startswith(text), shown.stderr) == (True, f"{told}\n")
+def test_an_outdated_table_is_a_warning(study: Path) -> None:
+    """Its caption does not contain the parameters of methods, so the change is invisible."""
+    params, table = Path("params.yaml"), Path(SHOWN).read_text()
+    original = params.read_text()
+    for text in (f"# a comment\n{original}", f"{original}execution: {{rounds_per_job: 1}}\n"):
+        params.write_text(text)
+        result = CliRunner().invoke(app.app, ["show"])
+        assert (result.stdout.startswith(table), result.stderr) == (True, "")
+    for changed_text in (
+        original.replace("learning_rate: 0.1", "learning_rate: 0.2"),
+        "federation: {rounds: 0}\n",
+        None,
+    ):
+        params.unlink() if changed_text is None else params.write_text(changed_text)
+        result = CliRunner().invoke(app.app, ["show"])
+        assert result.stdout.startswith(table)
+        assert re.fullmatch("fedpipe: params.yaml or code has changed .*`fedpipe run`.*\n", result.stderr)
 
 
 def test_a_table_of_another_folder_is_not_traced(
@@ -121,79 +129,78 @@ def test_a_table_of_another_folder_is_not_traced(
     Path("copy").mkdir()
     for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
         write_bytes(Path("copy", name), Path(name).read_bytes())
-    out, sentence = read_error(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
-    assert out == ""
-    assert sentence.startswith(f"fedpipe: 'copy/{SHOWN}' is not a table of this folder's studies")
+    output, error = read_error(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
+    assert output == ""
+    assert error.startswith(f"fedpipe: 'copy/{SHOWN}' is not in the results of this folder")
 
 
-def test_a_plan_that_its_settings_do_not_give_is_told(study: Path) -> None:
-    """Else a table whose rows were swapped is what its plan gives."""
-    sound = plan()
-    swapped = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in sound.cells)
-    made = dataclasses.replace(sound, cells=swapped)
-    made.write()
-    assert verify_study.verify_study(made)[:2] == (
-        "results/plan.json: not what params.yaml gives; delete it and type `fedpipe run`",
-        False,
-    )
+def test_a_plan_that_differs_from_its_settings_is_an_error(study: Path) -> None:
+    """Otherwise a table with swapped rows would agree with its plan."""
+    original_plan = read_plan()
+    swapped_cells = tuple(dataclasses.replace(cell, seed=1 - cell.seed) for cell in original_plan.cells)
+    swapped_plan = dataclasses.replace(original_plan, cells=swapped_cells)
+    swapped_plan.write()
+    verdict = verify_study.verify_study(swapped_plan)
+    assert not verdict.is_ok
+    assert re.match("results/plan.json: .* params.yaml.*`fedpipe run`", verdict.message)
     params = Path("params.yaml")
     params.write_text(params.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
-    assert verify_study.verify_study(sound).message.endswith("; params.yaml changed since they were made")
+    assert ". params.yaml has changed" in verify_study.verify_study(original_plan).message
 
 
 def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
-    """As after `dvc exp run` and `git checkout`: the marks of what the plan was made of are the experiment's."""
-    sources = plan().study_files.sources
+    """After `dvc exp run` and `git checkout`, the recorded sources of the plan are the experiment's."""
+    sources = read_plan().study_files.sources
     write_json(sources, read_json(sources) | {"params.yaml": "0" * 64})
-    assert verify_study.verify_study(plan())[:2] == (
-        f"results: {len(FILES) + 1} files are what the runs of params.yaml give",
-        True,
-    )
+    verdict = verify_study.verify_study(read_plan())
+    assert verdict.is_ok
+    assert "changed" not in verdict.message
     Path("params.yaml").write_text("study: {seeds: []}\n")
-    assert verify_study.verify_study(plan()).message.endswith("; params.yaml changed since they were made"), (
-        "and can't be planned"
-    )
+    assert ". params.yaml has changed" in verify_study.verify_study(read_plan()).message, "and it can't be planned"
 
 
-def test_other_rounds_than_the_plans_are_refused_wherever_they_lie(
+def test_another_number_of_rounds_than_the_plans_is_an_error(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The joined tables of three rounds, taken for those of two."""
-    made = plan()
-    runs, cells = (tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (made.runs, made.cells))
-    dataclasses.replace(made, runs=runs, cells=cells).write()
+    """The merged tables of three rounds, in the folder of two."""
+    study_plan = read_plan()
+    runs, cells = (
+        tuple(dataclasses.replace(part, rounds=2) for part in parts) for parts in (study_plan.runs, study_plan.cells)
+    )
+    dataclasses.replace(study_plan, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
-    missing = f"fedpipe: {files.merged_files(2).marker} is missing; type `fedpipe run` to make it again.\n"
-    assert read_error(monkeypatch, capsys, "record", run.algorithm)[1] == missing
+    error = read_error(monkeypatch, capsys, "record", run.algorithm)[1]
+    assert re.match(f"fedpipe: {files.merged_files(2).marker} is missing.*`fedpipe run`", error)
     for other in runs:
         other.files.merged_files(3).path.rename(other.merged_files.path)
-    wrong = (
-        f"{files.merged_files(2).marker} is of 3 rounds and should be of 2; delete {files.merged_files(2).path} and "
-        "run again.\n"
-    )
-    since = f"fedpipe: {contents.get_staleness_warning(plan())}\n"
-    assert "has changed since this was made" in since
+    problem = rf"fedpipe: {files.merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.merged_files(2).path}\b.*"
+    staleness_warning = f"fedpipe: {contents.get_staleness_warning(read_plan())}"
+    assert "has changed" in staleness_warning
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
-        before = since if command == ["show"] else ""
-        assert read_error(monkeypatch, capsys, *command)[1] == f"{before}fedpipe: {wrong}"
+        *warnings, error = read_error(monkeypatch, capsys, *command)[1].splitlines()
+        assert warnings == ([staleness_warning] if command == ["show"] else [])
+        assert re.fullmatch(problem, error)
     assert CliRunner().invoke(app.app, ["verify", "--rerun", "0"]).exit_code == 1
 
 
-def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
+def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(
     study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would be recorded as one of the plan that it began with, and stay where that plan comes back."""
-    began, before = contents.compute_report_fingerprint(plan()), {name: Path(name).read_bytes() for name in FILES}
+    """It would be recorded as a table of the first plan, and would stay if that plan came back."""
+    first_fingerprint, before = (
+        contents.compute_report_fingerprint(read_plan()),
+        {name: Path(name).read_bytes() for name in FILES},
+    )
     params = yaml.safe_load(Path("params.yaml").read_text()) | {"report": {"average": "client"}}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
-    for what in (["table"], ["figure", "curves"], ["figure", "matrices"]):
-        _, sentence = read_error(monkeypatch, capsys, *what, "--plan-fingerprint", began)
-        assert "results/plan.json is another plan than this snakemake began with, since params.yaml was" in sentence
+    for command in (["table"], ["figure", "curves"], ["figure", "matrices"]):
+        _, error = read_error(monkeypatch, capsys, *command, "--plan-fingerprint", first_fingerprint)
+        assert re.match("fedpipe: results/plan.json is .*params.yaml", error)
     assert {name: Path(name).read_bytes() for name in FILES} == before
     assert (
         CliRunner()
-        .invoke(app.app, ["table", "--plan-fingerprint", contents.compute_report_fingerprint(plan())])
+        .invoke(app.app, ["table", "--plan-fingerprint", contents.compute_report_fingerprint(read_plan())])
         .exit_code
         == 0
     )
@@ -201,7 +208,7 @@ def test_a_snakemake_makes_no_table_of_a_plan_that_was_made_meanwhile(
 
 
 def test_a_study_is_itself_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell's PWD is the path that was typed, as homes of clusters often are links."""
+    """A shell's PWD is the typed path, and homes on clusters are often links."""
     (tmp_path / "real/studies").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     monkeypatch.chdir(tmp_path / "link")

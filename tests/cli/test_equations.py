@@ -8,7 +8,7 @@ from fedpipe.cli.docs import equations
 
 
 @pytest.mark.parametrize(
-    ("tex", "said"),
+    ("tex", "text"),
     [
         (r"\theta^{t+1} = \sum_{k \in S} w_k \theta_k", "θᵗ⁺¹ = Σ_(k ∈ S) wₖ θₖ"),
         (r"F_k(\theta) + \frac{\mu}{2} \lVert \theta - \theta^t \rVert^2", "Fₖ(θ) + μ/2 ‖ θ - θᵗ ‖²"),
@@ -19,11 +19,11 @@ from fedpipe.cli.docs import equations
         (r"a}", "a"),
     ],
 )
-def test_an_equation_is_plain_text(tex: str, said: str) -> None:
-    assert equations.render_equation(tex) == said
+def test_an_equation_is_plain_text(tex: str, text: str) -> None:
+    assert equations.render_equation(tex) == text
 
 
-def test_displayed_equations_stand_on_lines_of_their_own_and_literals_stay() -> None:
+def test_displayed_equations_are_on_separate_lines_and_literals_stay() -> None:
     text = "Before.\n\n.. math:: a_k \\\\\n          b^2\n\nWith :math:`\\beta` of :class:`~x.y`, and ``{0, 1}``.\n"
     assert equations.render_docstring(text) == "Before.\n\n    aₖ\n    b²\n\nWith β of `x.y`, and ``{0, 1}``."
     assert equations.render_docstring("No equation here.") == "No equation here."

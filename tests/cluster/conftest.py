@@ -35,17 +35,17 @@ PATIENCE = 600  #: seconds after which something hangs; nothing takes as long, o
 def cluster() -> Iterator[slurm.Cluster]:
     """Slurm, started once; skips where it is not installed, unless FEDPIPE_REQUIRE_SLURM is set."""
     if absent := slurm.missing():
-        said = f"Slurm is not installed here: {', '.join(absent)} not found"
-        assert "FEDPIPE_REQUIRE_SLURM" not in os.environ, said
-        pytest.skip(said)
+        output = f"Slurm is not installed here: {', '.join(absent)} not found"
+        assert "FEDPIPE_REQUIRE_SLURM" not in os.environ, output
+        pytest.skip(output)
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
-        made = slurm.Cluster(Path(folder))
+        slurm_cluster = slurm.Cluster(Path(folder))
         try:
-            made.start()
-            yield made
+            slurm_cluster.start()
+            yield slurm_cluster
         finally:
-            made.stop()
+            slurm_cluster.stop()
 
 
 class Clone(Project):
@@ -66,13 +66,13 @@ class Clone(Project):
     def begin(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a command, in a process group of its own."""
         self._said.append(self.folder.parent / f"said-{len(self._said)}")
-        with self._said[-1].open("wb") as said:
+        with self._said[-1].open("wb") as output:
             running = subprocess.Popen(
                 command,
                 cwd=self.folder,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -87,9 +87,9 @@ class Clone(Project):
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGUSR1)
             raise
-        said = self._begun.pop(running).read_text()
-        assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{said}"
-        return said
+        output = self._begun.pop(running).read_text()
+        assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{output}"
+        return output
 
     def on_slurm(self, *command: str, check: bool = True) -> str:
         """Type a command, and wait for it."""
@@ -158,11 +158,11 @@ class Clone(Project):
     def story(self) -> str:
         """What happened: what commands and jobs said, which jobs there were, what Slurm's daemons noted."""
         logs = [*self.folder.glob("results/logs/*/*.log"), *self.folder.glob(".snakemake/slurm_logs/*/*/*.log")]
-        told = [self.cluster.queue(), self.cluster.log()]
+        message = [self.cluster.queue(), self.cluster.log()]
         for path in (*self._said, *logs):
             with suppress(FileNotFoundError):  # Snakemake removed it meanwhile
-                told.append(f"-- {path} --\n{path.read_text()[-6000:]}")
-        return "\n".join(told)
+                message.append(f"-- {path} --\n{path.read_text()[-6000:]}")
+        return "\n".join(message)
 
     # -- what one edits ------------------------------------------------------------------------------------------------
 
@@ -181,11 +181,11 @@ class Clone(Project):
 
 @pytest.fixture
 def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
-    made = Clone(studies.copy_project(tmp_path / "project"), cluster)
-    shutil.copy(HERE / "faulty_algorithms.py", made.folder)
-    yield made
-    made.leave()
-    print(made.story())  # pytest shows it where the test failed
+    project_clone = Clone(studies.copy_project(tmp_path / "project"), cluster)
+    shutil.copy(HERE / "faulty_algorithms.py", project_clone.folder)
+    yield project_clone
+    project_clone.leave()
+    print(project_clone.story())  # pytest shows it where the test failed
     cluster.restore()
 
 

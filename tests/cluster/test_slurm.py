@@ -35,8 +35,8 @@ def reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(Path(__file__).parent)
         (folder / "hurry").touch()
-        made = studies.prepare(params)
-        for planned, run in zip(made.runs, studies.open_runs(made), strict=True):
+        new_plan = studies.prepare(params)
+        for planned, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
             list(run.run_segment(planned.rounds))
             collect.collect_rounds(run.files, planned.rounds, "all")
         return studies.bits(folder / "results/runs")
@@ -51,12 +51,12 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
     for project in (local, clone):
         studies.write(params, project.folder)
     local.snakemake()
-    said = clone.on_slurm(*ALL)
+    output = clone.on_slurm(*ALL)
     assert clone.bits() == local.bits()
     for name in ("results/tables/results.csv", "results/metrics.json", "results/plots/curves.csv"):
         assert (clone.folder / name).read_bytes() == (local.folder / name).read_bytes(), name
 
-    submitted = {int(job) for job in re.findall(r"submitted with SLURM jobid (\d+)", said)}
+    submitted = {int(job) for job in re.findall(r"submitted with SLURM jobid (\d+)", output)}
     placed = [(rule, clone.cluster.details(job)) for job, rule in clone.cluster.jobs("all").items() if job in submitted]
     assert sorted(rule.split("_")[1] for rule, _ in placed) == ["partition"] + ["segment"] * 2
     for rule, job in placed:
@@ -77,14 +77,14 @@ def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
     clone.run("git", "init", "-q")
     studies.write(studies.settings(rounds=1), clone.folder)
     clone.commit()
-    said = clone.on_slurm("fedpipe", "run", "--profile", "slurm", "-j", "3")
-    assert said.startswith("snakemake all --profile slurm --jobs 3\n")
-    assert "submitted with SLURM jobid" in said
+    output = clone.on_slurm("fedpipe", "run", "--profile", "slurm", "-j", "3")
+    assert output.startswith("snakemake all --profile slurm --jobs 3\n")
+    assert "submitted with SLURM jobid" in output
     bits = clone.bits()
     clone.edit(federation={"learning_rate": 0.05})
-    said = clone.on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")
-    assert "submitted with SLURM jobid" in said
-    assert "Running stage 'train@fedavg'" in said
+    output = clone.on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")
+    assert "submitted with SLURM jobid" in output
+    assert "Running stage 'train@fedavg'" in output
     assert bits.items() < clone.bits().items()
 
 
@@ -128,9 +128,9 @@ def test_what_breaks_is_queued_again_and_goes_on(clone: Clone, reference) -> Non
     clone.until(lambda: clone.cluster.state("gpu1")[0] == "DOWN", "Slurm missed the node")
     clone.hurry()
     clone.cluster.start_node("gpu1")
-    said = clone.end(running)
-    assert "'CANCELLED'" in said
-    assert "'NODE_FAIL'" in said
+    output = clone.end(running)
+    assert "'CANCELLED'" in output
+    assert "'NODE_FAIL'" in output
     assert clone.bits_of_runs() == reference(params)
     assert done.items() <= clone.rounds().items(), "rounds were done twice"
 
@@ -171,9 +171,9 @@ def test_an_outage_longer_than_slurms_memory(clone: Clone, reference) -> None:
     clone.hurry()
     clone.until(lambda: not Path(f"/proc/{trainers['ending']}").exists(), "the job ended")
     clone.cluster.start_controller(memory=2)
-    said = clone.end(running)
-    assert said.count("Slurm has no record of this job, and its output files are missing") == 1
-    assert submissions(said) == 3, "two segments, one of them twice"
+    output = clone.end(running)
+    assert output.count("Slurm has no record of this job, and its output files are missing") == 1
+    assert submissions(output) == 3, "two segments, one of them twice"
     assert done.items() <= clone.rounds().items()
     assert clone.bits_of_runs() == reference(params)
     assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "runs")
@@ -186,10 +186,10 @@ def test_memory_grows_after_running_out_of_it(clone: Clone) -> None:
     running = clone.begin(*RUNS)
     clone.until(clone.at_work, "it did a round with more memory")
     clone.hurry()
-    said = clone.end(running)
-    first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", said))
+    output = clone.end(running)
+    first, second = (int(job) for job in re.findall(r"rule_segment/hungry_\S+/(\d+)\.log\)", output))
     assert [memory(clone.cluster.details(job)) for job in (first, second)] == [1500, 3000]
-    assert "ran out of memory and now requests 3000 MB" in said
+    assert "ran out of memory and now requests 3000 MB" in output
 
 
 def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
@@ -197,10 +197,10 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     clone.study(faulty_study("endless"))
     clone.set_profile(retries=5)
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=100")
-    said = clone.on_slurm(*RUNS, check=False)
-    assert "It requests more time than its partition allows" in said
+    output = clone.on_slurm(*RUNS, check=False)
+    assert "It requests more time than its partition allows" in output
     assert not clone.cluster.jobs("PD,R")
-    assert submissions(said) == 1
+    assert submissions(output) == 1
 
     clone.cluster.run("scontrol", "update", "PartitionName=gpu", "MaxTime=INFINITE")
     running = clone.begin(*RUNS)
@@ -208,12 +208,12 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     (job,) = clone.segments()
     log = clone.open_log("endless")
     clone.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
-    said = clone.end(running, check=False)
+    output = clone.end(running, check=False)
     assert running.returncode
     assert "SIGTERM before a round was done" in log.read()
-    assert "Its time ended before a round was complete" in said
-    assert "The time of a job is `runtime` in the profile" in said
-    assert submissions(said) == 1
+    assert "Its time ended before a round was complete" in output
+    assert "The time of a job is `runtime` in the profile" in output
+    assert submissions(output) == 1
 
 
 def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
@@ -221,9 +221,9 @@ def test_a_path_that_gets_lost_on_the_way_is_refused(clone: Clone) -> None:
     clone.study(studies.settings(rounds=1))
     clone.folder = clone.folder.rename(clone.folder.with_name("a$(touch PWN) {b}"))
     before = clone.cluster.jobs("all")
-    said = clone.on_slurm(*ALL, check=False)
-    assert said.count("a path with $ can't be passed to Slurm's nodes") == 1
-    assert "Traceback" not in said
+    output = clone.on_slurm(*ALL, check=False)
+    assert output.count("a path with $ can't be passed to Slurm's nodes") == 1
+    assert "Traceback" not in output
     assert clone.cluster.jobs("all") == before
     assert not list(clone.folder.parent.rglob("PWN"))
 
@@ -246,8 +246,8 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     clone.end(running, check=False)
     (orphan,) = clone.segments()
     done |= clone.rounds()
-    said = clone.on_slurm(*RUNS, check=False)
-    unlock, again = (line.strip() for line in said.partition("killed, type\n")[2].splitlines()[:2])
+    output = clone.on_slurm(*RUNS, check=False)
+    unlock, again = (line.strip() for line in output.partition("killed, type\n")[2].splitlines()[:2])
     assert (unlock, again) == ("snakemake --unlock", "snakemake --profile slurm runs")
     clone.run(*unlock.split())
     assert orphan in clone.segments(), "it should write on"
@@ -267,20 +267,20 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     studies.write(other, clone.folder)
     (clone.folder / "params.yaml").rename(clone.folder / "studies/other.yaml")
     clone.study(params)
-    made = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
+    modification_times = {path: path.stat().st_mtime_ns for path in clone.folder.glob("results/partitions/*/*")}
     both = [
         clone.begin(*FAST_SNAKEMAKE, "all"),
         clone.begin(*FAST_SNAKEMAKE, "all", "--config", "params=studies/other.yaml"),
     ]
     clone.until(lambda: len(clone.at_work()) == 2, "both did a round")
     clone.hurry()
-    for said in map(clone.end, both):
-        assert jobs(said)["segment"] == 1
-        assert not jobs(said)["partition"]
-        assert "fedpipe: another Snakemake" not in said, "neither locks what the other makes"
+    for output in map(clone.end, both):
+        assert jobs(output)["segment"] == 1
+        assert not jobs(output)["partition"]
+        assert "fedpipe: another Snakemake" not in output, "neither locks what the other makes"
     assert "| one " in (clone.folder / "results/tables/results.md").read_text()
     assert "| two " in (clone.folder / "results/studies/other/tables/results.md").read_text()
-    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert {path: path.stat().st_mtime_ns for path in modification_times} == modification_times
     params["algorithms"] |= other["algorithms"]
     params["study"]["algorithms"].append("two")
     assert clone.bits_of_runs() == reference(params)
@@ -290,8 +290,8 @@ def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None
     """The script as shipped, where nothing was made: runs side by side, SIGTERM as at the end, the next job."""
     params = faulty_study("one", "two", "three")
     studies.write(params, clone.folder)
-    said = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
-    job = re.search(r"Submitted batch job (\d+)", said)[1]
+    output = clone.on_slurm("sbatch", "--time=600", "slurm/one-job.sh", "--params", "params.yaml")
+    job = re.search(r"Submitted batch job (\d+)", output)[1]
 
     def log(number: int) -> str:
         path = clone.folder / f"results/one-job-{job}_{number}.log"
@@ -316,8 +316,8 @@ def test_many_runs_in_one_job_go_on_in_the_next(clone: Clone, reference) -> None
     assert all(f"| {label} " in table for label in params["algorithms"])
 
 
-def submissions(said: str) -> int:
-    return len(re.findall(r"has been submitted with SLURM jobid", said))
+def submissions(output: str) -> int:
+    return len(re.findall(r"has been submitted with SLURM jobid", output))
 
 
 def memory(job: dict[str, str]) -> int:

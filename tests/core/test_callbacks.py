@@ -19,7 +19,7 @@ from fedpipe.core.storage import files
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from tests import small_studies as studies
-from tests.cli.test_cli import printed
+from tests.cli.test_cli import run_command as printed
 from tests.docs.page_blocks import blocks
 
 ROUNDS = 3

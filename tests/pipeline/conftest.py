@@ -24,19 +24,19 @@ ENVIRONMENT = os.environ | {
     "GIT_COMMITTER_NAME": "fedpipe",
     "GIT_COMMITTER_EMAIL": "fedpipe@example.org",
     "DVC_NO_ANALYTICS": "1",
-    "PYTHONPATH": ".",  # the copy's own code, as in a clone with an environment of its own
+    "PYTHONPATH": ".",  # the copy's own code, as in a clone with a separate environment
 }
 LOCAL = ("--profile", "workflow/profiles/local")
 
 
 class Project:
-    """A clone of the project, and what users type in it."""
+    """A clone of the project, and the commands that users type in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def run(self, *command: str, check: bool = True) -> str:
-        """What the command prints, standard output and error together."""
+        """Run a command. Return its standard output and error together."""
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -57,7 +57,7 @@ class Project:
         self.run("git", "commit", "-qm", message)
 
     def edit(self, **sections: dict[str, Any]) -> None:
-        """Change params.yaml: each section is merged into what stands there."""
+        """Merge sections into params.yaml."""
         params = yaml.safe_load((self.folder / "params.yaml").read_text())
         for name, section in sections.items():
             params[name] = params.get(name, {}) | section
@@ -72,17 +72,17 @@ class Project:
 
 
 def jobs(printed: str) -> Counter[str]:
-    """How many jobs of each rule snakemake ran."""
+    """Count the jobs of each rule that snakemake ran."""
     return Counter(re.findall(r"^(?:local)?rule (\w+):", printed, flags=re.M))
 
 
 def stages(printed: str) -> list[str]:
-    """The stages that dvc ran; `plan` is always one of them, and the only one where nothing has changed."""
+    """The stages that dvc ran. `plan` always runs, and is the only one if nothing has changed."""
     return re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = Project(studies.copy_project(tmp_path / "project"))
-    made.run("git", "init", "-q", "-b", "main")
-    return made
+    clone = Project(studies.copy_project(tmp_path / "project"))
+    clone.run("git", "init", "-q", "-b", "main")
+    return clone

@@ -55,6 +55,6 @@ def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
     kept = files.read_pt(RunFiles(run).round(2).client_states)["kept"]["buffers"]
     (means,) = (value for name, value in kept.items() if name.endswith("running_mean"))
     assert len(means.unique(dim=0)) == len(owned), "each client's own"
-    told = (project.folder / "results/tables/results.csv").read_text()
-    assert "fedavg,personal-on-local," in told
-    assert "fedavg,global-on-global,sample,last,,,0," in told, "no such model: no mean, of 0 seeds"
+    message = (project.folder / "results/tables/results.csv").read_text()
+    assert "fedavg,personal-on-local," in message
+    assert "fedavg,global-on-global,sample,last,,,0," in message, "no such model: no mean, of 0 seeds"

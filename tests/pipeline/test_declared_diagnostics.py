@@ -39,8 +39,8 @@ def test_diagnostics_of_all_kinds_and_an_edit_that_trains_nothing(project: Proje
     assert "Traceback" not in project.run("fedpipe", "verify", "--rerun", "0")
     damaged = next(diagnostics.rglob("gradients-*.parquet"))
     damaged.write_bytes(damaged.read_bytes() + b"!")
-    told = project.run("fedpipe", "verify", "--rerun", "0", check=False)
-    assert f"{damaged.relative_to(project.folder)} is damaged" in told
+    message = project.run("fedpipe", "verify", "--rerun", "0", check=False)
+    assert f"{damaged.relative_to(project.folder)} is damaged" in message
     damaged.unlink()
     assert jobs(project.snakemake("all"))["diagnostic"] == 1
     project.run("fedpipe", "verify", "--rerun", "0")

@@ -33,10 +33,10 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
             place = place[section]
         place[key] = value
     studies.write(params, project.folder)
-    made = planner.make_plan()
-    planner.write_plan(made)
-    contents.write_files(contents.build_keys(made))
-    files.write_json(made.study_files.metrics, metrics)
+    new_plan = planner.make_plan()
+    planner.write_plan(new_plan)
+    contents.write_files(contents.build_keys(new_plan))
+    files.write_json(new_plan.study_files.metrics, metrics)
     stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
     outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]
     for place in (Path(out) for out in (*outs, "results/.provenance", *(f"results/runs/{name}" for name in metrics))):
@@ -57,7 +57,7 @@ def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
     record(project, first)
     project.commit()
     (line,) = [line for line in commands("docs/dvc.md") if line.startswith("dvc exp show")]
-    for changes, metrics, told in (
+    for changes, metrics, message in (
         ({"algorithms__feddw__mu": 0.1}, first | {"feddw": 12.34}, ["algorithms.feddw.mu", "feddw", "12.34"]),
         ({"partition__alpha": 0.5}, {name: value + 3.5 for name, value in first.items()}, ["partition.alpha", *first]),
     ):
@@ -65,8 +65,8 @@ def test_the_shipped_study_with_an_experiment_fits_into_a_terminal(
         project.run("dvc", "exp", "save", "-n", "tried")
         shown = project.run("bash", "-c", line)
         assert max(map(len, shown.splitlines())) <= WIDTH, shown
-        for wanted in ("tried", *told, *(str(value) for name, value in metrics.items() if value != first[name])):
-            assert wanted in shown, wanted
+        for expected in ("tried", *message, *(str(value) for name, value in metrics.items() if value != first[name])):
+            assert expected in shown, expected
         assert "results" not in shown
         assert "learning_rate" not in shown
         project.run("dvc", "exp", "remove", "tried")

@@ -131,18 +131,18 @@ def test_the_table_of_experiments_shows_what_changed(story: Story) -> None:
 
 def test_differences_of_parameters_and_metrics(story: Story) -> None:
     old, new = (story.truth[0.1, mu] for mu in (0.1, 1.0))
-    wanted = {name: [old[name], new[name]] for name in new if old[name] != new[name]}
-    assert wanted
+    expected = {name: [old[name], new[name]] for name in new if old[name] != new[name]}
+    assert expected
     shown = block(story, "fedpipe compare")
     rows = [line.split() for line in shown.splitlines()]
     found = {row[1]: [float(row[2]), float(row[3])] for row in rows if row and row[0] == "results/metrics.json"}
-    assert found == wanted
+    assert found == expected
     assert ["params.yaml", "algorithms.feddw.mu", "0.1", "1.0"] in [row[:4] for row in rows]
     params = json.loads(story.project.run("dvc", "params", "diff", "v1", "louder", "--json"))
     assert params == {"params.yaml": {"algorithms.feddw.mu": {"old": 0.1, "new": 1.0, "diff": 0.9}}}
     metrics = json.loads(story.project.run("dvc", "metrics", "diff", "v1", "louder", "--json"))
     found = {name: [change["old"], change["new"]] for name, change in metrics["results/metrics.json"].items()}
-    assert found == wanted
+    assert found == expected
 
 
 def test_two_experiments_side_by_side(story: Story) -> None:
@@ -292,14 +292,14 @@ def test_apart_from_the_workspace(story: Story) -> None:
 def test_numbers_are_traced_and_verified(story: Story) -> None:
     printed = block(story, "fedpipe trace")
     verified = printed.index("results/runs/fedavg/")
-    traced = story.project.run("fedpipe", "trace", "results/tables/results.md", "feddw.global-on-global")
-    assert printed.startswith(traced)
-    found = yaml.safe_load(traced)
+    trace = story.project.run("fedpipe", "trace", "results/tables/results.md", "feddw.global-on-global")
+    assert printed.startswith(trace)
+    found = yaml.safe_load(trace)
     assert found["accuracy (%)"] == pytest.approx(story.truth[0.1, 1.0]["feddw"], abs=0.005)
     (run,) = found["runs"]
     assert run["settings"]["algorithm"]["mu"] == 1.0
     assert not run["first recorded in"].startswith("no commit")
-    assert "run again: all bits agree" in printed[verified:]
+    assert "all bits agree" in printed[verified:]
 
 
 def test_nothing_that_a_commit_needs_is_pruned(story: Story) -> None:

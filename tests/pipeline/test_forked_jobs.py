@@ -14,7 +14,7 @@ import pytest
 from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.cli.test_job_server import OWN, processes, wait_for_end
+from tests.cli.test_job_server import OWN, list_processes, wait_for_end
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
 from tests.pipeline.test_snakemake import NOTHING, reach
 
@@ -28,11 +28,11 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     studies.write(params, project.folder)
     ran = jobs(project.snakemake("runs"))
     assert (ran["segment"], ran["collect"]) == (2, 0)
-    told = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
-    (job,) = (like for like in told if like["arguments"][:1] == ["segment"])
+    message = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
+    (job,) = (like for like in message if like["arguments"][:1] == ["segment"])
     assert job_server.SERVER_CODE in job["parent"]
     assert job["threads"] == 1
-    wait_for_end(processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
+    wait_for_end(list_processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
     once, logs = project.bits(), {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
     made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     for run in project.folder.glob("results/runs/*/*"):
@@ -45,7 +45,7 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     assert again == made_by
     assert NOTHING in project.snakemake("-n", "runs")
-    assert not processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE]))
+    assert not list_processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE]))
 
 
 def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
@@ -95,7 +95,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         stderr=(project.folder / "said").open("w"),
     ) as running:
         reach(project, 2, running)
-        mine = processes(running.pid)
+        mine = list_processes(running.pid)
         assert len(mine) >= 2
         if how == "SIGKILL":
             running.kill()

@@ -47,18 +47,18 @@ def test_a_colon_in_the_clones_path_is_refused(tmp_path: Path) -> None:
     """It parts the entries of PYTHONPATH: jobs would run the installed package in place of the clone's."""
     project = Project(studies.copy_project(tmp_path / "2026-11-24T07:35"))
     studies.write(studies.settings(rounds=1), project.folder)
-    said = project.snakemake("-n", "all", check=False)
-    assert "':' can't be part of the path of a study's folder" in said
-    assert "Traceback" not in said
+    output = project.snakemake("-n", "all", check=False)
+    assert "':' can't be part of the path of a study's folder" in output
+    assert "Traceback" not in output
 
 
 def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Project) -> None:
     for name in ("studies/a;touch PWN;.yaml", "studies/{a}.yaml"):
         studies.write(studies.settings(rounds=1), project.folder)
         (project.folder / name).write_bytes((project.folder / "params.yaml").read_bytes())
-        said = project.snakemake("all", *other(name), check=False)
-        assert said.count("can't be part of a study's path") == 1
-        assert "Traceback" not in said
+        output = project.snakemake("all", *other(name), check=False)
+        assert output.count("can't be part of a study's path") == 1
+        assert "Traceback" not in output
     assert not list(project.folder.rglob("PWN"))
     assert not list(project.folder.glob("results/*/*")), "no job may start"
 
@@ -72,8 +72,8 @@ def test_settings_of_a_plan_from_elsewhere_run_no_command(project: Project) -> N
     text = place.read_text()
     assert text.count('"auto"') == 2
     place.write_text(text.replace('"auto"', '"auto; touch PWN; "'))
-    said = project.snakemake("partitions")
-    assert not list(project.folder.rglob("PWN")), said
+    output = project.snakemake("partitions")
+    assert not list(project.folder.rglob("PWN")), output
 
 
 @pytest.mark.slow
@@ -87,9 +87,9 @@ def test_a_pack_from_elsewhere_writes_nothing_outside(project: Project) -> None:
         with zipfile.ZipFile(settings.with_name("rounds.zip"), "w") as archive:
             archive.writestr(name, yaml.safe_dump({}))
         (project.folder / "results/plan.json").unlink(missing_ok=True)
-        said = project.snakemake("-n", "all", check=False)
-        (line,) = (line for line in said.splitlines() if line.startswith("fedpipe: "))
+        output = project.snakemake("-n", "all", check=False)
+        (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
         relative = os.path.relpath(settings.with_name("rounds.zip"), project.folder)
         assert re.match(rf"fedpipe: {relative} is damaged \(.*PWN/round\.json' in it is not a file of a round", line)
-        assert "Traceback" not in said
+        assert "Traceback" not in output
         assert not list(project.folder.parent.rglob("PWN"))

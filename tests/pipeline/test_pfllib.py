@@ -39,13 +39,13 @@ def written(folder: Path) -> dict[tuple[str, int], Any]:
 def start(path: Path) -> dict[str, torch.Tensor]:
     """A state dict with the names of its CNN."""
     random = torch.Generator().manual_seed(0)
-    made = {}
+    state = {}
     for layer, shape in PFLLIB.items():
-        made[f"{layer}.weight"] = torch.randn(shape, generator=random) / 50
-        made[f"{layer}.bias"] = torch.randn(shape[0], generator=random) / 50
+        state[f"{layer}.weight"] = torch.randn(shape, generator=random) / 50
+        state[f"{layer}.bias"] = torch.randn(shape[0], generator=random) / 50
     path.parent.mkdir(parents=True)
-    torch.save(made, path)
-    return made
+    torch.save(state, path)
+    return state
 
 
 @pytest.mark.slow
@@ -82,6 +82,6 @@ def test_the_page_block_by_block(project: Project) -> None:
         held = yaml.safe_load(run.settings.read_text())
         assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(held["dataset"])
         assert held["origin"] == {"model": {"weights": "data/start.pt"}}
-    told = (project.folder / "results/tables/results.md").read_text()
-    assert "split as the file says" in told
+    message = (project.folder / "results/tables/results.md").read_text()
+    assert "split as the file says" in message
     assert 0 < project.metrics()["fedavg"] <= 100

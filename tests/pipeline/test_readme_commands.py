@@ -77,10 +77,10 @@ class Typist:
         self.project = project
         self._left = [line for line in commands(page) if line not in ELSEWHERE]
 
-    def next(self, line: str, typed: str | None = None) -> str:
+    def next(self, line: str, run_command: str | None = None) -> str:
         """The next command, which is this one; `typed` is what stands for it where it has placeholders."""
         assert self._left.pop(0) == line
-        return self.project.run("bash", "-c", typed or line)
+        return self.project.run("bash", "-c", run_command or line)
 
     def done(self) -> bool:
         return not self._left
@@ -112,9 +112,9 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert "| algorithm.mu" in compared
     assert "feddw" in clone.run("dvc", "metrics", "diff"), "with HEAD, as docs/dvc.md says"
 
-    traced = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
-    assert traced
-    assert "agree" in typist.next("fedpipe verify")
+    trace = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
+    assert trace
+    assert "All verified: " in typist.next("fedpipe verify")
     keys = [path.name for path in sorted((clone.folder / "results/runs").glob("*/*"))]
     assert "algorithm" in typist.next("fedpipe diff KEY KEY", shlex.join(["fedpipe", "diff", *keys[:2]]))
     assert "Nothing to remove" in typist.next("fedpipe prune")

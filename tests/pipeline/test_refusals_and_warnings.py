@@ -1,4 +1,4 @@
-"""What snakemake is told that it can't do, and what it says of a study before it runs."""
+"""Errors for wrong options of snakemake, and warnings about a study before it runs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
         (("--configfile", "studies/other.yaml"), ", ".join(f"'{section}'" for section in study)),
     ):
         printed = project.snakemake("all", *arguments, check=False)
-        (line,) = (line for line in printed.splitlines() if line.startswith("fedpipe:"))
-        assert line.startswith(f"fedpipe: {named} in --config or --configfile ")
+        (error,) = (line for line in printed.splitlines() if line.startswith("fedpipe:"))
+        assert error.startswith(f"fedpipe: {named} in --config or --configfile ")
+        assert "--config params=studies/NAME.yaml" in error
         assert "Traceback" not in printed
         assert not jobs(printed)
         assert not (project.folder / "results/plan.json").exists()
@@ -41,8 +42,8 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     monkeypatch.chdir(project.folder)
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: project.folder / "cache")
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
-    planner.write_plan(made := planner.make_plan())
-    assert [run.dataset.partition("-")[0] for run in made.runs] == ["generated"]
+    planner.write_plan(new_plan := planner.make_plan())
+    assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
     for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
@@ -56,9 +57,9 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
 def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project: Project) -> None:
     studies.write(studies.settings(("fedper", "cfl"), 1, evaluation={"protocols": KEPT}), project.folder)
     assert project.snakemake("all").count(WARNING) == 1
-    told = project.run("fedpipe", "show")
-    assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in told
-    assert told.index("| FedPer") < told.index("Warning: ")
+    message = project.run("fedpipe", "show")
+    assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in message
+    assert message.index("| FedPer") < message.index("Warning: ")
     for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
         assert f"{algorithm},{protocol},sample,last," in (project.folder / "results/tables/results.csv").read_text()
     again = project.snakemake("-n", "all")

@@ -42,8 +42,8 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
     assert project.run("git", "status", "--porcelain", "report.html") == "", "git leaves it alone"
     browser = Browser(tmp_path / "profile")
     try:
-        wrong, asked = seen(browser, project.folder / "report.html", 1280)
-        assert [event for event in wrong if event.get("method") == "Runtime.exceptionThrown"] == []
+        problems, asked = seen(browser, project.folder / "report.html", 1280)
+        assert [event for event in problems if event.get("method") == "Runtime.exceptionThrown"] == []
         assert asked == [], "it needs no network"
         press(browser, "Results")
         shown = browser.tell("document.body.innerText")
@@ -106,6 +106,6 @@ def test_no_name_is_markup_or_a_formula(project: Project) -> None:
     table = csv.DictReader((results / "tables/results.csv").read_text(encoding="utf-8").splitlines())
     assert {row["data"] for row in table} == {HOSTILE, "'=1+2"}
     assert "\n'=1+2," in project.run("fedpipe", "show", "--format", "csv")
-    traced = project.run("fedpipe", "trace", "results/tables/results.md", "feddw.data==1+2.global-on-global")
-    assert traced.startswith("cell: feddw.data==1+2.global-on-global\n")
-    assert "all agrees: " in project.run("fedpipe", "verify")
+    trace = project.run("fedpipe", "trace", "results/tables/results.md", "feddw.data==1+2.global-on-global")
+    assert trace.startswith("cell: feddw.data==1+2.global-on-global\n")
+    assert "All verified: " in project.run("fedpipe", "verify")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -47,7 +48,7 @@ class Interrupted(FedAvg):
 """
 
 
-def typed(project: Project, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(project: Project, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """How a command ends, with standard output and error apart."""
     return subprocess.run(
         command,
@@ -75,13 +76,13 @@ def trained(project: Project) -> list[Path]:
 
 def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> None:
     write(project, ODD)
-    dry = typed(project, "fedpipe", "run", "--params", ODD, "-n", "-j", "2", "--quiet", "host")
+    dry = run_command(project, "fedpipe", "run", "--params", ODD, "-n", "-j", "2", "--quiet", "host")
     assert dry.returncode == 0, dry.stderr
     line = dry.stderr.splitlines()[0]
     assert line == f"snakemake all --config 'params={ODD}' {LOCAL} -n --cores 2 --quiet host"
     assert jobs(dry.stdout)["segment"] == 1
     assert not trained(project), "-n runs nothing"
-    again = typed(project, "bash", "-c", line)
+    again = run_command(project, "bash", "-c", line)
     assert jobs(again.stdout) == jobs(dry.stdout)
 
 
@@ -89,13 +90,13 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
 def test_a_study_runs_also_where_the_environment_is_not_activated(project: Project) -> None:
     write(project, "params.yaml")
     bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
-    done = typed(project, str(BIN / "fedpipe"), "run", "-j", "1", PATH=bare)
+    done = run_command(project, str(BIN / "fedpipe"), "run", "-j", "1", PATH=bare)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0].endswith(f"snakemake all {LOCAL} --cores 1")
     assert "Provided cores: 1\n" in done.stderr.replace(" (use --cores to define parallelism)", "")
     assert len(trained(project)) == 1
     assert (project.folder / "results/tables/results.md").is_file()
-    dry = typed(project, "fedpipe", "run", "-n")
+    dry = run_command(project, "fedpipe", "run", "-n")
     assert "Nothing to be done" in dry.stdout + dry.stderr
 
 
@@ -103,20 +104,24 @@ def test_a_study_runs_also_where_the_environment_is_not_activated(project: Proje
 def test_it_ends_with_what_to_type_next(project: Project) -> None:
     """Where all was made, and by the command itself; not where it was a part, or nothing."""
     write(project, ODD)
-    said = typed(project, "fedpipe", "run", "--params", ODD, "-j", "2").stderr
-    (line,) = (line for line in said.splitlines() if line.startswith("fedpipe: "))
+    output = run_command(project, "fedpipe", "run", "--params", ODD, "-j", "2").stderr
+    (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
     table = "results/studies/two words (1)/tables/results.md"
     show = f"fedpipe show --params '{ODD}'"
     assert f"`{show}`" in line
     assert f" {table}," in line
-    shown = typed(project, *shlex.split(show))
+    shown = run_command(project, *shlex.split(show))
     assert shown.stdout.startswith((project.folder / table).read_text())
     curves = project.folder / table.replace("tables/results.md", "figures/curves.svg")
     curves.unlink()
     other = ("--config", f"params={ODD}", *LOCAL.split())
-    part = typed(project, "snakemake", str(curves.relative_to(project.folder)), *other)
+    part = run_command(project, "snakemake", str(curves.relative_to(project.folder)), *other)
     assert curves.is_file()
-    for done in (part, typed(project, "fedpipe", "run", "--params", ODD), typed(project, "snakemake", *other, "-n")):
+    for done in (
+        part,
+        run_command(project, "fedpipe", "run", "--params", ODD),
+        run_command(project, "snakemake", *other, "-n"),
+    ):
         assert done.returncode == 0
         assert "fedpipe: " not in done.stderr
 
@@ -125,11 +130,11 @@ def test_it_ends_with_what_to_type_next(project: Project) -> None:
 def test_its_status_is_snakemakes(project: Project) -> None:
     (project.folder / "own.py").write_text(RAISES)
     write(project, "params.yaml", algorithms={"fedavg": {"algorithm": "own.Broken"}})
-    failed = typed(project, "fedpipe", "run")
+    failed = run_command(project, "fedpipe", "run")
     assert failed.returncode == 1
     assert "as meant" in failed.stdout + failed.stderr
-    assert typed(project, "fedpipe", "run", "--no-such-option").returncode == 2
-    done = typed(project, "fedpipe", "run", "--version")
+    assert run_command(project, "fedpipe", "run", "--no-such-option").returncode == 2
+    done = run_command(project, "fedpipe", "run", "--version")
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
 
 
@@ -139,7 +144,7 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
     (project.folder / "own.py").write_text(INTERRUPTS)
     study = studies.settings(algorithms={"fedavg": {"algorithm": "own.Interrupted"}}, rounds=3)
     studies.write(study, project.folder)
-    said = subprocess.run(
+    output = subprocess.run(
         ["bash", "-c", "GROUP=$$ exec fedpipe run"],
         cwd=project.folder,
         env=ENVIRONMENT,
@@ -148,8 +153,8 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
         text=True,
         start_new_session=True,
     )
-    assert said.returncode == 1, said.stderr
-    assert "fedpipe: Snakemake ended before all jobs were done" in said.stderr
+    assert output.returncode == 1, output.stderr
+    assert "fedpipe: Snakemake ended before all jobs were done" in output.stderr
     stopped = project.run("fedpipe", "status")
     assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
     assert "failed" not in stopped
@@ -187,61 +192,44 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
     ],
 )
 def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printed: str) -> None:
-    done = typed(project, "fedpipe", "run", *arguments, "--version")
+    done = run_command(project, "fedpipe", "run", *arguments, "--version")
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n"), done.stderr
     assert done.stderr == f"snakemake {printed} --version\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "pattern"),
     [
-        (
-            ("--params", "none.yaml"),
-            "none.yaml: ",
-        ),
-        (
-            ("--params", "mine.yaml"),
-            "mine.yaml: not the path of a study. Use params.yaml",
-        ),
+        (("--params", "none.yaml"), "none.yaml: the file does not exist"),
+        (("--params", "mine.yaml"), "mine.yaml: .*params.yaml.*studies"),
         (
             ("studies/gallery.yaml",),
-            "'studies/gallery.yaml' can't be run alone, since `fedpipe run` makes all results of a study; "
-            "type `snakemake studies/gallery.yaml --profile workflow/profiles/local` for one target, or --params for "
-            "another study.",
+            "'studies/gallery.yaml' .*`snakemake studies/gallery.yaml --profile workflow/profiles/local`.*--params",
         ),
-        (
-            ("--config", "params=studies/gallery.yaml"),
-            "--config can't be used here; another study is named by --params, and its file says all.",
-        ),
+        (("--config", "params=studies/gallery.yaml"), "--config can't be used.*--params"),
         (
             ("-n", "--set", "federation.rounds=3"),
-            "'--set federation.rounds=3' can't be read by snakemake (ambiguous option: --set could match "
-            "--set-threads, --set-resources, --set-scatter, --set-resource-scopes); `fedpipe run --help` and "
-            "`snakemake --help` list the options, and settings belong in params.yaml.",
+            r".*'--set federation.rounds=3' \(ambiguous option: --set could match --set-threads,.*params.yaml",
         ),
         (
             ("--no-such-option",),
-            "'--no-such-option' can't be read by snakemake (unrecognized arguments: --no-such-option); "
-            "`fedpipe run --help` and `snakemake --help` list the options, and settings belong in params.yaml.",
+            r".*'--no-such-option' \(unrecognized arguments: --no-such-option\).*params.yaml",
         ),
     ],
 )
-def test_a_mistake_is_one_sentence_and_runs_nothing(
-    project: Project, arguments: tuple[str, ...], sentence: str
-) -> None:
+def test_a_mistake_is_one_message_and_runs_nothing(project: Project, arguments: tuple[str, ...], pattern: str) -> None:
     (project.folder / "mine.yaml").write_text("{}\n")
-    done = typed(project, "fedpipe", "run", *arguments)
+    done = run_command(project, "fedpipe", "run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"fedpipe: {sentence}")
-    assert done.stderr.count("\n") == 1
+    assert re.fullmatch(f"fedpipe: {pattern}.*\n", done.stderr)
     assert not (project.folder / ".snakemake").exists()
 
 
-def test_without_snakemake_it_is_one_sentence(project: Project, tmp_path: Path) -> None:
+def test_without_snakemake_the_error_is_one_message(project: Project, tmp_path: Path) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()
     python.symlink_to(Path(sys.executable).resolve())
     libraries = os.pathsep.join([".", sysconfig.get_path("purelib")])
-    done = typed(project, str(python), "-m", "fedpipe", "run", PATH="/nowhere", PYTHONPATH=libraries)
-    sentence = "snakemake is not installed here; run `make setup`, then `source .venv/bin/activate`."
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"fedpipe: {sentence}\n")
+    done = run_command(project, str(python), "-m", "fedpipe", "run", PATH="/nowhere", PYTHONPATH=libraries)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch("fedpipe: snakemake is not installed.*`make setup`.*\n", done.stderr)

@@ -127,8 +127,8 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
         reach(project, 3, killed)
         killed.kill()  # snakemake alone: what its jobs were forked from ends with it, and so do they
-    said = project.snakemake("runs", check=False)
-    assert "--unlock" in said
+    output = project.snakemake("runs", check=False)
+    assert "--unlock" in output
     project.snakemake("runs", "--unlock")
     project.snakemake("runs")
     subprocess.run(["pkill", "-KILL", "-g", str(killed.pid)], check=False)

@@ -28,23 +28,23 @@ def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
     small["transforms"] = {}
     small["federation"] = study["federation"] | {"rounds": 4}
     path.write_text(yaml.safe_dump(small))
-    said: dict[str, list[str]] = {}
+    output: dict[str, list[str]] = {}
     for command in commands:
         if command.startswith("fedpipe check"):
             (project.folder / "own.py").write_text(code)
-            told = project.run(*command.split(), check=False)
+            message = project.run(*command.split(), check=False)
             (sentence,) = re.findall(r"^    (own\.Ditto: .*)$", page, flags=re.M)
-            assert told == f"{sentence}\n"
+            assert message == f"{sentence}\n"
             (project.folder / "own.py").write_text(code.replace("    def keep(", f"{addition}\n    def keep("))
-            assert project.run(*command.split()) == "own.Ditto keeps the contract.\n"
+            assert project.run(*command.split()) == "own.Ditto passes all checks.\n"
             path.write_text(
                 yaml.safe_dump(small | {"algorithms": more["algorithms"], "study": small["study"] | more["study"]})
             )
         else:
-            said.setdefault(command, []).append(project.run(*command.split()))
-    first, second = (jobs(printed)["segment"] for printed in said["fedpipe run --params studies/fashion.yaml"])
+            output.setdefault(command, []).append(project.run(*command.split()))
+    first, second = (jobs(printed)["segment"] for printed in output["fedpipe run --params studies/fashion.yaml"])
     assert (first, second) == (4, 2), "only the new method trains"
-    table = said["fedpipe show --params studies/fashion.yaml"][1]
+    table = output["fedpipe show --params studies/fashion.yaml"][1]
     rows = {row.split("|")[1].strip(): row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")}
     assert rows["ditto"][1] == rows["FedAvg"][1], "its global model is FedAvg's"
     assert rows["FedPer"][1].strip() == "–"

@@ -215,7 +215,7 @@ def test_damaged_records_are_skipped(made: NewPlan) -> None:
 def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(made: NewPlan) -> None:
     path = made.runs[1].path
     log = Path(snakemake(made, BEGUN, FAILED))
-    end = f"{path}: stopped by SIGTERM after round 2; the same command goes on from there"
+    end = f"{path}: stopped by SIGTERM after round 2. Type the same command to resume."
     files.write_bytes(log, f"one\n{end}\n".encode())
     moment = BEGIN + 100.5  # between its begin and its end
     os.utime(log, (moment, moment))

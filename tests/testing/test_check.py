@@ -320,7 +320,7 @@ def test_what_a_study_does_not_say(
 
 def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
     write(project, "pass")
-    assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox keeps the contract.\n")
+    assert fedpipe(project, "check", "own.Prox", "--set", "mu=0.1") == (0, "own.Prox passes all checks.\n")
 
 
 #: Losses that have no gradient at a client with one class.
@@ -346,7 +346,7 @@ ONE_CLASS = {
 @pytest.mark.parametrize("body", ONE_CLASS.values(), ids=ONE_CLASS)
 def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: str, project: Path) -> None:
     write(project, body)
-    assert fedpipe(project, "check", "own.Own") == (0, "own.Own keeps the contract.\n")
+    assert fedpipe(project, "check", "own.Own") == (0, "own.Own passes all checks.\n")
 
 
 def test_all_breaches_are_told_at_once(

@@ -21,15 +21,17 @@ def write_algorithm_template(name: str) -> list[Path]:
         The name exists or is invalid, or the working directory is not a clone of fedpipe. Nothing is written.
     """
     if keyword.iskeyword(name):
-        raise SettingsError(f"'{name}' is a keyword of Python. Use a name that can be imported, as my_avg.")
+        raise SettingsError(f"'{name}' is a keyword of Python. Use another name, such as my_avg.")
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
-        raise SettingsError(f"'{name}' can't be an algorithm's name. Use small letters, digits and _, as my_avg.")
+        raise SettingsError(
+            f"'{name}' can't be an algorithm's name. Use lowercase letters, digits and _, such as my_avg."
+        )
     if not Path("fedpipe/algorithms/base.py").is_file():
-        raise SettingsError(f"'{name}' can't be written here; type it in the root of a clone of fedpipe.")
+        raise SettingsError(f"'{name}' can't be created here. Change to the root of a clone of fedpipe.")
     code, test = Path(f"fedpipe/algorithms/{name}.py"), Path(f"tests/algorithms/test_{name}.py")
     existing_path = next((path for path in (code, test) if path.exists()), None)
     if existing_path or name in registry.list_components(component.ALGORITHM):
-        raise SettingsError(f"'{name}' is taken by {existing_path or code}. Use a name of its own.")
+        raise SettingsError(f"'{name}' is already used by {existing_path or code}. Use another name.")
     class_name = "".join(word.capitalize() for word in name.split("_"))
     replacements = {"fedpipe.cli.scaffold.templates.algorithm.Template": name, "Template": class_name}
     for path, template in ((code, "algorithm.py"), (test, "test_algorithm.py")):

@@ -90,11 +90,9 @@ def create_project(folder: Path) -> list[str]:
         name for name in (*new_files, *PROFILE_LINKS) if (folder / name).exists() or (folder / name).is_symlink()
     ]
     if (folder / RECORD_PATH).exists():
-        raise SettingsError(f"{folder} is a project already; `fedpipe init {folder} --update` brings it up to date.")
+        raise SettingsError(f"{folder} is already a project. Type `fedpipe init {folder} --update` to update it.")
     if existing_files:
-        raise SettingsError(
-            f"{folder / existing_files[0]} is there already, and nothing is overwritten; name another folder."
-        )
+        raise SettingsError(f"{folder / existing_files[0]} already exists. Use another folder.")
     for name, data in new_files.items():
         write_bytes(folder / name, data)
     for name, target in PROFILE_LINKS.items():
@@ -145,8 +143,8 @@ def get_outdated_warning(folder: Path) -> str | None:
         return None
     version = json.loads((folder / RECORD_PATH).read_text()).get("version")
     return (
-        f"the workflow's files here are those of fedpipe {version}, and {__version__} is installed, which has others; "
-        "`fedpipe init . --update` brings them, but for what you edited."
+        f"the workflow files of this project are from fedpipe {version}, but {__version__} is installed. Type "
+        "`fedpipe init . --update` to update them, except those that you edited."
     )
 
 
@@ -165,11 +163,11 @@ def _read_record(folder: Path) -> dict[str, str]:
         recorded_hashes: dict[str, str] = json.loads((folder / RECORD_PATH).read_text())["sha256"]
     except FileNotFoundError:
         raise SettingsError(
-            f"{folder} is no project that `fedpipe init` laid out; there is no {RECORD_PATH}."
+            f"{folder} is not a project: {RECORD_PATH} is missing. Create a project with `fedpipe init`."
         ) from None
     except (ValueError, LookupError, TypeError):
         raise SettingsError(
-            f"{folder / RECORD_PATH} is damaged; lay a project out anew, and copy your files there."
+            f"{folder / RECORD_PATH} is damaged. Create a new project, and copy your files into it."
         ) from None
     return recorded_hashes
 
