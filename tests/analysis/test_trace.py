@@ -29,7 +29,7 @@ def test_every_artifact_on_the_way_with_its_hash(study: Path) -> None:
     found = trace_cell(TABLE, "scaffold.global-on-global")
     metrics = files.read_json(Path("results/metrics.json"))
     assert found["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
-    assert found["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
+    assert found["reported"] == "in the last evaluated round, over all test samples, mean over 2 seeds"
     assert found["table"] == {str(TABLE): files.sha256_of(TABLE)}
     assert [run["seed"] for run in found["runs"]] == [0, 1]
     assert sum(run["accuracy (%)"] for run in found["runs"]) / 2 == pytest.approx(found["accuracy (%)"], abs=1e-4)
@@ -116,7 +116,7 @@ def test_mistakes_are_one_sentence(study: Path) -> None:
     line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,sample,last"))
     number = line.split(",")[4]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
-    with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv is not what the runs of params\.yaml give;"):
+    with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv does not match the runs of params\.yaml"):
         trace_cell(TABLE, "fedavg.global-on-global")
 
 

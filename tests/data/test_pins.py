@@ -401,7 +401,7 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
     assert mine == sorted((int(sample), int(client), split) for sample, client, split in rows)
     sha256 = files.sha256_of(Path("own.csv"))
-    told = f"npz (split as the file says), 3 clients, partition file (sha256={sha256[:12]}…)"
+    told = f"npz (split from the file), 3 clients, partition file (sha256={sha256[:12]}…)"
     assert table_notes.describe_partition(settings) == told
     assert typed("partition", "--preview").startswith(f"{told}, all seeds: {key}\n")
     typed("figure", "partition", key)

@@ -103,10 +103,10 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         files.write_json(joined.marker, marker | {joined.metrics.name: sha256})
     table = StudyData(plan).table
     assert [row[1] for row in StudyData(plan).table_rows] == ["0.1"]
-    assert "which was chosen on the clients' validation samples." in tables.build_caption(plan)
+    assert "selected on the clients' validation samples." in tables.build_caption(plan)
     by_test = dataclasses.replace(plan, report=plan.report.model_copy(update=dict(best_on="test")))
     assert [row[1] for row in StudyData(by_test).table_rows] == ["0.01"]
-    assert "which was chosen on the test samples themselves." in tables.build_caption(by_test)
+    assert "selected on the test samples." in tables.build_caption(by_test)
 
 
 def test_a_plan_keeps_by_what_the_best_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
