@@ -142,9 +142,8 @@ def describe_failures(data: StudyData) -> list[str]:
         sentence = f"{name}: {updates} omitted."
         if len(diverged_rounds):
             runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
-            sentence += (
-                f" {len(diverged_rounds)} of {runs} diverged: no update of round {diverged_rounds.min()} was finite."
-            )
+            first_round = diverged_rounds.min()
+            sentence += f" {len(diverged_rounds)} of {runs} diverged, first in round {first_round} (no finite update)."
         sentences.append(sentence)
     return sentences
 

@@ -302,7 +302,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     caption_lines = [
-        f"Made with `{command}`. It needs \\usepackage{{booktabs}}.",
+        f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),
         f"Metrics: {', '.join(map(words.format_metric, wide_table.protocols))}. A dash means that the method has no "
         "such model.",

@@ -68,7 +68,7 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
-    words = {preset: {cell.word for cell in found.cells.values()} for preset, found in judged.items()}
+    words = {preset: {cell.word for cell in result.cells.values()} for preset, result in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
@@ -86,11 +86,11 @@ def test_words(find_cell):
     measured = measure_one(
         find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
     )
-    found = compare(measured)
-    assert found.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
-    assert found.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
-    assert found.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not published"
-    assert found.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not published"
+    result = compare(measured)
+    assert result.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
+    assert result.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
+    assert result.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not published"
+    assert result.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not published"
 
 
 @pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
@@ -151,9 +151,9 @@ def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
 
 
 def test_generated_data_are_never_judged(measured_table):
-    found = compare(change_each(measured_table, is_generated=True))
-    assert not any(cell.verdict for cell in found.cells.values())
-    assert found.orders == {}
+    result = compare(change_each(measured_table, is_generated=True))
+    assert not any(cell.verdict for cell in result.cells.values())
+    assert result.orders == {}
 
 
 def test_differences_are_made_of_cells_by_seed(find_cell):
@@ -175,25 +175,25 @@ def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
 
 def test_numbers_in_running_text_are_made_of_cells(judged):
     all_cells = judged["full"].cells
-    found = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
+    result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
     mean = {cell_id: cell.number.mean for cell_id, cell in all_cells.items() if cell.number}
 
     def get_row(*names):
         return next(value for cell_id, value in mean.items() if tuple(cell_id)[:4] == names)
 
-    drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
+    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
     one_way, other = (
         get_row("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
     )
     assert drop == pytest.approx(one_way - other)
-    milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
+    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
     assert milliseconds == pytest.approx(0)
     gains = [
         get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{fraction}")
         for beta in (0.1, 0.3, 0.5)
         for fraction in (0.3, 0.5, 0.7)
     ]
-    assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
+    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
 
 
 def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
@@ -204,24 +204,24 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= measure_one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
-    assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
-    assert found.published_contrast.difference == pytest.approx(0.24)
-    assert found.measured_contrast.is_paired
-    assert found.measured_contrast.sign == "+"
+    (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
+    assert (result.published_rival, result.measured_rival) == ("FedAMP", "FedAMP")
+    assert result.published_contrast.difference == pytest.approx(0.24)
+    assert result.measured_contrast.is_paired
+    assert result.measured_contrast.sign == "+"
     means = [98.9 + 0.3, 98.4 + 0.3]
-    assert 0.5 - found.measured_contrast.low == pytest.approx(
+    assert 0.5 - result.measured_contrast.low == pytest.approx(
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in means))
     ), "its seeds are equal, so only the sampling error of 10,000 tests remains"
     for unjudged in (compare(measured, "smoke"), compare(change_each(measured, is_generated=True))):
-        (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
-        assert found.measured_contrast is None
+        (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        assert result.measured_contrast is None
 
 
 def test_counts_leave_out_what_another_table_has(judged):
-    paper, found = layouts.load_papers()["FedDW"], judged["full"]
-    single = [pages.summarize_tables(paper, [name], found)["counts"] for name in ("Table I", "Table II")]
-    both = pages.summarize_tables(paper, ["Table I", "Table II"], found)["counts"]
+    paper, result = layouts.load_papers()["FedDW"], judged["full"]
+    single = [pages.summarize_tables(paper, [name], result)["counts"] for name in ("Table I", "Table II")]
+    both = pages.summarize_tables(paper, ["Table I", "Table II"], result)["counts"]
     assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
     assert sum(count for word, count in both.items() if word not in {"all", "measured"}) == 168
 

@@ -249,19 +249,19 @@ def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
     assert not measurements.find_contradictions(norms).any()
-    found = measurements.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
-    assert list(found) == [True, True, True, False], "no class has fewer samples than a class without samples"
+    result = measurements.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert list(result) == [True, True, True, False], "no class has fewer samples than a class without samples"
     close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
     assert not measurements.find_contradictions(close).any(), "0.3 is not less than half of 0.6"
 
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(form="shares", statement="norms", study="figure5", panels=("data",))
-    made = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
+    drawing = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
     ]
-    assert isinstance(made, SvgFigure)
-    frame = pd.read_csv(io.StringIO(made.csv))
+    assert isinstance(drawing, SvgFigure)
+    frame = pd.read_csv(io.StringIO(drawing.csv))
     assert len(frame) == 2 * figures.MAX_CLIENTS * 10
     assert frame["norm"].sum() == pytest.approx(2 * figures.MAX_CLIENTS, abs=1e-3), "the norms of a head sum to one"
 
@@ -408,9 +408,9 @@ def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
     }
     study = imitate_study([*cells.values()], [*cells.values()], load_curve=curves(accuracy))
     figure = draw_figure("FedDUAL", "Figure 4", {"table1": study})
-    found = pd.read_csv(io.StringIO(figure.csv))
-    assert dict(zip(found["line"], found["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
-    assert {*found["panel"]} == {"FMNIST, target 60.0 %"}
+    result = pd.read_csv(io.StringIO(figure.csv))
+    assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
+    assert {*result["panel"]} == {"FMNIST, target 60.0 %"}
 
 
 def test_a_figure_tells_what_is_not_in_it() -> None:

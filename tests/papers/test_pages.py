@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from typing_extensions import override
 
 from fedpipe.papers import comparison, layouts, pages
 from fedpipe.papers.comparison import MeasuredCell
@@ -34,10 +35,12 @@ class Parsed(html.parser.HTMLParser):
         self.elements, self.headings, self.inside = [], [], False
         self.feed(text)
 
+    @override
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self.inside = tag == "h2"
 
+    @override
     def handle_data(self, data):
         if self.inside:
             self.headings.append(data)
@@ -111,7 +114,7 @@ def test_self_contained_and_without_scripts(folder):
         assert not {"script", "link", "svg", "iframe", "object"} & {
             tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
         }
-        assert not [attribute for _, found in page.elements for attribute in found if attribute.startswith("on")]
+        assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute.startswith("on")]
         assert not re.findall(r"https?://[^\s\"'<)]+", text)
         assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
         assert "@import" not in text
@@ -221,15 +224,15 @@ def test_generated_data_are_marked(measured_table, tmp_path):
 
 
 def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
-    found = []
+    outputs = []
     for name in ("one", "two"):
         pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): draw_figure()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        found.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
-    assert found[0] == found[1]
+        outputs.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
+    assert outputs[0] == outputs[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
-    assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
-    assert found[0]["figures/feddw-figure-6.csv"].decode() == draw_figure().csv
+    assert set(outputs[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
+    assert outputs[0]["figures/feddw-figure-6.csv"].decode() == draw_figure().csv
     pages.write_pages(tmp_path / "one", "full", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
     assert not list((tmp_path / "one/figures").iterdir()), "the files of a removed figure are deleted"
 
@@ -255,7 +258,7 @@ def test_hostile_texts_are_text(hostile):
         page = Parsed((hostile / f"{name}.html").read_text())
         assert "script" not in {tag for tag, _ in page.elements}
         assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
-        assert not [attribute for _, found in page.elements for attribute in found if attribute == "onerror"]
+        assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute == "onerror"]
 
 
 def test_a_column_that_is_another_tables_counts_once(make):

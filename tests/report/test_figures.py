@@ -26,11 +26,11 @@ SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", 
 
 def twice(write, stem):
     """The bytes of a figure's files, drawn two times."""
-    found = []
+    result = []
     for _ in range(2):
         write()
-        found.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "pdf", "png")])
-    return found
+        result.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "pdf", "png")])
+    return result
 
 
 def test_lines_of_many_algorithms_differ():
@@ -72,8 +72,8 @@ def test_a_panel_that_equals_the_reference_says_so(make):
     tree = make(names, [0])
     for index, name in enumerate(names):
         same, half = name in ("fedavg", "feddw", "half"), name != "half"
-        found = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
-        tree.write(index, [found] * 3)
+        result = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
+        tree.write(index, [result] * 3)
     panels = [
         ax
         for ax in curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
@@ -190,12 +190,12 @@ def test_curves_are_called_by_titles(make, algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
     contents.write_figure_curves(StudyData(tree.plan))
-    drawn = Path("results/figures/curves.svg").read_text()
-    assert "FedAvg ($λ$" in drawn, "no mathematics"
-    assert "Other &lt;1&gt;" in drawn
-    assert "fedavg" not in drawn
-    assert "other01" not in drawn
-    assert ("FedAvg ($λ$ = 10) (gray" in drawn) == (algorithms == 11)
+    svg = Path("results/figures/curves.svg").read_text()
+    assert "FedAvg ($λ$" in svg, "no mathematics"
+    assert "Other &lt;1&gt;" in svg
+    assert "fedavg" not in svg
+    assert "other01" not in svg
+    assert ("FedAvg ($λ$ = 10) (gray" in svg) == (algorithms == 11)
 
 
 @pytest.mark.parametrize("algorithms", [2, 7, 11], ids=["legend", "labels at their ends", "a panel each"])
@@ -247,8 +247,8 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.1]})
     right = {0: 3, 1: 3, 2: 6, 3: 1, 4: 5, 5: 2, 6: 4, 7: 9}  # by point, then algorithm
     for run, count in right.items():
-        found = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
-        tree.write(run, [found] * 3)
+        result = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
+        tree.write(run, [result] * 3)
     protocols = ("personal-on-local", "personal-on-validation")
     tree.change(
         protocols=protocols, report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
@@ -405,18 +405,18 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def test_partition_names_few_classes_of_published_data_sets():
-    def drawn(name, classes):
+    def svg(name, classes):
         settings = SETTINGS | {"dataset": {"name": name}}
         figure = partition.build_partition_figure(np.ones((3, classes), dtype=np.int64), settings)
         figure.draw_without_rendering()
         return figure.axes[0].xaxis
 
-    assert ticks(drawn("fashion_mnist", 10)) == FASHION
-    assert {label.get_rotation() for label in drawn("fashion_mnist", 10).get_ticklabels()} == {90}
-    assert ticks(drawn("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
-    assert {label.get_rotation() for label in drawn("ag_news", 4).get_ticklabels()} == {0}
+    assert ticks(svg("fashion_mnist", 10)) == FASHION
+    assert {label.get_rotation() for label in svg("fashion_mnist", 10).get_ticklabels()} == {90}
+    assert ticks(svg("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert {label.get_rotation() for label in svg("ag_news", 4).get_ticklabels()} == {0}
     for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
-        assert all(text.isdecimal() for text in ticks(drawn(name, classes)) if not text.startswith("−")), name
+        assert all(text.isdecimal() for text in ticks(svg(name, classes)) if not text.startswith("−")), name
 
 
 def test_matrices_name_few_classes_of_published_data_sets(make):
@@ -424,9 +424,9 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     partitions = {key: settings | {"dataset": {"name": "imdb"}} for key, settings in tree.plan.partitions.items()}
     tree.change(partitions=partitions)
-    found = matrices.select_model_matrices(StudyData(tree.plan))
-    assert found["fedavg"].class_names == ("negative", "positive")
-    figure = matrices.build_matrices_figure(found, "")
+    result = matrices.select_model_matrices(StudyData(tree.plan))
+    assert result["fedavg"].class_names == ("negative", "positive")
+    figure = matrices.build_matrices_figure(result, "")
     for ax in figure.axes[:2]:
         assert ticks(ax.xaxis) == ticks(ax.yaxis) == ["negative", "positive"]
 
@@ -460,10 +460,10 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    found = matrices.select_model_matrices(StudyData(four.plan))
-    assert list(found) == ["fedavg", "feddw"]
-    assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
-    assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
+    result = matrices.select_model_matrices(StudyData(four.plan))
+    assert list(result) == ["fedavg", "feddw"]
+    assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
+    assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
     first, second = twice(lambda: contents.write_figure_matrices(StudyData(four.plan)), "matrices")
     assert first == second
 
@@ -471,9 +471,9 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
     contents.write_figure_matrices(StudyData(four.plan))
-    drawn = Path("results/figures/matrices.svg").read_text()
-    assert "FedAvg (λ), SL" in drawn
-    assert "feddw, SL" in drawn
+    svg = Path("results/figures/matrices.svg").read_text()
+    assert "FedAvg (λ), SL" in svg
+    assert "feddw, SL" in svg
     assert set(plots.build_matrix_cells(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
         "lines are labels, so that DVC can compare commits"
     )

@@ -60,8 +60,8 @@ def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> 
 def test_nothing_is_guessed_from_a_run_that_is_damaged(measured: dict[str, float]) -> None:
     (marker,) = Path("results/runs/fedavg").glob("*/joined/*/joined.json")
     marker.with_name("times.json").write_text("{}")
-    found = compute_forecast(rounds=10)
-    assert (found.runs, found.known_runs) == (1, 0)
+    result = compute_forecast(rounds=10)
+    assert (result.runs, result.known_runs) == (1, 0)
 
 
 def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float]) -> None:

@@ -130,7 +130,7 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
-    painted = drawn(tmp_path / "elsewhere/index.html", tmp_path / "profile")
+    painted = count_pixels(tmp_path / "elsewhere/index.html", tmp_path / "profile")
     assert len(painted) == 4
     for line in range(2):
         color = style.get_line_style(line)["color"].lower()
@@ -154,7 +154,7 @@ COLORS = """(async () => {
 })()"""
 
 
-def drawn(page: Path, profile: Path) -> list[dict[str, int]]:
+def count_pixels(page: Path, profile: Path) -> list[dict[str, int]]:
     """Number of pixels by color of each plot in a browser, which reports no error and requests no other file."""
     browser = Browser(profile)
     try:

@@ -42,14 +42,14 @@ def test_the_worst_tenth_of_twenty_clients_are_two(make):
 
 @pytest.mark.parametrize(("round", "expected"), [("last", [0.6, 0.8]), ("best", [0.8, 0.8]), ("mean-last", [0.7, 0.6])])
 def test_reported_round(two, round, expected):
-    found = results.compute_reported_accuracies(StudyData(two.plan).accuracies, round, last_k=2)
-    assert select_accuracies(found, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
+    frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, round, last_k=2)
+    assert select_accuracies(frame, protocol="global-on-global", average="sample") == pytest.approx(expected, abs=1e-15)
 
 
 def test_mean_last_of_more_rounds_than_there_are(two):
-    found = results.compute_reported_accuracies(StudyData(two.plan).accuracies, "mean-last", last_k=9)
+    frame = results.compute_reported_accuracies(StudyData(two.plan).accuracies, "mean-last", last_k=9)
     columns = {"algorithm": "fedavg", "protocol": "global-on-global", "average": "sample"}
-    assert select_accuracies(found, **columns) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
+    assert select_accuracies(frame, **columns) == pytest.approx([1.6 / 3, 0.5], abs=1e-15)
 
 
 def test_bytes_and_seconds(two):

@@ -67,8 +67,8 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
         report=EVERYTHING.model_copy(update=dict(target=0.8, statistics=chosen)), protocols=("personal-on-local",)
     )
     frame = StudyData(tree.plan).statistics
-    found = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
-    assert (found[0], found[2]) == (2, 1)
+    result = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
+    assert (result[0], result[2]) == (2, 1)
     assert read_row(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
     text = tables.render_markdown(StudyData(tree.plan))
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
@@ -87,11 +87,11 @@ def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
         tree.write(index, [{"global-on-global": [(right[run.algorithm][run.seed], 10)]}])
     tree.change(report=EVERYTHING)
     frame = StudyData(tree.plan).statistics
-    found = frame[frame["statistic"] == "difference"]
-    assert list(found["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has none, and mu does not concern it"
+    result = frame[frame["statistic"] == "difference"]
+    assert list(result["algorithms.feddw.mu"]) == ["1", "2"], "the baseline has none, and mu does not concern it"
     ours, base = (10 * np.array(right[name]) for name in ("feddw", "fedavg"))
     low, high = stats.ttest_rel(ours, base).confidence_interval(0.95)
-    for row in found.to_dict("records"):
+    for row in result.to_dict("records"):
         assert row["mean"] - row["half_width"] == pytest.approx(low, rel=1e-12)
         assert row["mean"] + row["half_width"] == pytest.approx(high, rel=1e-12)
         assert (row["std"], row["seeds"]) == (pytest.approx((ours - base).std(ddof=1)), 3)
@@ -132,7 +132,7 @@ def metrics(answers: list[tuple[np.ndarray, np.ndarray]], classes: int) -> pd.Da
             **{name: np.bincount(labels, minlength=classes) for name, labels in counts.items()},
         }
 
-    return pd.DataFrame([row(client, *found) for client, found in enumerate(answers)])
+    return pd.DataFrame([row(client, *result) for client, result in enumerate(answers)])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -142,19 +142,19 @@ def test_classes_are_scikit_learns(seed: int) -> None:
     answers = [(random.integers(client % 3, 5, 30), random.integers(0, 5, 30)) for client in range(4)]
     answers.append((np.array([0, 1]), np.array([5, 1])))
     answers.append((np.array([], int), np.array([], int)))
-    (found,) = statistics.compute_class_statistics(metrics(answers, 7), ["run"]).to_dict("records")
+    (result,) = statistics.compute_class_statistics(metrics(answers, 7), ["run"]).to_dict("records")
     y, predictions = (np.concatenate(part) for part in zip(*answers, strict=True))
-    assert found["macro_f1"] == pytest.approx(sklearn.f1_score(y, predictions, average="macro"), rel=1e-14)
+    assert result["macro_f1"] == pytest.approx(sklearn.f1_score(y, predictions, average="macro"), rel=1e-14)
     with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
-        wanted = sklearn.balanced_accuracy_score(y, predictions)
-    assert found["balanced_accuracy"] == pytest.approx(wanted, rel=1e-14)
+        expected = sklearn.balanced_accuracy_score(y, predictions)
+    assert result["balanced_accuracy"] == pytest.approx(expected, rel=1e-14)
 
 
 def test_the_last_round_measured_counts() -> None:
     first, last = (metrics([(np.array([0, 1]), np.array(predictions))], 2) for predictions in ([1, 0], [0, 1]))
     frame = pd.concat([last.assign(round=4), first.assign(round=2)])
-    (found,) = statistics.compute_class_statistics(frame, ["run"]).to_dict("records")
-    assert (found["macro_f1"], found["balanced_accuracy"]) == (1, 1)
+    (result,) = statistics.compute_class_statistics(frame, ["run"]).to_dict("records")
+    assert (result["macro_f1"], result["balanced_accuracy"]) == (1, 1)
 
 
 def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
@@ -199,9 +199,9 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
         tree.write(run, [{"global-on-global": [(right, 10)]}])
     report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
-    found = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
-    wanted = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
-    assert found.to_dict() == pytest.approx(wanted)
+    result = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
+    expected = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
+    assert result.to_dict() == pytest.approx(expected)
     text = tables.render_markdown(StudyData(tree.plan))
     assert "to the best fedavg at the same grid point are paired" in text
 

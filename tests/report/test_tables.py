@@ -22,9 +22,9 @@ from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
 
-def cell(table, **wanted):
+def cell(table, **values):
     """The only row with these values."""
-    for name, value in wanted.items():
+    for name, value in values.items():
         table = table[table[name] == value]
     (row,) = table.to_dict("records")
     return row
@@ -47,30 +47,30 @@ def grid(make):
 def test_mean_and_sample_deviation_over_seeds(two):
     table = StudyData(two.plan).table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
-    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
-    assert found["mean"] == pytest.approx(70)
-    assert found["std"] == pytest.approx(math.sqrt(200))
-    assert found["seeds"] == 2
-    assert found["bytes_down"] == 300
-    assert found["bytes_up"] == 300
-    found = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
-    assert found["mean"] == pytest.approx(62.5)
-    assert found["std"] == pytest.approx(math.sqrt(312.5))
-    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
-    assert found["mean"] == pytest.approx(65)
+    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
+    assert row["mean"] == pytest.approx(70)
+    assert row["std"] == pytest.approx(math.sqrt(200))
+    assert row["seeds"] == 2
+    assert row["bytes_down"] == 300
+    assert row["bytes_up"] == 300
+    row = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
+    assert row["mean"] == pytest.approx(62.5)
+    assert row["std"] == pytest.approx(math.sqrt(312.5))
+    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
+    assert row["mean"] == pytest.approx(65)
 
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
-    found = cell(
+    row = cell(
         StudyData(two.plan).table,
         algorithm="local",
         protocol="global-on-global",
         average="sample",
         round="last",
     )
-    assert math.isnan(found["mean"])
-    assert found["seeds"] == 0
-    assert found["bytes_up"] == 200
+    assert math.isnan(row["mean"])
+    assert row["seeds"] == 0
+    assert row["bytes_up"] == 200
 
 
 def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
@@ -218,15 +218,17 @@ def test_of_a_data_set_all_is_told_that_is_not_by_default():
 
 
 def test_two_files_of_ones_own_are_two_data_sets(make):
-    """Each has a row of its own: numbers of how unlike clients are were the mean over both."""
+    """Each has a separate row. Otherwise the heterogeneity would be a mean over both."""
     tree = make(["fedavg"], [0], {"data": ["A", "B"]})
     other = "00000000000b"
-    own = [
+    partition_settings = [
         {"dataset": {"name": "npz", "split": "official", "sha256": 64 * digit}, "partition": {"scheme": "iid"}}
         for digit in "ab"
     ]
     (first,) = tree.plan.partitions
-    settings = {key: {**made, "clients": 2, "seed": 0} for key, made in zip((first, other), own, strict=True)}
+    settings = {
+        key: {**part, "clients": 2, "seed": 0} for key, part in zip((first, other), partition_settings, strict=True)
+    }
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
     path = layout.assignment_file(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
@@ -290,15 +292,15 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     set_overrides(two, lambda cell: overrides if cell.algorithm == "local" else {})
     contents_by_path = contents.build_tables(StudyData(two.plan))
     note = "Overrides of local: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
-    place = Path("results/tables/results.md")
-    rows, _, rest = contents_by_path[place].decode().partition(f"\n\n{note}&lt;adam&gt;.\n\n")
-    assert f"{rows}\n\n{rest}".encode() == plain[place]
+    path = Path("results/tables/results.md")
+    rows, _, rest = contents_by_path[path].decode().partition(f"\n\n{note}&lt;adam&gt;.\n\n")
+    assert f"{rows}\n\n{rest}".encode() == plain[path]
     assert rows.splitlines()[-1].startswith("| local ")
-    assert f"<p>{note}&lt;adam&gt;.</p>" in contents_by_path[place.with_suffix(".html")].decode()
+    assert f"<p>{note}&lt;adam&gt;.</p>" in contents_by_path[path.with_suffix(".html")].decode()
     contents.write_files(contents_by_path)
     assert note in contents.render_results(StudyData(two.plan))
     changed = {path for path in contents_by_path if contents_by_path[path] != plain[path]}
-    assert changed == {place, place.with_suffix(".html")}
+    assert changed == {path, path.with_suffix(".html")}
 
 
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
@@ -318,11 +320,11 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    made = contents.build_tables(StudyData(tree.plan))
+    contents_by_path = contents.build_tables(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
-        rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
-        found = list(dict.fromkeys(row["data"] for row in rows))
-        assert found == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
+        rows = list(csv.DictReader(io.StringIO(contents_by_path[Path("results") / name].decode())))
+        row = list(dict.fromkeys(row["data"] for row in rows))
+        assert row == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
 
 
 def test_nothing_that_a_user_calls_something_is_markup(make):
@@ -380,8 +382,8 @@ def test_a_grid_of_lists(make):
 
 
 def test_curves(two):
-    found = curves.build_curves(StudyData(two.plan))
-    rows = found[(found["algorithm"] == "fedavg") & (found["protocol"] == "global-on-global")]
+    row = curves.build_curves(StudyData(two.plan))
+    rows = row[(row["algorithm"] == "fedavg") & (row["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
     assert rows["mean"].tolist() == pytest.approx([25, 60, 70])

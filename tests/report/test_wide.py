@@ -24,8 +24,8 @@ GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (per
 
 def right(server, clients=None):
     """A run of one round: the server's right answers of 100, if it has any, and each client's."""
-    found = {} if server is None else {LAST: [(server, 100)]}
-    return [found | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
+    result = {} if server is None else {LAST: [(server, 100)]}
+    return [result | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
 
 
 def latex(tree, **other):
@@ -64,27 +64,27 @@ def one(make):
     return tree
 
 
-def give(tree, own):
-    """Have methods with settings of their own; ``own`` gives them for a cell."""
-    tree.change(cells=tuple(dataclasses.replace(cell, own=own(cell)) for cell in tree.plan.cells))
+def set_overrides(tree, get_overrides):
+    """Give each cell the overrides that a function returns for it."""
+    tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
 
 
 def test_settings_that_a_method_has_alone_are_in_comments_and_below_the_table(one):
-    give(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
-    found = latex(one)
-    assert "% Overrides of fedprox: federation.local_epochs=15.\n" in found
-    assert [row[0] for row in lines(found)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
-    assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in found
+    set_overrides(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
+    result = latex(one)
+    assert "% Overrides of fedprox: federation.local_epochs=15.\n" in result
+    assert [row[0] for row in lines(result)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
+    assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in result
     _, rows = table(one)
     assert [row[0] for row in rows] == ["fedavg", "fedprox (federation.local_epochs=15)", "local"]
 
 
 def test_settings_at_some_points_alone_are_a_note_of_their_numbers(one):
-    give(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
-    found = latex(one)
-    assert "% Overrides of fedavg (alpha=0.5): federation.precision=bfloat16.\n" in found
-    assert [row[0] for row in lines(found)] == ["fedavg", "fedprox", "local"]
-    assert ["textsuperscript{a}" in cell for cell in lines(found)[0]] == [False, False, True]
+    set_overrides(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
+    result = latex(one)
+    assert "% Overrides of fedavg (alpha=0.5): federation.precision=bfloat16.\n" in result
+    assert [row[0] for row in lines(result)] == ["fedavg", "fedprox", "local"]
+    assert ["textsuperscript{a}" in cell for cell in lines(result)[0]] == [False, False, True]
     _, rows = table(one)
     assert rows[0][1:] == ["70.00", "90.00 (federation.precision=bfloat16)"]
 
@@ -103,7 +103,7 @@ def test_latex_of_two_axes_and_two_protocols(paper):
     text = latex(paper)
     comments = [line for line in text.splitlines() if line.startswith("%")]
     facts = (
-        r"`fedpipe show --params params.yaml --format latex`. It needs \usepackage{booktabs}.",
+        r"`fedpipe show --params params.yaml --format latex`. The table needs \usepackage{booktabs}.",
         "(3 rounds), over all test samples. Mean ± standard deviation over 2 seeds.",
         "Global test accuracy (global model), Local test accuracy (personalized).",
         "Local test accuracy (personalized) is personal-on-local.",
