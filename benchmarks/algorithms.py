@@ -1,14 +1,15 @@
-"""Each algorithm's round relative to FedAvg's, against what its passes cost.
+"""Compare the time of each algorithm's round with FedAvg's, and with the cost of its passes.
 
     python benchmarks/algorithms.py [--algorithms NAME ...] [--rounds N] [--samples N] [--json FILE]
 
-On a CPU, one thread: the 4-layer CNN of cwFedAvg on MNIST's shape, 10 clients, all in every round, batches of 10, the
-hyper-parameters of studies/gallery.yaml. A round is training and aggregation. What its passes cost is counted: the
-floating-point operations of all products and convolutions in training, forward and backward, over FedAvg's. Round 1
-warms up. Processor time is measured, and a round of FedAvg before each one of any other: a machine's speed changes
-within minutes. The line of FedAvg, which is compared with itself, tells how far that reaches. The operations are
-counted in the last round, in which FedALA's first mixing is long over if there are three. ``overhead`` is the one ratio
-over the other: 1 where all that an algorithm does beside its passes is free.
+The benchmark uses one thread of a CPU, the 4-layer CNN of cwFedAvg on MNIST's shape, 10 clients, all in every round,
+batches of 10, and the hyperparameters of studies/gallery.yaml. A round is training and aggregation. The cost of the
+passes is the number of floating-point operations of all products and convolutions in training, forward and backward,
+relative to FedAvg's. Round 1 is for warming up. The time is processor time. A round of FedAvg runs before each round of
+another algorithm, because a machine's speed changes within minutes. The row of FedAvg, which is compared with itself,
+shows the accuracy of this method. Operations are counted in the last round. With at least three rounds, FedALA has
+finished its first mixing by then. ``overhead`` is the ratio of the times over the ratio of the operations. It is 1 if
+everything except the passes takes no time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CLASSES, CLIENTS, BATCH = 10, 10, 10
 
 
 def make_federated_data(samples: int) -> FederatedData:
-    """Pixels without meaning, of MNIST's shape, so many for each client."""
+    """Random pixels of MNIST's shape, with this number of samples per client."""
     random, count = np.random.default_rng(0), samples * CLIENTS
     x = torch.from_numpy(random.random((count, 1, 28, 28), np.float32))
     y, parts = torch.from_numpy(random.integers(0, CLASSES, count)), np.split(np.arange(count), CLIENTS)
@@ -76,14 +77,14 @@ class Operations:
         self.count, self._lock, self._client = 0, threading.Lock(), Loop._run_client
 
     def __enter__(self) -> Operations:
-        Loop._run_client = functools.partialmethod(Operations._counted, self)  # type: ignore[assignment,method-assign]
+        Loop._run_client = functools.partialmethod(Operations._count_client, self)  # type: ignore[assignment,method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
         Loop._run_client = self._client  # type: ignore[method-assign]
 
     @staticmethod
-    def _counted(loop: Loop, counter: Operations, *arguments: Any) -> Any:
+    def _count_client(loop: Loop, counter: Operations, *arguments: Any) -> Any:
         with FlopCounterMode(display=False) as mode:
             outcome = counter._client(loop, *arguments)
         with counter._lock:
@@ -102,7 +103,7 @@ def measure(run: Run, number: int) -> float:
 
 
 def count(run: Run, number: int) -> int:
-    """The operations of a round's passes, which are done again."""
+    """Count the operations of a round's passes, which run again for this."""
     with Operations() as operations, torch.no_grad():
         run.train(number, run.participants(number))
     return operations.count
@@ -111,25 +112,27 @@ def count(run: Run, number: int) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", nargs="+", help="some of the gallery's (default all)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
-    parser.add_argument("--samples", type=int, default=300, help="of each client (default 300)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--algorithms", nargs="+", help="algorithms of the gallery (default all)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measured rounds, after one round for warming up (default 3)"
+    )
+    parser.add_argument("--samples", type=int, default=300, help="samples per client (default 300)")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     names = list(dict.fromkeys(["fedavg", *(options.algorithms or loader.read_params(GALLERY)["study"]["algorithms"])]))
     clients = make_federated_data(options.samples)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    ratios: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         reference, numbers = open_run(Path(folder) / "reference", "fedavg", clients), itertools.count(1)
         runs = {name: open_run(Path(folder), name, clients) for name in names}
         for number in range(1, options.rounds + 2):
             for name, run in runs.items():
-                beside = measure(reference, next(numbers))
-                found[name].append(measure(run, number) / beside)
+                reference_seconds = measure(reference, next(numbers))
+                ratios[name].append(measure(run, number) / reference_seconds)
         operations = {name: count(run, options.rounds + 1) for name, run in runs.items()}
     figures = []
-    print("| algorithm | round over FedAvg's | its passes over FedAvg's | overhead |\n|---|---|---|---|")
-    for name, rounds in found.items():
+    print("| algorithm | round / FedAvg's | passes / FedAvg's | overhead |\n|---|---|---|---|")
+    for name, rounds in ratios.items():
         round_ = float(np.median(rounds[1:]))
         passes = operations[name] / operations["fedavg"]
         overhead = round_ / passes

@@ -1,11 +1,11 @@
-"""How much of the shipped study's time is training: `make demo` in a fresh copy of this clone, data to figures.
+"""Measure how much of the time of `make demo` is training, in a fresh copy of this clone, from data to figures.
 
     python benchmarks/demo.py [--algorithms N] [--seeds N] [--rounds N] [--json FILE]
 
-``wall_s`` is what the command takes, ``compute_core_s`` what training, aggregation and evaluation say that they took
-(each on one core, as the local profile has it), ``ratio`` the former over the latter shared among all cores: 1 would be
-a study that does nothing else. ``cpu_core_s`` is the processor time of all processes together: where the machine is
-busy with other work, ``wall_s`` is longer than ``cpu_core_s / cores``, and the ratio says little.
+``wall_s`` is the duration of the command. ``compute_core_s`` is the recorded time of training, aggregation and
+evaluation, each on one core. ``ratio`` is ``wall_s`` over ``compute_core_s / cores``. It is 1 for a study without any
+other work. ``cpu_core_s`` is the processor time of all processes. If other programs use the machine, ``wall_s`` is much
+longer than ``cpu_core_s / cores``, and the ratio is meaningless.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parent.parent
-SUBREAPER = 36  #: Linux's PR_SET_CHILD_SUBREAPER: what local jobs are forked from is nobody else's child
+SUBREAPER = 36  #: Linux's PR_SET_CHILD_SUBREAPER: this process is the parent of the job server
 PHASES = ("train", "aggregate", "evaluate")
 
 
-def copy(folder: Path) -> None:
-    """The clone as it is, without results."""
+def copy_clone(folder: Path) -> None:
+    """Copy the clone without results."""
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
         source, target = ROOT / name, folder / name
@@ -41,7 +41,7 @@ def copy(folder: Path) -> None:
 
 
 def shorten(params: Path, algorithms: int | None, seeds: int | None, rounds: int | None) -> None:
-    """Leave the study's first algorithms and seeds, and so many rounds."""
+    """Reduce the study to its first algorithms and seeds, and to this number of rounds."""
     study = yaml.safe_load(params.read_text())
     study["study"]["algorithms"] = study["study"]["algorithms"][:algorithms]
     study["study"]["seeds"] = study["study"]["seeds"][:seeds]
@@ -49,53 +49,53 @@ def shorten(params: Path, algorithms: int | None, seeds: int | None, rounds: int
     params.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def processor_time() -> float:
-    """Seconds of all processes that this one has waited for."""
+def measure_processor_time() -> float:
+    """Processor seconds of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def run(folder: Path) -> tuple[float, float]:
-    """Seconds, and core seconds, of the study."""
+    """Run the study. Return its duration and processor time in seconds."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": "."}
     command = ["snakemake", "all", "--profile", "workflow/profiles/local", "--quiet", "rules", "host"]
-    used, begin = processor_time(), time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    processor_begin, begin = measure_processor_time(), time.perf_counter()
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     wall = time.perf_counter() - begin
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
+    if process.returncode:
+        sys.exit(process.stdout + process.stderr)
     with suppress(ChildProcessError):
         while True:
             os.wait()
-    return wall, processor_time() - used
+    return wall, measure_processor_time() - processor_begin
 
 
-def computed(folder: Path) -> float:
-    """Core seconds of all rounds' training, aggregation and evaluation."""
-    found = [json.loads(path.read_text()) for path in folder.glob("results/runs/*/*/joined/*/times.json")]
-    return sum(seconds[phase] for times in found for seconds in times["rounds"] for phase in PHASES)
+def sum_compute_time(folder: Path) -> float:
+    """Seconds of training, aggregation and evaluation of all rounds."""
+    all_times = [json.loads(path.read_text()) for path in folder.glob("results/runs/*/*/joined/*/times.json")]
+    return sum(seconds[phase] for times in all_times for seconds in times["rounds"] for phase in PHASES)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", type=int, help="the first so many; by default all")
-    parser.add_argument("--seeds", type=int, help="the first so many; by default all")
-    parser.add_argument("--rounds", type=int, help="by default as the study has them")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--algorithms", type=int, help="number of first algorithms (default all)")
+    parser.add_argument("--seeds", type=int, help="number of first seeds (default all)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the study)")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
         folder = Path(temporary) / "clone"
-        copy(folder)
+        copy_clone(folder)
         shorten(folder / "params.yaml", options.algorithms, options.seeds, options.rounds)
-        wall, used = run(folder)
-        compute, cores = computed(folder), len(os.sched_getaffinity(0))
+        wall, processor_seconds = run(folder)
+        compute, cores = sum_compute_time(folder), len(os.sched_getaffinity(0))
     figures = {
         "wall_s": wall,
         "compute_core_s": compute,
         "cores": cores,
         "ratio": wall * cores / compute,
-        "cpu_core_s": used,
+        "cpu_core_s": processor_seconds,
     }
     for name, value in figures.items():
         print(f"{name:<16}{value:>10,.2f}")

@@ -1,12 +1,11 @@
-"""SIGKILL at random moments of a segment, and whether the same command then ends in the same bits.
+"""Kill a segment at random moments, and check that the same command then gives the same bits.
 
     python benchmarks/faults.py [--kills 200] [--seed 0]
 
-A run of SCAFFOLD (server and client state) on digits, three rounds. Every second kill strikes inside a write, of all
-the segment's writes each as likely as the others, after a random share of the file's bytes; the others strike by the
-clock, at any moment from the segment's first to its last. Then the segment runs once more, and must find the rounds
-that were complete, leave them as they are, do the others, and end in the bits of a run that nobody killed, with no
-half-written file beside them. Ends with status 1 if one did not.
+A run of SCAFFOLD (with server and client state) on digits has three rounds. Every second SIGKILL comes during a random
+write of the segment, after a random fraction of the file's bytes. The others come at a random time of the segment. Then
+the segment runs again. It must keep the complete rounds, compute the others, and give the same bits as an uninterrupted
+run, without temporary files. The exit status is 1 if it fails once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow.dataset  # noqa: F401  # what a run imports late, so that not every child does
+import pyarrow.dataset  # noqa: F401  # a late import of runs, so that children don't repeat it
 import yaml
 
 from fedpipe.core.storage import archive
@@ -45,8 +44,8 @@ STUDY = {
 }
 
 
-def forked(work: Callable[[], None]) -> int:
-    """The number of a child process that does the work; its modules are loaded already."""
+def fork(work: Callable[[], None]) -> int:
+    """Do the work in a child process, which has the loaded modules. Return its process id."""
     if pid := os.fork():
         return pid
     try:
@@ -57,8 +56,8 @@ def forked(work: Callable[[], None]) -> int:
 
 
 def run_in_child(work: Callable[[], None]) -> bool:
-    """Whether a child did the work to its end."""
-    return os.waitpid(forked(work), 0)[1] == 0
+    """Do the work in a child process. Return whether it succeeded."""
+    return os.waitpid(fork(work), 0)[1] == 0
 
 
 class Writes:
@@ -67,13 +66,13 @@ class Writes:
     Parameters
     ----------
     fatal
-        The number of the write to die in, from 1; 0 for none.
-    share
-        Of the bytes that are on disk when it dies.
+        The number of the write that kills the process, from 1. 0 for none.
+    fraction
+        The fraction of the bytes that are on disk by then.
     """
 
-    def __init__(self, fatal: int = 0, share: float = 0) -> None:
-        self.count, self._fatal, self._share, self._fdopen = 0, fatal, share, os.fdopen
+    def __init__(self, fatal: int = 0, fraction: float = 0) -> None:
+        self.count, self._fatal, self._fraction, self._fdopen = 0, fatal, fraction, os.fdopen
         storage_files.os.fdopen = self._open  # type: ignore[assignment]
 
     def _open(self, *arguments: Any) -> Any:
@@ -84,13 +83,13 @@ class Writes:
         return stream
 
     def _die(self, stream: IO[bytes], write: Callable[[Any], int], data: Any) -> None:
-        write(data[: round(self._share * len(data))])
+        write(data[: round(self._fraction * len(data))])
         stream.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def bits(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of the run, loose or packed, but its times."""
+def hash_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of the run, loose or packed, except times."""
     loose = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     packed = {f"rounds/{name}": data for name, data in archive.read_members(folder / "rounds.zip").items()}
     return {
@@ -100,8 +99,8 @@ def bits(folder: Path) -> dict[str, str]:
     }
 
 
-def done(files: RunFiles) -> dict[int, str]:
-    """The complete rounds, each with its times, which differ when it is done again."""
+def read_complete_rounds(files: RunFiles) -> dict[int, str]:
+    """The times of each complete round. They differ if it is computed again."""
     return {
         number: str(storage_files.read_json(files.round(number).times))
         for number in files.list_complete_rounds()
@@ -109,12 +108,12 @@ def done(files: RunFiles) -> dict[int, str]:
     }
 
 
-def campaign(kills: int, seed: int) -> bool:
-    """In the current folder: so many runs, each killed once; whether all ended in the same bits."""
+def kill_runs(kills: int, seed: int) -> bool:
+    """Kill this number of runs in the current folder once each. Return whether all give the same bits."""
     storage_files.write_bytes(PARAMS, yaml.safe_dump(STUDY).encode())
-    made = planner.make_plan(PARAMS)
-    planner.write_plan(made)
-    (run,) = made.runs
+    plan = planner.make_plan(PARAMS)
+    planner.write_plan(plan)
+    (run,) = plan.runs
     files, random_ = run.files, random.Random(seed)
 
     def prepare() -> None:
@@ -124,70 +123,74 @@ def campaign(kills: int, seed: int) -> bool:
     def segment() -> None:
         list(Run(files).run_segment(ROUNDS))
 
-    def counted() -> None:
+    def count_writes() -> None:
         writes = Writes()
         segment()
         Path("writes").write_text(str(writes.count))
 
-    def away() -> None:
+    def delete_rounds() -> None:
         for name in ("rounds", "segments"):
             shutil.rmtree(files.path / name, ignore_errors=True)
         archive.pack_path(files.rounds_folder).unlink(missing_ok=True)
 
     assert run_in_child(prepare)
-    assert run_in_child(counted)
-    writes, wanted = int(Path("writes").read_text()), bits(files.path)
-    away()
+    assert run_in_child(count_writes)
+    writes, expected_hashes = int(Path("writes").read_text()), hash_files(files.path)
+    delete_rounds()
     begin = time.perf_counter()
     assert run_in_child(segment)
     seconds = time.perf_counter() - begin
     print(f"a segment of {ROUNDS} rounds: {writes} writes, {seconds:.2f} s", flush=True)
 
-    def struck(write: int, share: float, moment: float) -> bool:
-        """Kill a segment in a write (0: by the clock); whether it was at work still."""
-        away()
+    def kill_segment(write: int, fraction: float, moment: float) -> bool:
+        """Kill a segment during a write, or after some seconds if ``write`` is 0. False if it ended before."""
+        delete_rounds()
 
-        def doomed() -> None:
-            Writes(write, share)
+        def run_until_killed() -> None:
+            Writes(write, fraction)
             segment()
 
-        child = forked(doomed)
+        child = fork(run_until_killed)
         if not write:
             time.sleep(moment)
             os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
-    same, where, found = 0, Counter[str](), Counter[int]()
+    successes, places, round_counts = 0, Counter[str](), Counter[int]()
     for number in range(kills):
-        write, share = random_.randint(1, writes) * (number % 2), random_.random()
-        while not struck(write, share, moment := random_.uniform(0, seconds)):
-            seconds *= 0.95  # it was over: this machine is faster now
-        half = [*files.path.rglob("*.tmp")]
-        where["in a write" if half else "between writes"] += 1
-        complete = done(files)
-        found[len(complete)] += 1
-        ended = run_in_child(segment) and bits(files.path) == wanted and complete.items() <= done(files).items()
-        same += ended
-        if not ended:
-            how = f"write {write} after {share:.2f} of its bytes" if write else f"{moment:.3f} s"
-            print(f"kill {number} ({how}) did not end in the same bits", flush=True)
-    print(", ".join(f"{count} kills {place}" for place, count in sorted(where.items())))
-    print(", ".join(f"{count} with {rounds} rounds complete" for rounds, count in sorted(found.items())))
-    print(f"{same} of {kills} ended in the same bits, and did no complete round again")
-    return same == kills
+        write, fraction = random_.randint(1, writes) * (number % 2), random_.random()
+        while not kill_segment(write, fraction, moment := random_.uniform(0, seconds)):
+            seconds *= 0.95  # it had ended, because the machine is faster now
+        temporary_files = [*files.path.rglob("*.tmp")]
+        places["during a write" if temporary_files else "between writes"] += 1
+        complete = read_complete_rounds(files)
+        round_counts[len(complete)] += 1
+        has_succeeded = (
+            run_in_child(segment)
+            and hash_files(files.path) == expected_hashes
+            and complete.items() <= read_complete_rounds(files).items()
+        )
+        successes += has_succeeded
+        if not has_succeeded:
+            how = f"during write {write}, after {fraction:.2f} of its bytes" if write else f"after {moment:.3f} s"
+            print(f"kill {number} ({how}): the result differs", flush=True)
+    print(", ".join(f"{count} kills {position}" for position, count in sorted(places.items())))
+    print(", ".join(f"{count} with {rounds} rounds complete" for rounds, count in sorted(round_counts.items())))
+    print(f"{successes} of {kills} runs gave the same bits and computed no complete round again")
+    return successes == kills
 
 
 def main() -> None:
-    """Strike, and tell."""
+    """Kill runs and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="default 200")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments; default 0")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills (default 200)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments (default 0)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        alike = campaign(options.kills, options.seed)
+        has_succeeded = kill_runs(options.kills, options.seed)
         os.chdir("/")
-    sys.exit(not alike)
+    sys.exit(not has_succeeded)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Whether every algorithm learns: its own protocol's accuracy on digits, and what personalization gains over FedAvg.
+"""Check that every algorithm learns: its accuracy on digits, and the gain of personalization over FedAvg.
 
     python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--rounds N] [--json FILE]
 
-The study is studies/gallery.yaml (10 clients, 20 rounds; its hyper-parameters) with all clients in every round, at
-Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, means over seeds. What
-should hold: 80% at Dirichlet(0.3), and of a personalized method 2 points over FedAvg's local accuracy at
-Dirichlet(0.1); where it does not, the number is marked.
+The study is studies/gallery.yaml (10 clients, 20 rounds, and its hyperparameters) with all clients in every round, at
+Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, as means over seeds. Each
+algorithm should have 80% at Dirichlet(0.3). A personalized method should be 2 points above FedAvg's local accuracy at
+Dirichlet(0.1). The table marks other numbers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ LEARNS, GAINS = 80.0, 2.0  #: percent; points
 LOCAL = "personal-on-local"
 GLOBAL = ("fedavg", "fedprox", "moon", "feduv", "fednova", "scaffold", "fedpvr", "feddyn", "feddistill_plus", "feddw")
 GLOBAL += ("feddual", "fednh")
-#: The protocol that an algorithm's paper uses; LOCAL for those that are not named.
-OWN = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict.fromkeys(GLOBAL, "global-on-global")
+#: The protocol of an algorithm's paper. Other algorithms have LOCAL.
+PROTOCOLS = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict.fromkeys(
+    GLOBAL, "global-on-global"
+)
 
 
 def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def study(seeds: int, algorithms: list[str] | None, rounds: int | None) -> dict[
 
 
 def work(path: str, rounds: int) -> None:
-    """All rounds of a run, on one core."""
+    """Run all rounds of a run on one core."""
     torch.set_num_threads(1)
     run = open_run(Path(path), Execution(device="cpu"), 1, "last")
     for _ in run.run_segment(rounds):
@@ -66,42 +68,42 @@ def work(path: str, rounds: int) -> None:
 
 
 def measure(settings: dict[str, Any], workers: int) -> Plan:
-    """The plan of the study, whose runs are done in the working directory."""
+    """Run the study in the working directory and return its plan."""
     files.write_json(PARAMS, settings)  # JSON is YAML
-    made = planner.make_plan()
-    planner.write_plan(made)
-    for name in {run.dataset for run in made.runs}:
+    plan = planner.make_plan()
+    planner.write_plan(plan)
+    for name in {run.dataset for run in plan.runs}:
         download.download_dataset(name)
-    for key in made.partitions:
+    for key in plan.partitions:
         partition.partition_dataset(key)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for done in [pool.submit(work, str(run.path), run.rounds) for run in made.runs]:
-            done.result()
-    return made
+        for future in [pool.submit(work, str(run.path), run.rounds) for run in plan.runs]:
+            future.result()
+    return plan
 
 
-def figures(made: Plan) -> list[dict[str, Any]]:
-    """A row an algorithm: accuracies in percent by its own protocol, and the gain over FedAvg's local one."""
-    data = StudyData(made)
+def build_rows(plan: Plan) -> list[dict[str, Any]]:
+    """One row per algorithm: accuracies in percent by its protocol, and the gain over FedAvg's local accuracy."""
+    data = StudyData(plan)
     frame = results.compute_reported_accuracies(data.accuracies)
     frame = frame[frame["average"] == "sample"]
     means = 100 * frame.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean()
-    spent = data.total_times
+    times = data.total_times
     seconds = (
-        pd.Series(spent[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), spent["algorithm"]).groupby(level=0).mean()
+        pd.Series(times[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), times["algorithm"]).groupby(level=0).mean()
     )
 
-    def row(name: str) -> dict[str, Any]:
-        protocol = OWN.get(name, LOCAL)
+    def build_row(name: str) -> dict[str, Any]:
+        protocol = PROTOCOLS.get(name, LOCAL)
         easy, hard = (float(means[name, str(alpha), protocol]) for alpha in (EASY, HARD))
         gain = None if protocol.startswith("global") else hard - float(means["fedavg", str(HARD), LOCAL])
-        below = [
-            told
-            for told, short in (
+        warnings = [
+            text
+            for text, is_low in (
                 (f"below {LEARNS:.0f}%", easy < LEARNS),
                 (f"gains less than {GAINS:.0f}", gain is not None and gain < GAINS),
             )
-            if short
+            if is_low
         ]
         return {
             "algorithm": name,
@@ -110,20 +112,22 @@ def figures(made: Plan) -> list[dict[str, Any]]:
             f"Dir({HARD})": hard,
             f"over FedAvg at Dir({HARD})": gain,
             "seconds a run": float(seconds[name]),
-            "": ", ".join(below),
+            "": ", ".join(warnings),
         }
 
-    return [row(name) for name in made.algorithms]
+    return [build_row(name) for name in plan.algorithms]
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the study and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default 3)")
-    parser.add_argument("--algorithms", nargs="+", help="some of the gallery's algorithms (default all)")
-    parser.add_argument("--rounds", type=int, help="by default as the gallery has them")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time (default one a core)")
-    parser.add_argument("--json", type=Path, help="write all figures and the settings to this file")
+    parser.add_argument("--algorithms", nargs="+", help="algorithms of the gallery (default all)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: as in the gallery)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="number of parallel runs (default: one per core)"
+    )
+    parser.add_argument("--json", type=Path, help="write all numbers and the settings to this file")
     options = parser.parse_args()
 
     settings, json_file = (
@@ -133,11 +137,11 @@ def main() -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        rows = figures(measure(settings, options.workers))
+        rows = build_rows(measure(settings, options.workers))
         os.chdir("/")
-    shown = pd.DataFrame(rows, dtype=object)
-    print(shown.where(shown.notna(), None).to_markdown(index=False, floatfmt=".1f", missingval="–"))
-    print(f"\n{options.seeds} seeds; {time.perf_counter() - begin:.0f} s with {options.workers} workers")
+    table = pd.DataFrame(rows, dtype=object)
+    print(table.where(table.notna(), None).to_markdown(index=False, floatfmt=".1f", missingval="–"))
+    print(f"\n{options.seeds} seeds, {time.perf_counter() - begin:.0f} s with {options.workers} workers")
     if json_file:
         json_file.write_text(json.dumps({"settings": settings, "figures": rows}, indent=1) + "\n")
 

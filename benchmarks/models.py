@@ -1,13 +1,13 @@
-"""Training of the papers' models by fedpipe, against the fastest plain PyTorch loop over the same batches.
+"""Compare fedpipe's training of the papers' models with the fastest plain PyTorch loop over the same batches.
 
     python benchmarks/models.py [--models NAME ...] [--seconds N] [--json FILE]
 
-On a CPU, one thread. Samples are synthetic, of the shapes of the papers' data sets. A plain loop is a module, the
-cross-entropy and ``torch.optim.SGD``, its images as they come or channels-last: the faster of the two counts. Each
-model is trained by fedpipe (float32, and `federation.precision: bfloat16`) and by the plain loops in turn, over and
-over for half a minute, and each one's best processor time counts: other work on the machine says little. What is timed
-is a client's round of about 0.3 seconds, at least two batches, with all that it costs beside its batches. Memory that
-malloc once had stays with the process for all of them alike (`fedpipe/engine/torch_env/memory.py`).
+The benchmark uses one thread of a CPU. Samples are synthetic, with the shapes of the papers' data sets. A plain loop is
+a module, the cross-entropy and ``torch.optim.SGD``, with contiguous or channels-last images. The faster one counts.
+fedpipe (float32, and `federation.precision: bfloat16`) and the plain loops train each model in turn for half a minute.
+The best processor time of each counts, so that other programs on the machine have little influence. The measured time
+is a client's round of about 0.3 seconds, with at least two batches and all costs outside of its batches. All of them
+keep freed memory in the process (`fedpipe/engine/torch_env/memory.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.settings.federation import Federation
 
 RATE = 0.005
-ROUND = 0.3  #: seconds of what is timed, about
+ROUND = 0.3  #: approximate seconds of a measured round
 
 
 class Case(NamedTuple):
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     classes: int
     batch: int
     parameters: dict[str, Any] = {}  # noqa: RUF012
-    words: int = 0  #: token ids, where inputs are texts
+    words: int = 0  #: number of token ids, if inputs are texts
 
 
 CASES = (
@@ -58,14 +58,14 @@ CASES = (
     Case("resnet18", "Tiny ImageNet", (3, 64, 64), 200, 32),
     Case("mobilenet", "CIFAR-10", (3, 32, 32), 10, 32),
     Case("shufflenet", "CIFAR-10", (3, 32, 32), 10, 32),
-    Case("vgg16", "CIFAR-10", (512,), 10, 32, {"weights": None, "frozen": False}),  # above its base's features
+    Case("vgg16", "CIFAR-10", (512,), 10, 32, {"weights": None, "frozen": False}),  # on the features of its base
     Case("bilstm", "IMDB", (200,), 2, 32, {"vocabulary": 10_000}, 10_000),
     Case("fasttext", "AG News", (100,), 4, 64, {}, 98_635),
 )
 
 
 def make_federated_data(case: Case, steps: int) -> FederatedData:
-    """One client with so many whole batches."""
+    """One client with this number of complete batches."""
     random, count = np.random.default_rng(0), steps * case.batch
     if case.words:
         x = torch.from_numpy(random.integers(1, case.words, (count, *case.shape)))
@@ -75,30 +75,32 @@ def make_federated_data(case: Case, steps: int) -> FederatedData:
     return FederatedData(x, y, [everyone], [everyone[:0]], everyone[:0], case.classes, 0)
 
 
-def network(case: Case, family: Model) -> Network:
-    """What trains: of VGG16, whose base is frozen in its paper, the part above the features of that base."""
+def build_network(case: Case, family: Model) -> Network:
+    """The trained network. Of VGG16, only the part above its frozen base."""
     if case.model == "vgg16":
         return family.split_frozen_base(family.build((3, 32, 32), case.classes))[1]
     return family.build(case.shape, case.classes)
 
 
-def fedpipes(case: Case, family: Model, clients: FederatedData, **settings: Any) -> Callable[[], None]:
-    """A client's round by fedpipe's loop."""
+def make_fedpipe_loop(case: Case, family: Model, clients: FederatedData, **settings: Any) -> Callable[[], None]:
+    """A client's round with fedpipe's loop."""
     federation = Federation(clients=1, batch_size=case.batch, learning_rate=RATE, **settings)
-    net = FunctionalNetwork(lambda: network(case, family), precision=federation.precision)
+    net = FunctionalNetwork(lambda: build_network(case, family), precision=federation.precision)
     algorithm = FedAvg().bind(net, federation)
     server, loop = algorithm.init(lambda _: net.make_initial_model(0)), Loop(algorithm, clients)
 
     def train() -> None:
-        kept = {FIRST: torch.ones(())}
-        list(loop.run(ClientTask("train", 1, [0], lambda _: kept, lambda ids: algorithm.send(server, ids))))
+        state = {FIRST: torch.ones(())}
+        list(loop.run(ClientTask("train", 1, [0], lambda _: state, lambda ids: algorithm.send(server, ids))))
 
     return train
 
 
-def plain(case: Case, family: Model, clients: FederatedData, layout: torch.memory_format) -> Callable[[], None]:
-    """The same batches as one would write it."""
-    module = network(case, family).to(memory_format=layout).train()
+def make_plain_loop(
+    case: Case, family: Model, clients: FederatedData, layout: torch.memory_format
+) -> Callable[[], None]:
+    """A client's round with a plain PyTorch loop over the same batches."""
+    module = build_network(case, family).to(memory_format=layout).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def train() -> None:
@@ -113,39 +115,39 @@ def plain(case: Case, family: Model, clients: FederatedData, layout: torch.memor
     return train
 
 
-def seconds(work: Callable[[], None]) -> float:
+def measure_seconds(work: Callable[[], None]) -> float:
     """Processor time of all threads."""
     begin = time.process_time()
     work()
     return time.process_time() - begin
 
 
-def loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
-    """All that train on the same batches."""
+def make_loops(case: Case, steps: int) -> dict[str, Callable[[], None]]:
+    """All loops over the same batches."""
     torch.manual_seed(0)
     family = cast(Model, registry.build_component(component.MODEL, case.model, case.parameters))
     clients = make_federated_data(case, steps)
-    found = {
-        "fedpipe": fedpipes(case, family, clients),
-        "bfloat16": fedpipes(case, family, clients, precision="bfloat16"),
-        "plain": plain(case, family, clients, torch.contiguous_format),
+    loops = {
+        "fedpipe": make_fedpipe_loop(case, family, clients),
+        "bfloat16": make_fedpipe_loop(case, family, clients, precision="bfloat16"),
+        "plain": make_plain_loop(case, family, clients, torch.contiguous_format),
     }
     if len(case.shape) == 3:
-        found["channels_last"] = plain(case, family, clients, torch.channels_last)
-    return found
+        loops["channels_last"] = make_plain_loop(case, family, clients, torch.channels_last)
+    return loops
 
 
 def measure(case: Case, budget: float) -> dict[str, Any]:
-    """Samples a second of each loop, and fedpipe's over the fastest plain loop's."""
-    warm = loops(case, 2)["fedpipe"]
-    warm()
-    steps = max(2, round(2 * min(ROUND, budget) / seconds(warm)))
-    taken: dict[str, list[float]] = {}
-    begin, works = time.perf_counter(), loops(case, steps)
-    while time.perf_counter() - begin < budget or len(taken.get("fedpipe", [])) < 4:
-        for name, work in works.items():
-            taken.setdefault(name, []).append(seconds(work))
-    rates = {name: steps * case.batch / min(times[1:]) for name, times in taken.items()}  # the first one warms up
+    """Samples per second of each loop, and the ratio of fedpipe to the fastest plain loop."""
+    trial_loop = make_loops(case, 2)["fedpipe"]
+    trial_loop()
+    steps = max(2, round(2 * min(ROUND, budget) / measure_seconds(trial_loop)))
+    times_by_loop: dict[str, list[float]] = {}
+    begin, loops = time.perf_counter(), make_loops(case, steps)
+    while time.perf_counter() - begin < budget or len(times_by_loop.get("fedpipe", [])) < 4:
+        for name, work in loops.items():
+            times_by_loop.setdefault(name, []).append(measure_seconds(work))
+    rates = {name: steps * case.batch / min(times[1:]) for name, times in times_by_loop.items()}  # without the first
     fastest = max(rate for name, rate in rates.items() if name in {"plain", "channels_last"})
     return {
         "model": case.model,
@@ -161,25 +163,25 @@ def measure(case: Case, budget: float) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", help="some of them (default all)")
-    parser.add_argument("--seconds", type=float, default=30, help="of a model and its loops, about (default 30)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--models", nargs="+", help="names of models (default all)")
+    parser.add_argument("--seconds", type=float, default=30, help="approximate seconds per model (default 30)")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = []
-    print("| model | data | batch | fedpipe | plain | channels-last | over fastest plain | bfloat16 over float32 |")
+    rows = []
+    print("| model | data | batch | fedpipe | plain | channels-last | fedpipe / fastest plain | bfloat16 / float32 |")
     print("|---|---|---|---|---|---|---|---|")
     for case in CASES:
         if options.models and case.model not in options.models:
             continue
         row = measure(case, options.seconds)
         rates = (row.get(f"{name}_samples_per_second") for name in ("fedpipe", "plain", "channels_last"))
-        told = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
+        rate_cells = " | ".join("–" if rate is None else f"{rate:,.0f}" for rate in rates)
         ratios = f"{row['over_fastest_plain']:.2f} | {row['bfloat16_over_float32']:.2f}"
-        print(f"| {case.model} | {case.data} | {case.batch} | {told} | {ratios} |", flush=True)
-        found.append(row)
+        print(f"| {case.model} | {case.data} | {case.batch} | {rate_cells} | {ratios} |", flush=True)
+        rows.append(row)
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""One round of FedAvg on the MNIST shape, against what the machine can do and against a plain PyTorch loop.
+"""Compare a round of FedAvg on MNIST's shape with the speed of the machine and with a plain PyTorch loop.
 
     python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--precision NAME] [--pfllib FOLDER] [--json FILE]
 
-20 clients, Dirichlet(0.1) over 70,000 samples, each client's split 75/25, the 4-layer CNN of cwFedAvg, batches of 10,
-SGD, one local epoch, every client evaluated on its test split after the round. Pixels are synthetic unless ``--mirror``
-names a folder that holds ``mnist/*.gz``. Speed is told as ratios, measured in one run: the share of the float32 rate of
-the same cores (25.5 MFLOP a training sample, 8.5 an evaluated one), the time of a plain loop over the same batches, and
-(on a CPU) that of a loop of nothing but PyTorch's kernels in their best layout. The rate is that of large matrix
-products: on a CPU the best of the two libraries that PyTorch has there, its BLAS and oneDNN. ``--precision`` is that of
-fedpipe's round; what it is measured against is of float32 in any case.
+The benchmark has 20 clients, Dirichlet(0.1) over 70,000 samples, a split of 75/25 for each client, the 4-layer CNN of
+cwFedAvg, batches of 10, SGD and one local epoch. Every client is evaluated on its test split after the round. Pixels
+are synthetic, unless ``--mirror`` is a folder with ``mnist/*.gz``. All speeds are ratios from one run: the fraction of
+the float32 rate of the same cores (25.5 MFLOP per training sample, 8.5 per evaluated sample), the time of a plain loop
+over the same batches, and (on a CPU) the time of a loop with only PyTorch's kernels in their best layout. The rate is
+that of large matrix products, on a CPU with the faster of BLAS and oneDNN. ``--precision`` is the precision of
+fedpipe's round. All other loops use float32.
 
-``--pfllib`` names a clone of PFLlib (github.com/TsingZ0/PFLlib), whose FedAvg then trains the same model on the same
-samples of the same clients, by its own main.py in a copy of its code: as shipped, where a round begins with measuring
-the global model on all test and training samples, and without that. PFLlib leaves out a client's last, smaller batch.
+With ``--pfllib``, a clone of PFLlib (github.com/TsingZ0/PFLlib), FedAvg of PFLlib trains the same model on the same
+samples of the same clients, with main.py in a copy of its code. This is measured twice: as published, with an
+evaluation of the global model on all test and training samples before each round, and without it. PFLlib omits the
+last, smaller batch of a client.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
 CLASSES, CLIENTS, BATCH, RATE = 10, 20, 10, 0.005
 
 
-def synthetic(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels without meaning, of MNIST's shape."""
+def make_synthetic_data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random pixels of MNIST's shape."""
     rng = np.random.default_rng(0)
     labels = np.arange(samples) % CLASSES
     return torch.from_numpy(rng.random((samples, 1, 28, 28), np.float32)), torch.from_numpy(labels)
 
 
-def mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def read_mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """MNIST from the upstream files in a folder."""
     pixels, labels = [], []
     for part in ("train", "t10k"):
@@ -73,12 +74,14 @@ def mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.from_numpy(np.concatenate(labels).astype(np.int64))
 
 
-def deal(x: torch.Tensor, y: torch.Tensor, device: str) -> FederatedData:
-    """Dirichlet(0.1), at least 40 samples a client, 75/25 within each."""
+def partition(x: torch.Tensor, y: torch.Tensor, device: str) -> FederatedData:
+    """Dirichlet(0.1), at least 40 samples per client, and a split of 75/25 for each."""
     scheme = Dirichlet(alpha=0.1, minimum=40)
     table = assign_samples(scheme, y.numpy(), np.zeros(len(y), bool), CLIENTS, "pooled", 0.25, seed=0)
-    dealt = Assignment.from_table(table)
-    return FederatedData(x, y, dealt.train, dealt.test, dealt.global_test, CLASSES, 0, torch.float32, device)
+    assignment = Assignment.from_table(table)
+    return FederatedData(
+        x, y, assignment.train, assignment.test, assignment.global_test, CLASSES, 0, torch.float32, device
+    )
 
 
 def open_run(
@@ -124,9 +127,9 @@ class Stopwatch:
 
 
 def matrix_rate(threads: int, device: str, library: str = "blas") -> float:
-    """GFLOP/s of float32 matrix products, one product a core at a time: the best of some tries.
+    """GFLOP/s of float32 matrix products, with one product per core at a time: the best of several attempts.
 
-    oneDNN multiplies where a convolution of 1x1 is asked for, which is the same product.
+    For oneDNN the product is a 1x1 convolution.
     """
     size, products = (1024, 5) if device == "cpu" else (8192, 20)
     a, b = torch.rand(2, size, size, device=device)
@@ -150,7 +153,7 @@ def matrix_rate(threads: int, device: str, library: str = "blas") -> float:
 
 
 def plain_loop(clients: FederatedData, threads: int) -> float:
-    """Seconds of an epoch at every client as one would write it first: a module, torch.optim, all cores on a batch."""
+    """Seconds of an epoch of every client in a simple loop: a module, torch.optim, and all cores for each batch."""
     torch.set_num_threads(threads)
     network = CNN4().build((1, 28, 28), CLASSES).to(clients.device)
     begin = time.perf_counter()
@@ -168,16 +171,16 @@ def plain_loop(clients: FederatedData, threads: int) -> float:
 
 
 def bare_loop(clients: FederatedData, threads: int) -> float:
-    """Seconds of the same epoch with nothing but PyTorch's kernels, a thread and a module a client.
+    """Seconds of the same epoch with only PyTorch's kernels, and one thread and module per client.
 
-    They have their best layout: channels-last, and the weight of the layer from 1,024 to 512 by columns.
+    The kernels have their best layout: channels-last, and the weight of the layer from 1,024 to 512 by columns.
     """
 
     def work(client: int) -> None:
         torch.set_num_threads(1)
         network = CNN4().build((1, 28, 28), CLASSES).to(memory_format=torch.channels_last)
-        wide = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
-        wide.weight.data = wide.weight.data.t().contiguous().t()
+        wide_layer = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
+        wide_layer.weight.data = wide_layer.weight.data.t().contiguous().t()
         parameters = list(network.parameters())
         x, y = clients.gather(clients.shuffle_indices(client, 1, "batches", 0))
         x = x.as_strided(x.shape, (784, 1, 28, 1))
@@ -193,26 +196,30 @@ def bare_loop(clients: FederatedData, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def pfllib(clone: Path, python: str, clients: FederatedData, rounds: int, threads: int) -> dict[str, float]:
-    """Seconds of a round of PFLlib's FedAvg with its evaluation and without."""
+def measure_pfllib(clone: Path, python: str, clients: FederatedData, rounds: int, threads: int) -> dict[str, float]:
+    """Seconds of a round of PFLlib's FedAvg, with and without its evaluation."""
     seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(clone / "system", Path(folder) / "system")
-        for part, owned in (("train", clients.train), ("test", clients.test)):
+        for part, samples_by_client in (("train", clients.train), ("test", clients.test)):
             data = Path(folder) / "dataset/MNIST" / part
             data.mkdir(parents=True)
-            for client, samples in enumerate(owned):
+            for client, samples in enumerate(samples_by_client):
                 x, y = clients.gather(samples)
                 np.savez(data / str(client), data=np.array({"x": x.cpu().numpy(), "y": y.cpu().numpy()}))
         arguments = ["-algo", "FedAvg", "-data", "MNIST", "-m", "CNN", "-nc", CLIENTS, "-lbs", BATCH, "-lr", RATE]
-        arguments += ["-gr", rounds, "-dev", clients.device.type]  # it does one round more, the first, which warms up
+        arguments += ["-gr", rounds, "-dev", clients.device.type]  # PFLlib runs one more round, which is for warming up
         for name, gap in (("round", 1), ("training", rounds + 1)):
             command = [python, "main.py", *map(str, arguments), "-eg", str(gap)]
             environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            done = subprocess.run(command, cwd=Path(folder) / "system", env=environment, capture_output=True, text=True)
-            times = [float(found) for found in re.findall(r"- time cost -+ (\S+)", done.stdout)]
-            if done.returncode or len(times) != rounds + 1:
-                raise SystemExit(f"PFLlib fails: {' '.join(command)}\n{done.stdout[-1000:]}{done.stderr[-3000:]}")
+            process = subprocess.run(
+                command, cwd=Path(folder) / "system", env=environment, capture_output=True, text=True
+            )
+            times = [float(text) for text in re.findall(r"- time cost -+ (\S+)", process.stdout)]
+            if process.returncode or len(times) != rounds + 1:
+                raise SystemExit(
+                    f"PFLlib failed: {' '.join(command)}\n{process.stdout[-1000:]}{process.stderr[-3000:]}"
+                )
             seconds[name] = float(np.mean(times[1:]))
     return seconds
 
@@ -221,31 +228,38 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
-    parser.add_argument("--algorithm", default="fedavg", help="with its default parameters (default fedavg)")
-    parser.add_argument("--precision", default="full", choices=["full", "bfloat16"], help="of training (default full)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--samples", type=int, default=70_000, help="of the synthetic pixels (default 70,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that warms up (default 3)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="cores to use (default all)")
+    parser.add_argument("--algorithm", default="fedavg", help="algorithm with its default parameters (default fedavg)")
+    parser.add_argument(
+        "--precision", default="full", choices=["full", "bfloat16"], help="precision of training (default full)"
+    )
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--samples", type=int, default=70_000, help="number of synthetic samples (default 70,000)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="measured rounds, after one round for warming up (default 3)"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--stack", default="auto", type=lambda text: text if text == "auto" else int(text))
-    parser.add_argument("--pfllib", type=Path, help="a clone of PFLlib, to be measured in the same run")
-    parser.add_argument("--pfllib-python", default=sys.executable, help="a Python that has what PFLlib imports")
+    parser.add_argument("--pfllib", type=Path, help="clone of PFLlib to measure in the same run")
+    parser.add_argument("--pfllib-python", default=sys.executable, help="Python with the packages that PFLlib imports")
     options = parser.parse_args()
     python = str(Path(shutil.which(options.pfllib_python) or options.pfllib_python).absolute())
     if options.pfllib and not (options.pfllib / "system/main.py").is_file():
-        parser.error(f"--pfllib: {options.pfllib} is no clone of PFLlib, it has no system/main.py")
+        parser.error(f"--pfllib: {options.pfllib} is not a clone of PFLlib. It needs system/main.py.")
     if options.pfllib:
-        asked = subprocess.run(
+        process = subprocess.run(
             [python, "main.py", "--help"], cwd=options.pfllib / "system", capture_output=True, text=True
         )
-        if asked.returncode:
-            parser.error(f"--pfllib-python: PFLlib does not start with {python}\n{asked.stderr[-1000:]}")
+        if process.returncode:
+            message = f"--pfllib-python: PFLlib does not start with {python}. Use a Python with its packages."
+            parser.error(f"{message}\n{process.stderr[-1000:]}")
 
     files = Stopwatch(
         storage_files, tuple(name for name in vars(storage_files) if name.startswith(("write_", "read_")))
     )
-    clients = deal(*(mnist(options.mirror) if options.mirror else synthetic(options.samples)), options.device)
+    clients = partition(
+        *(read_mnist(options.mirror) if options.mirror else make_synthetic_data(options.samples)), options.device
+    )
     execution = Execution(device=options.device, stack=options.stack)
     with tempfile.TemporaryDirectory() as folder:
         run = open_run(Path(folder), clients, execution, options.threads, options.algorithm, options.precision)
@@ -295,12 +309,12 @@ def main() -> None:
         bare = bare_loop(clients, options.threads)
         figures |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
     if options.pfllib:
-        theirs = pfllib(options.pfllib, python, clients, options.rounds, options.threads)
+        pfllib_seconds = measure_pfllib(options.pfllib, python, clients, options.rounds, options.threads)
         figures |= {
-            "pfllib_seconds_per_round": theirs["round"],
-            "pfllib_over_fedpipe": theirs["round"] / seconds,
-            "pfllib_training_seconds": theirs["training"],
-            "pfllib_training_over_training": theirs["training"] / train,
+            "pfllib_seconds_per_round": pfllib_seconds["round"],
+            "pfllib_over_fedpipe": pfllib_seconds["round"] / seconds,
+            "pfllib_training_seconds": pfllib_seconds["training"],
+            "pfllib_training_over_training": pfllib_seconds["training"] / train,
         }
     for name, value in figures.items():
         print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")

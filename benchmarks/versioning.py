@@ -1,11 +1,10 @@
-"""What DVC costs on a study of 27 algorithms x 50 rounds x 2 MB models: commit, status, push, pull, and one change.
+"""Measure the time of DVC for a study of 27 algorithms, 50 rounds and models of 2 MB: commit, status, push and pull.
 
     python benchmarks/versioning.py [--algorithms 27] [--rounds 50] [--megabytes 2] [--json FILE]
 
-Files are those that a run of one seed leaves (`fedpipe/core/storage/layout.py`), with random bytes of their sizes in
-the shipped
-study. All folders lie on one disk (``TMPDIR``), so that times compare with that of copying the same tree, measured in
-the same run.
+The files are those of a run with one seed (`fedpipe/core/storage/layout.py`), with random bytes and the sizes of the
+default study. All folders are on one disk (``TMPDIR``), so that you can compare the times with the time of a copy of
+the same tree, which is measured in the same run.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parent.parent
-PACKED = 12_000  #: bytes of a round's small files in the run's pack, as the shipped study's are
+PACKED = 12_000  #: bytes of a round's small files in the run's archive, as in the default study
 JOINED = {"metrics.parquet": 12_000, "matrices.parquet": 70_000, "rounds.parquet": 4_000, "times.json": 6_000}
 
 
@@ -40,9 +39,9 @@ def run(folder: Path, *command: str) -> float:
 def write_run(folder: Path, rounds: int, size: int) -> None:
     """The files of a run."""
     for number in range(rounds + 1):
-        place = folder / "rounds" / f"{number:04d}"
-        place.mkdir(parents=True)
-        (place / "server.pt").write_bytes(os.urandom(size))
+        path = folder / "rounds" / f"{number:04d}"
+        path.mkdir(parents=True)
+        (path / "server.pt").write_bytes(os.urandom(size))
     joined = {f"joined/{rounds:04d}/{name}": count for name, count in JOINED.items()}
     (folder / f"joined/{rounds:04d}").mkdir(parents=True)
     for name, count in ({"rounds.zip": PACKED * rounds} | joined).items():
@@ -74,45 +73,45 @@ def write_study(folder: Path, algorithms: list[str], rounds: int, size: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", type=int, default=27)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--megabytes", type=float, default=2.0, help="of a model")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--algorithms", type=int, default=27, help="number of algorithms (default 27)")
+    parser.add_argument("--rounds", type=int, default=50, help="number of rounds (default 50)")
+    parser.add_argument("--megabytes", type=float, default=2.0, help="size of a model in MB (default 2)")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file")
     arguments = parser.parse_args()
     names = [f"algorithm{index:02d}" for index in range(arguments.algorithms)]
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="versioning-") as temporary:
         study, clone, store = (Path(temporary) / name for name in ("study", "clone", "store"))
         study.mkdir()
         write_study(study, names, arguments.rounds, int(arguments.megabytes * 1e6))
         files = [path for path in (study / "results" / "runs").rglob("*") if path.is_file()]
-        found["files"] = len(files)
-        found["gigabytes"] = sum(path.stat().st_size for path in files) / 1e9
+        figures["files"] = len(files)
+        figures["gigabytes"] = sum(path.stat().st_size for path in files) / 1e9
         begin = time.perf_counter()
         shutil.copytree(study / "results" / "runs", Path(temporary) / "copy")
-        found["copying_seconds"] = time.perf_counter() - begin
+        figures["copying_seconds"] = time.perf_counter() - begin
         shutil.rmtree(Path(temporary) / "copy")
 
         run(study, "git", "init", "-q", "-b", "main")
         run(study, "dvc", "init", "-q")
-        found["commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
-        found["status_seconds"] = run(study, "dvc", "status")
+        figures["commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
+        figures["status_seconds"] = run(study, "dvc", "status")
         run(study, "dvc", "remote", "add", "-d", "store", str(store))
         run(study, "git", "add", "-A")
         run(study, "git", "commit", "-qm", "a study")
-        found["push_seconds"] = run(study, "dvc", "push", "-q")
+        figures["push_seconds"] = run(study, "dvc", "push", "-q")
         run(study, "git", "clone", "-q", str(study), str(clone))
-        found["pull_seconds"] = run(clone, "dvc", "pull", "-q")
-        found["status_in_clone_seconds"] = run(clone, "dvc", "status")
+        figures["pull_seconds"] = run(clone, "dvc", "pull", "-q")
+        figures["status_in_clone_seconds"] = run(clone, "dvc", "status")
 
-        changed = study / "results" / "runs" / names[-1] / "ba9876543210"
-        write_run(changed, arguments.rounds, int(arguments.megabytes * 1e6))
-        found["one_run_more_commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
-        found["one_run_more_push_seconds"] = run(study, "dvc", "push", "-q")
-    for name, value in found.items():
+        new_run = study / "results" / "runs" / names[-1] / "ba9876543210"
+        write_run(new_run, arguments.rounds, int(arguments.megabytes * 1e6))
+        figures["one_run_more_commit_seconds"] = run(study, "dvc", "commit", "-f", "-q")
+        figures["one_run_more_push_seconds"] = run(study, "dvc", "push", "-q")
+    for name, value in figures.items():
         print(f"{name:<30}{value:>12,.2f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

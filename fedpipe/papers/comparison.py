@@ -21,9 +21,9 @@ AGREES, DIFFERS = "agrees", "differs"
 UNJUDGED = "not judged"  #: measured, but without a criterion
 UNMEASURED = "not measured"
 ON_GENERATED_DATA = "not judged (generated data)"
-UNPUBLISHED = "not in print"
-NOT_RUN = "not run"  #: the reason of a cell that nothing else is known of
-CSV_COLUMNS = (  #: of cells.csv
+UNPUBLISHED = "not published"
+NOT_RUN = "not run"  #: the reason if no other is known
+CSV_COLUMNS = (  #: columns of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),
     *("measured_mean", "measured_std", "measured_runs", "preset", "verdict", "keys"),
@@ -91,12 +91,12 @@ class ComparedCell:
 
     @property
     def number(self) -> Number | None:
-        """What was measured."""
+        """The measured number."""
         return self.measurement.number if self.measurement else None
 
     @property
     def reason(self) -> str:
-        """Why nothing was measured."""
+        """The reason why there is no measurement."""
         return (self.measurement.reason if self.measurement else "") or NOT_RUN
 
     @property
@@ -112,7 +112,7 @@ class ComparedCell:
 
 
 class ClaimCheck(NamedTuple):
-    """A claim in one column: the published and the measured difference, and the row that each is to."""
+    """A claim in one column: the published and the measured difference, each with its rival row."""
 
     column: str
     published_contrast: Contrast | None
@@ -140,17 +140,17 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
     for cell_id, cell in measured_cells.items():
         name = f"measured cells: {tuple(cell_id)}"
         if cell_id not in known_ids:
-            raise ValueError(f"{name} is no cell of a paper.")
+            raise ValueError(f"{name} is not a cell of a paper.")
         if cell_id.metric == "accuracy_pct" and cell.number:
             if not 0 <= cell.number.mean <= 100:
-                raise ValueError(f"{name}: {cell.number.mean} is no accuracy in percent.")
+                raise ValueError(f"{name}: {cell.number.mean} is not an accuracy in percent.")
             if cell.test_samples is None or cell.classes is None:
-                raise ValueError(f"{name}: an accuracy needs its tests and classes.")
+                raise ValueError(f"{name}: an accuracy needs its numbers of test samples and classes.")
     for paper in layouts.load_papers().values():
         derived_cells = _derive_cells(paper, all_measured)
         for cell_id in derived_cells.keys() & measured_cells.keys():
             raise ValueError(
-                f"measured cells: {tuple(cell_id)} is made of other cells, and can't be measured beside them."
+                f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
             )
         all_measured |= derived_cells
     columns = _group_by_column({} if preset == "smoke" else all_measured)
@@ -196,7 +196,7 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
     """Check a claim column by column. Runs at preset smoke or on generated data show nothing."""
     checks = []
     for column in claim.columns or paper.tables[name].column_paths:
-        key = _get_column_key(paper.make_cell_id(name, claim.own, column))
+        key = _get_column_key(paper.make_cell_id(name, claim.row, column))
         targets, ours = comparison.columns.get(key, ({}, {}))
         paper_contrast = _contrast_claim(claim, targets, _pool_column(targets, {}))
         checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_column(targets, ours))))
@@ -250,12 +250,12 @@ def _pool_column(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> S
 
 
 def _contrast_claim(claim: Claim, numbers: Mapping[str, Number], spread: Spread | None) -> tuple[Contrast | None, str]:
-    """The difference that a claim is about, with the row that it is to."""
-    rivals = [row for row in numbers if row != claim.own and claim.over in {None, row}]
-    if claim.own not in numbers or not rivals:
+    """The difference that a claim is about, with the rival row."""
+    rivals = [row for row in numbers if row != claim.row and claim.rival in {None, row}]
+    if claim.row not in numbers or not rivals:
         return None, ""
     best = max(rivals, key=lambda row: numbers[row].mean)
-    return contrasts.compute_contrast(numbers[claim.own], numbers[best], spread), best
+    return contrasts.compute_contrast(numbers[claim.row], numbers[best], spread), best
 
 
 def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:

@@ -1,6 +1,6 @@
 """The papers' figures: a tidy frame of each from its runs, its SVG, and its numbers as CSV.
 
-A form of `fedpipe.papers.layouts` has a function for its frame here, and figures have no separate functions.
+Each form of `fedpipe.papers.layouts` has a function for its frame. All figures of a form share it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
         case "traces":
             frame = frame.assign(line="class " + frame["class"].astype(str))
             frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
-            return panels.render_lines(frame, "step of the first epoch", "estimated share p̃", note="◂: true share p.")
+            return panels.render_lines(
+                frame, "step of the first epoch", "estimated class fraction p̃", note="◂: true class fraction p."
+            )
         case "bars":
             frame = frame.rename(columns={"line": "category", "value": "mean"})
             return panels.render_bars(frame, "rounds to the target")
@@ -80,13 +82,13 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
         case "counts":
             return panels.render_heatmaps(frame, "class", "client", "training samples")
         case "norms":
-            return panels.render_heatmaps(frame, "class", "client (or class)", "share of samples or of norms", 0.5)
+            return panels.render_heatmaps(frame, "class", "client (or class)", "fraction of samples or of norms", 0.5)
         case "matrices":
             return panels.render_heatmaps(frame, "class", "class", "")
         case "shares":
             frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
             frame = frame.rename(columns={"share": "x", "norm": "y"})
-            return panels.render_points(frame, "share of the samples", "relative norm of the head's row")
+            return panels.render_points(frame, "fraction of the samples", "relative norm of the head's row")
         case "features":
             return panels.render_embedding(frame)
     return panels.render_surface(frame, "training loss")
@@ -98,7 +100,7 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     runs, missing = _select_runs(paper, figure, find_study)
     rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
     if not len(rows):
-        reason = comparison.NOT_RUN if not runs else "its diagnostics were not run"
+        reason = comparison.NOT_RUN if not runs else "its diagnostics have not run"
         return f"Not drawn: {next(iter(missing), reason)}."
     frame = pd.DataFrame(rows)
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
@@ -275,7 +277,7 @@ def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 
 def _build_diagnostics(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """What a diagnostic of the runs of the first seed contains."""
+    """Rows of a diagnostic of the runs of the first seed."""
     tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
         for run in runs

@@ -1,4 +1,4 @@
-"""How each paper arranges its tables and figures, and what it claims: a YAML file a paper, in this folder.
+"""The tables, figures and claims of each paper, from one YAML file per paper in this folder.
 
 Rows are methods, by the labels of their study. Columns are nested as the table's head is, and the innermost level names
 the column of `fedpipe.papers.published`. A figure names its runs, panels and lines by the names of the study's grid.
@@ -48,27 +48,27 @@ class Row(_LayoutModel):
 
 
 class Repeat(_LayoutModel):
-    """Which rows and columns of another table a table repeats. Without names, all of them."""
+    """The rows and columns that a table repeats from another table. Without names, all of them."""
 
-    of: str
+    table: str
     rows: Mapping[str, str] = Field(default_factory=dict)
     columns: Mapping[str, str] = Field(default_factory=dict)
 
 
 class Claim(_LayoutModel):
-    """A paper's claim about a table: row ``own`` is above row ``over``, or above the best of the others."""
+    """A paper's claim about a table: ``row`` is above row ``rival``, or above the best other row."""
 
-    says: str
-    own: str
-    over: str | None = None
+    statement: str
+    row: str
+    rival: str | None = None
     columns: tuple[str, ...] = ()
 
 
 class Table(_LayoutModel):
     """A table. Without ``columns`` it has no numbers, and ``reason`` explains it.
 
-    ``shown`` names the protocol of a method that the table's own ``protocol`` is not for. ``parameters`` names, by row
-    and column, the method's parameter that the cell contains or that its formula uses.
+    ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``parameters`` names,
+    by row and column, the method's parameter that the cell contains or that its formula uses.
     """
 
     caption: str
@@ -77,7 +77,7 @@ class Table(_LayoutModel):
     metric: str = ""
     metrics: Mapping[str, str] = Field(default_factory=dict)
     protocol: str = ""
-    shown: Mapping[str, str] = Field(default_factory=dict)
+    method_protocols: Mapping[str, str] = Field(default_factory=dict)
     decimals: int | None = 2
     stub: tuple[str, ...] = ()
     columns: Mapping[str, Any] = Field(default_factory=dict)
@@ -89,7 +89,7 @@ class Table(_LayoutModel):
     @field_validator("rows", mode="before")
     @classmethod
     def _expand_rows(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """A row that is only a label is a method, called by the row's name."""
+        """Expand a row that is only a label to a method with the row's name."""
         entries = {name: {"method": row} if isinstance(row, str) else row for name, row in rows.items()}
         return {name: {"stub": (name,), **entry} for name, entry in entries.items()}
 
@@ -112,10 +112,10 @@ class Table(_LayoutModel):
 
     def get_protocol(self, row: str) -> str:
         """The protocol of a row's method. Empty if the table is not of accuracies."""
-        return self.shown.get(self.rows[row].method or "", self.protocol)
+        return self.method_protocols.get(self.rows[row].method or "", self.protocol)
 
     def get_row_label(self, row: str) -> str:
-        """A row's published name, or its own if the published one consists of marks alone."""
+        """A row's published name, or its key if the published name consists of several cells."""
         stub = self.rows[row].stub if row in self.rows else ()
         return stub[0] if len(stub) == 1 else row
 
@@ -124,20 +124,20 @@ class Text(_LayoutModel):
     """A number in running text: ``factor`` times the difference of two cells (``minus``: table, row and column).
 
     Or the largest number of a table's row (``largest``), or from a ``study`` a method's ``parameter`` (if the study
-    varies it, the one with the highest accuracy) or its accuracy minus that of ``than``.
+    varies it, the one with the highest accuracy) or its accuracy minus that of ``rival``.
     """
 
     row: str
     column: str
     metric: str
-    says: str
+    statement: str
     minus: tuple[tuple[str, str, str], tuple[str, str, str]] | None = None
     factor: float = 1
     largest: tuple[str, str] | None = None
     study: str | None = None
     method: str = ""
     parameter: str = ""
-    than: str = ""
+    rival: str = ""
 
 
 class RunSelection(_LayoutModel):
@@ -153,7 +153,7 @@ class RunSelection(_LayoutModel):
 
 
 class Figure(RunSelection):
-    """A figure: its form, the paper's claim, and its runs, from its own selection and those of ``beside``.
+    """A figure: its form, the paper's claim, and its runs, from its selection and those of ``more_runs``.
 
     ``panels`` and ``lines`` name the values by which a run is in a panel and on a line (of the grid, ``algorithm`` or
     ``client``). ``x`` is the name of the grid on the horizontal axis, and ``x_label`` may name each panel's.
@@ -161,9 +161,9 @@ class Figure(RunSelection):
     """
 
     form: FigureForm
-    says: str
+    statement: str
     reason: str = "A diagram: it contains no measurements."
-    beside: tuple[RunSelection, ...] = ()
+    more_runs: tuple[RunSelection, ...] = ()
     panels: tuple[str, ...] = ()
     lines: tuple[str, ...] = ("algorithm",)
     x: str = ""
@@ -174,16 +174,16 @@ class Figure(RunSelection):
     @property
     def run_selections(self) -> tuple[RunSelection, ...]:
         """All runs of the figure. Empty for a figure without a study."""
-        return (self, *self.beside) if self.study else ()
+        return (self, *self.more_runs) if self.study else ()
 
 
 class Deviation(_LayoutModel):
-    """A point that the paper leaves open, or on which paper, authors' code and this project differ."""
+    """A point that the paper leaves open, or on which the paper, the authors' code and fedpipe differ."""
 
-    about: str
-    print: str
+    topic: str
+    paper: str
     code: str
-    here: str
+    fedpipe: str
 
 
 class Paper(_LayoutModel):
@@ -218,13 +218,13 @@ class Paper(_LayoutModel):
             row = repeat.rows.get(cell_id.row) if repeat.rows else cell_id.row
             column = repeat.columns.get(cell_id.column) if repeat.columns else cell_id.column
             if row and column:
-                return cell_id._replace(table=repeat.of, row=row, column=column)
+                return cell_id._replace(table=repeat.table, row=row, column=column)
         return None
 
     @property
     def main_claim(self) -> tuple[str, Claim]:
         """The paper's first claim that its method is above a named baseline, with the claim's table."""
-        return next((name, claim) for name, table in self.tables.items() for claim in table.claims if claim.over)
+        return next((name, claim) for name, table in self.tables.items() for claim in table.claims if claim.rival)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
     """
     if preset not in get_args(Preset):
         raise SettingsError(
-            f"--preset: '{preset}' is no preset of the papers. {suggest_name(preset, list(get_args(Preset)))}"
+            f"--preset: '{preset}' is not a preset of the papers. {suggest_name(preset, list(get_args(Preset)))}"
         )
     measured_cells: dict[CellId, MeasuredCell] = {}
     drawings: dict[tuple[str, str], SvgFigure | str] = {}
@@ -49,8 +49,8 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
     plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in layout.list_studies(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:
         raise ArtifactError(
-            f"The plans of {PAPERS} are others than this snakemake began with, since a study was edited meanwhile; "
-            f"type `make papers PRESET={preset}` again."
+            f"{PAPERS}: the plans have changed since this Snakemake began, because a study was edited. Type "
+            f"`make papers PRESET={preset}` again."
         )
     changes = {key: study.preset_changes for key, study in studies.items()}
     return pages.write_pages(
@@ -64,13 +64,13 @@ def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
     names = {
         entry.study for entries in (paper.tables.values(), paper.text, selections) for entry in entries if entry.study
     }
-    found = {name: PaperStudy.find(paper.stem, name, preset) for name in sorted(names)}
-    studies = {name: study for name, study in found.items() if study}
+    candidates = {name: PaperStudy.find(paper.stem, name, preset) for name in sorted(names)}
+    studies = {name: study for name, study in candidates.items() if study}
     for study in studies.values():
         if get_staleness_warning(study.plan):
             raise ArtifactError(
-                f"{study.plan.params} has changed since it was planned; `make papers PRESET={preset}` runs what is "
-                f"new, and `fedpipe plan --params {PAPERS} --preset {preset}` lets the pages do without it."
+                f"{study.plan.params} has changed since it was planned. Type `make papers PRESET={preset}` to run it, "
+                f"or `fedpipe plan --params {PAPERS} --preset {preset}` to make the pages without the new runs."
             )
     return studies
 
@@ -85,7 +85,7 @@ def describe_build() -> BuildInfo:
 def _run_git(*words: str) -> str:
     """The output of git. Empty outside of a repository."""
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        result = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

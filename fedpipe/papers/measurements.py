@@ -25,7 +25,7 @@ from fedpipe.report import results
 from fedpipe.report.contrasts import Number
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
-NO_STUDY = "no study of it is planned at this preset"
+NO_STUDY = "its study is not planned at this preset"
 
 
 def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, MeasuredCell]:
@@ -122,7 +122,7 @@ def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str)
 
 
 def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) -> MeasuredCell:
-    """What a participant receives and sends in the last round, in sizes of the model, which FedAvg sends once."""
+    """Communication of a participant in the last round, in units of the model size, which FedAvg sends once."""
     cell = next((cell for cell in study.finished_cells if cell.algorithm == method), None)
     baselines = [base for base in study.finished_cells if cell and (base.algorithm, base.grid) == ("fedavg", cell.grid)]
     if cell is None or not baselines:
@@ -157,8 +157,10 @@ def measure_text_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
         return _read_parameter(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
         return _measure_counterexamples(study)
-    if text.than:
-        cells = [_measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.than)]
+    if text.rival:
+        cells = [
+            _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
+        ]
         return cells[0].subtract(cells[1])
     return _find_best_parameter(study, text)
 

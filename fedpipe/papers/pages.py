@@ -1,4 +1,4 @@
-"""The papers' tables and figures as web pages: one a paper, and an index.
+"""The papers' tables and figures as web pages: one per paper, and an index.
 
 A page contains its style and its figures, runs no script and requests nothing. All text is escaped. Figures are images,
 in which a browser runs no script either.
@@ -30,16 +30,18 @@ from fedpipe.report.contrasts import Contrast, Number
 DASH = "–"
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
-    "full": "Every setting is the paper's.",
-    "reduced": "Shorter runs on less data, as the study files declare: only the order of methods is judged.",
-    "smoke": "A few rounds on a few samples show that everything runs. Nothing is judged.",
+    "full": "All settings are those of the paper.",
+    "reduced": "Runs are shorter and use less data, as the study files declare. Only the order of methods is judged.",
+    "smoke": "A few rounds on a few samples, to check that everything runs. No number is judged.",
 }
-Figures = Mapping[tuple[str, str], SvgFigure | str]  #: by paper and heading: the figure, or why there is none
+Figures = Mapping[
+    tuple[str, str], SvgFigure | str
+]  #: by paper and heading: the figure, or the reason why it is missing
 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """What made the pages: the commit and its day."""
+    """The commit that made the pages, and its date."""
 
     commit: str
     date: str = ""
@@ -53,14 +55,14 @@ def write_pages(
     about: BuildInfo,
     preset_changes: Mapping[tuple[str, str], str] | None = None,
 ) -> PaperComparison:
-    """Write `index.html`, a page a paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
+    """Write `index.html`, a page per paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
 
     ``preset_changes`` describes, by paper and study, what the preset changes in the study.
     """
     papers = layouts.load_papers().values()
     known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
     if unknown_figures := sorted(figures.keys() - known_figures):
-        raise ValueError(f"figures: {unknown_figures[0]} is no figure of a paper.")
+        raise ValueError(f"figures: {unknown_figures[0]} is not a figure of a paper.")
     compared = comparison.compare_cells(measured_cells, preset)
     context = {"comparison": compared, "figures": figures, "about": about, "changes": preset_changes or {}}
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
@@ -104,7 +106,7 @@ def _build_environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
-    constants = {"SIGNS": SIGNS, "DASH": DASH, "SCALES": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
+    constants = {"SIGNS": SIGNS, "DASH": DASH, "PRESETS": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
     constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers()}
     functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
@@ -144,8 +146,8 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
     words = {"+": "yes", "−": "no", "?": "undecided (the 95% intervals contain 0)", "": "not compared"}
     reproduced = f"in {signs.count('+')} of {len(signs)} columns"
     reproduced = reproduced if len(set(signs)) > 1 else words[signs[0] if signs else ""]
-    names = ("table", "says", "published", "measured", "reproduced")
-    return dict(zip(names, (table, claim.says, *texts, reproduced), strict=True))
+    names = ("table", "statement", "published", "measured", "reproduced")
+    return dict(zip(names, (table, claim.statement, *texts, reproduced), strict=True))
 
 
 def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:

@@ -1,4 +1,4 @@
-"""The numbers that the four papers print, as they print them: `published.csv`, a row a number.
+"""The published numbers of the four papers, from `published.csv`, which has one row per number.
 
 ``row`` is the method. ``column`` contains the values of the study's axes, with a slash between them, such as
 ``practical/MNIST``. Numbers in running text are in the table ``text``. `layouts` arranges the numbers as tables.
@@ -15,14 +15,14 @@ import pandas as pd
 
 Status: TypeAlias = Literal["target", "failed", "absent", "suspect", "formula", "setting", "derived", "claim"]
 STATUS_MEANINGS: dict[Status, str] = {  #: for readers
-    "target": "a number to reproduce",
-    "failed": "failed in the paper: it crashed, or did not converge",
-    "absent": "the text that we have lacks the table's body",
-    "suspect": "contradicted by the table itself: no target",
-    "formula": "follows from shapes alone, and is compared exactly",
+    "target": "a value to reproduce",
+    "failed": "failed in the paper: it crashed or did not converge",
+    "absent": "our copy of the paper lacks the table's numbers",
+    "suspect": "contradicted by the table itself, so it is not compared",
+    "formula": "follows from the tensor shapes, and is compared exactly",
     "setting": "a setting, not a result",
-    "derived": "a difference of other numbers, which is recomputed from them",
-    "claim": "a value that the text names as the best, or a count",
+    "derived": "a difference of other numbers, recomputed from our numbers",
+    "claim": "a count, or a value that the text names as the best",
 }
 
 
@@ -38,10 +38,10 @@ class CellId(NamedTuple):
 
 @dataclass(frozen=True)
 class PublishedNumber:
-    """A published number. ``printed_text`` is what the paper shows. ``mean``, ``std`` and ``runs`` may be missing."""
+    """A published number. ``text`` is its text in the paper. ``mean``, ``std`` and ``runs`` may be missing."""
 
     cell_id: CellId
-    printed_text: str
+    text: str
     mean: float | None
     std: float | None
     runs: int | None
@@ -62,12 +62,12 @@ def _parse_number(row: dict[Any, Any]) -> PublishedNumber:
     cell_id = CellId(*(row[name] for name in CellId._fields))
     mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
     return PublishedNumber(
-        cell_id, _format_printed(row), mean, std, int(row["runs"]) if row["runs"] else None, row["status"], row["notes"]
+        cell_id, _format_text(row), mean, std, int(row["runs"]) if row["runs"] else None, row["status"], row["notes"]
     )
 
 
-def _format_printed(row: dict[Any, Any]) -> str:
-    """What the paper shows: a number, a formula of sizes, or that the method failed."""
+def _format_text(row: dict[Any, Any]) -> str:
+    """Format the text in the paper: a number, a formula of sizes, or ``failed``."""
     if row["metric"] == "communication_cost":
         formula: str = row["notes"].removeprefix("formula ").partition(" ")[0]
         return formula.replace("*Sigma", "Σ")

@@ -1,4 +1,4 @@
-"""How much the server holds, in elements of tensors: known from shapes alone, so that no run is needed."""
+"""The number of tensor elements that the server stores, computed from shapes without a run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def count_server_elements(
     Parameters
     ----------
     algorithm
-        Not bound yet.
+        The algorithm, not bound yet.
     model, shape, classes
-        The network's family, and the inputs and classes that it is for.
+        The network's family, the shape of its inputs, and its number of classes.
     federation
-        The settings, of which some methods need the number of clients.
+        The settings. Some methods need the number of clients.
     """
     dtype = getattr(torch, federation.dtype)
     buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients

@@ -147,7 +147,7 @@ class PaperStudy:
         cells = self.get_missing_cells(method, column)
         if not cells:
             has_cells = self.get_cells(method, column)
-            return "no such model" if has_cells else f"not part of preset {self.plan.preset}"
+            return "the method has no such model" if has_cells else f"not part of preset {self.plan.preset}"
         runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
         unavailable = [self._unavailable_runs.get(str(run.path), "") for run in runs]
         return next(filter(None, [*unavailable, *map(self._describe_failure, runs)]), "not run")
@@ -158,7 +158,7 @@ class PaperStudy:
 
     @cached_property
     def _unavailable_runs(self) -> dict[str, str]:
-        """What is missing for runs whose data are not here, by path."""
+        """Missing data of the runs that have none, by path."""
         path = self.plan.study_files.unavailable_runs
         return files.read_json(path) if path.is_file() else {}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import json_bytes, write_bytes
@@ -87,7 +87,7 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     from fedpipe.report.figures import partition
 
     if key not in plan.partitions:
-        raise SettingsError(f"'{key}' can't be drawn. Use a partition of {plan.params}.")
+        raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
     partition.draw_partition(key, plan.partitions[key], stem)
 
@@ -111,7 +111,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     table = plan.study_files.result_table("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
-            f"{table} is of an earlier plan; type `{get_run_command(plan)}` to make the runs of this one."
+            f"{table} belongs to an earlier plan. Type `{get_run_command(plan)}` to run the current plan."
         )
     check_tables(data, table.name)
     if form != "markdown":
@@ -121,7 +121,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     figures = plan.study_files.figure_files(plan.partition_names.values())
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
-        f"\nFigures (PDF and PNG beside SVG):{figure_lines}" if figure_lines else ""
+        f"\nFigures (also as PDF and PNG):{figure_lines}" if figure_lines else ""
     )
 
 
@@ -141,17 +141,17 @@ def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
 
 
 def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
-    """Require that the plan is still the one with which this snakemake began.
+    """Require that the plan has not changed since this Snakemake began.
 
     Raises
     ------
     ArtifactError
-        The study has been planned again.
+        The study has another plan now.
     """
     if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
         raise ArtifactError(
-            f"{plan.study_files.plan} is another plan than this snakemake began with, since {plan.params} was edited "
-            f"meanwhile; type `{get_run_command(plan)}` again."
+            f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
+            f"`{get_run_command(plan)}` again."
         )
 
 
@@ -159,10 +159,8 @@ def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
     if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown if a clone lacks data for planning
         return None
-    return (
-        f"{plan.params} or code has changed since this was made, and gives another table; `{get_run_command(plan)}` "
-        "makes it."
-    )
+    command = get_run_command(plan)
+    return f"{plan.params} or code has changed since these results were made. Type `{command}` to update them."
 
 
 def check_tables(data: StudyData, *names: str) -> None:
@@ -178,10 +176,10 @@ def check_tables(data: StudyData, *names: str) -> None:
     builders = {path: all_builders[path] for path in (plan.study_files.tables / name for name in names)}
     for path in builders:
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing; type `{get_run_command(plan)}` to make it.")
+            raise ArtifactError(f"{path} is missing. Type `{get_run_command(plan)}` to make it.")
     for path in find_outdated_files({path: build() for path, build in builders.items()}):
         raise ArtifactError(
-            f"{path} is not what the runs of {plan.params} give; delete it and type `{get_run_command(plan)}`."
+            f"{path} does not match the runs of {plan.params}. Delete it and type `{get_run_command(plan)}`."
         )
 
 
@@ -206,7 +204,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
-    head = f"PARTIAL, and written nowhere: {status.summarize_progress(runs)}"
+    head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)}"
     if form != "markdown":
         return "\n".join(
             [

@@ -1,10 +1,8 @@
 """Forecasts the hours, disk space and traffic of a study from runs of the same kind on this machine.
 
 Runs with the same names of algorithm, model and data set are of one kind. Seconds of training grow with the trained
-samples, and those of aggregation and evaluation with the rounds and the size of the data set. A forecast
-guesses nothing for a kind of which no run was made here; `estimate_hours_per_round`, for the papers' pages, takes the
-nearest
-kind.
+samples, and those of aggregation and evaluation with the rounds and the size of the data set. A forecast counts the
+runs of new kinds without an estimate. `estimate_hours_per_round`, for the papers' pages, uses the nearest kind.
 """
 
 from __future__ import annotations
@@ -73,12 +71,11 @@ class Forecast:
 
     def __str__(self) -> str:
         unknown_runs = self.runs - self.known_runs
-        unknown_note = f"; nothing like the other {unknown_runs} was run here" if unknown_runs else ""
-        bytes_ = f"{format_bytes(self.stored_bytes)} of artifacts, and send {format_bytes(self.traffic_bytes)}"
+        unknown_note = f" The other {unknown_runs} have no such earlier runs." if unknown_runs else ""
         return (
-            f"{self.known_runs} of {self.runs} runs that are left would take about {format_duration(self.seconds)} on "
-            "this "
-            f"machine, {bytes_}, as runs of their kind did here{unknown_note}."
+            f"{self.known_runs} of {self.runs} remaining runs would take about {format_duration(self.seconds)} on this "
+            f"machine, store {format_bytes(self.stored_bytes)} and send {format_bytes(self.traffic_bytes)}. The "
+            f"forecast is from earlier runs with the same algorithm, model and data set.{unknown_note}"
         )
 
 
@@ -120,9 +117,9 @@ def compute_forecast(*plans: NewPlan) -> Forecast:
 
 
 def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
-    """About how many hours a round of each run takes, by its key, as runs of the nearest kind did; others are left out.
+    """Estimate the hours per round of each run by its key, from runs of the nearest kind. Other runs are omitted.
 
-    Where only short runs on few samples lie here, their rates are high, and so is what they foretell.
+    The estimate is too high if all earlier runs are short and have few samples.
     """
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     for kind, kind_rates in _load_rates(None).items():

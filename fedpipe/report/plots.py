@@ -17,7 +17,7 @@ from fedpipe.report.data import StudyData
 
 def csv(frame: pd.DataFrame) -> bytes:
     """Encode a frame as CSV for DVC, which copies its text into a script."""
-    return tables.encode_csv(frame, lambda text: tables.plain(widen_tags(text)))
+    return tables.encode_csv(frame, lambda text: tables.escape_formula(widen_tags(text)))
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:

@@ -20,7 +20,12 @@ AVERAGES = ("sample", "client", "worst")  #: over test samples, over clients, ov
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
-RESERVED_HEADS = ("algorithm", "protocol", "seeds", "shown")  #: heads of pivoted tables besides those of the grid
+RESERVED_HEADS = (
+    "algorithm",
+    "protocol",
+    "seeds",
+    "reported accuracy",
+)  #: heads of pivoted tables, in addition to those of the grid
 
 
 def sort_cells(plan: Plan) -> list[Cell]:
@@ -60,29 +65,29 @@ def describe_configuration(name: str, point: Mapping[str, str]) -> str:
     return f"{name} ({point_text})" if point_text else name
 
 
-def own_settings(plan: Plan) -> list[str]:
-    """Note for each method (and point) with overrides.
+def describe_overrides(plan: Plan) -> list[str]:
+    """Describe the overrides of each method (and grid point) that has some.
 
     Examples
     --------
-    >>> own_settings(plan)  # doctest: +SKIP
-    ['scaffold has ... federation.optimizer=sgd, federation.learning_rate=0.05.']
+    >>> describe_overrides(plan)  # doctest: +SKIP
+    ['Overrides of scaffold: federation.optimizer=sgd, federation.learning_rate=0.05.']
     """
-    found: dict[str, dict[str, list[str]]] = {}
+    points_by_algorithm: dict[str, dict[str, list[str]]] = {}
     for cell in sort_cells(plan):
-        by_own = found.setdefault(cell.algorithm, {})
-        by_own.setdefault(own(cell), []).append(describe_point(format_point(plan, cell)))
+        points_by_overrides = points_by_algorithm.setdefault(cell.algorithm, {})
+        points_by_overrides.setdefault(format_overrides(cell), []).append(describe_point(format_point(plan, cell)))
     sentences = []
-    for algorithm, by_own in found.items():
-        for told, points in by_own.items():
-            where = "; ".join(dict.fromkeys(points)) if len(by_own) > 1 else ""
-            name = f"{plan.title(algorithm)} ({where})" if where else plan.title(algorithm)
-            sentences += [f"{name} has settings of its own: {told}."] if told else []
+    for algorithm, points_by_overrides in points_by_algorithm.items():
+        for overrides, points in points_by_overrides.items():
+            points_text = "; ".join(dict.fromkeys(points)) if len(points_by_overrides) > 1 else ""
+            name = f"{plan.title(algorithm)} ({points_text})" if points_text else plan.title(algorithm)
+            sentences += [f"Overrides of {name}: {overrides}."] if overrides else []
     return sentences
 
 
-def own(cell: Cell) -> str:
-    """Describe the overrides of a cell's method, such as ``federation.local_epochs=15``."""
+def format_overrides(cell: Cell) -> str:
+    """Format the overrides of a cell's method, such as ``federation.local_epochs=15``."""
     return ", ".join(f"{key}={_format_value(value)}" for key, value in cell.own.items())
 
 
@@ -163,8 +168,8 @@ def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFram
     for column_index, (name, value) in enumerate(columns.items()):
         if name in frame:
             raise SettingsError(
-                f"study.grid.{name}: {cell.algorithm} records something of that name; the axis should have another "
-                "one, which runs nothing anew."
+                f"study.grid.{name}: {cell.algorithm} records a metric with this name. Rename the axis. Your runs stay "
+                "valid."
             )
         frame.insert(column_index, name, value)
     return frame

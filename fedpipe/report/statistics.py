@@ -1,4 +1,4 @@
-"""Statistics besides mean accuracy: fairness, cost to a target, classes, and differences to a baseline."""
+"""Statistics in addition to mean accuracy: fairness, cost to a target, classes, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class PairedDifference(NamedTuple):
 
 #: Explanation below a table with differences.
 PAIRED_EXPLANATION = (
-    f"paired by seed: mean ± half of its {CONFIDENCE:.0%} confidence interval (Student's t), with a * where it exceeds "
-    "that; of one seed nothing can be said of chance."
+    f"paired by seed: mean ± half-width of the {CONFIDENCE:.0%} confidence interval (Student's t). A star marks an "
+    "interval that excludes 0. One seed has no interval."
 )
 
 

@@ -179,7 +179,7 @@ def render_progress(
         right_column("rounds"),
         right_column("accuracy"),
         right_column("s/round"),
-        right_column("left"),
+        right_column("time left"),
         "state",
     )
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
@@ -229,7 +229,7 @@ def summarize_progress(runs: list[RunProgress]) -> str:
     time_left_note = (
         ""
         if seconds_left is None or state_counts["done"] == len(runs)
-        else f"; about {format_duration(seconds_left)} left"
+        else f", about {format_duration(seconds_left)} left"
     )
     return f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states}), {rounds}{time_left_note}"
 
@@ -374,7 +374,7 @@ def _read_log_tail(job: LoggedJob) -> list[str]:
         with suppress(FileNotFoundError):
             if text := log.read_text(errors="replace").strip():
                 return text.splitlines()[-LOG_LINES:]
-    return [f"its log is empty: {job.error or 'it was killed, or did not start'}"]
+    return [f"its log is empty: {job.error or 'the job was killed or did not start'}"]
 
 
 def _render_failure(failure: Failure) -> list[Text]:

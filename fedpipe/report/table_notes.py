@@ -1,4 +1,4 @@
-"""The notes of a table: its data and partitions, missing and failed runs, grid edges, code and machines."""
+"""Notes below a table: data and partitions, missing and failed runs, grid edges, code and machines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedpipe.settings.dataset import Data
 def describe_measurement(plan: Plan) -> str:
     """Describe the table's numbers: preset, reported round, average and seeds."""
     report, seeds = plan.report, len(plan.seeds)
-    seeds_text = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    seeds_text = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
     rounds_text = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (
-        f"{preset_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}; "
+        f"{preset_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}. "
         f"{seeds_text}."
     )
 
@@ -68,7 +68,7 @@ def describe_partition(partition: dict[str, Any]) -> str:
         f"{name}={value}" for name, value in scheme_parameters.items() if name not in {"scheme", "code"}
     )
     scheme_text = f"{scheme['scheme']} ({parameters})" if parameters else scheme["scheme"]
-    split = f"{dataset['split']} split" if "split" in dataset else "split as the file says"
+    split = f"{dataset['split']} split" if "split" in dataset else "split from the file"
     data_text = ", ".join([*samples, split, *other_settings])
     return f"{dataset['name']} ({data_text}), {partition['clients']} clients, partition {scheme_text}"
 
@@ -108,11 +108,10 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
             if methods:
                 edge_findings.append((", ".join(methods), value))
         if edge_findings:
-            (first, value), *other_findings = edge_findings
-            other_texts = "".join(f"; that of {methods} at {value}" for methods, value in other_findings)
+            best_values = " and ".join(f"{value} for {methods}" for methods, value in edge_findings)
+            subject, verb = ("value", "is") if len(edge_findings) == 1 else ("values", "are")
             sentences.append(
-                f"{short_name}: the best of {first} lies at the edge of the grid, {value}{other_texts}: a wider grid "
-                "may be better."
+                f"{short_name}: the best {subject}, {best_values}, {verb} at the edge of the grid. Try a wider grid."
             )
     return sentences
 
@@ -140,11 +139,12 @@ def describe_failures(data: StudyData) -> list[str]:
             if left_out_count == 1
             else f"{left_out_count} updates were not finite and were"
         )
-        sentence = f"{name}: {updates} left out"
+        sentence = f"{name}: {updates} omitted."
         if len(diverged_rounds):
             runs = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
-            sentence += f"; diverged (in round {diverged_rounds.min()} all failed) in {len(diverged_rounds)} of {runs}"
-        sentences.append(f"{sentence}.")
+            first_round = diverged_rounds.min()
+            sentence += f" {len(diverged_rounds)} of {runs} diverged, first in round {first_round} (no finite update)."
+        sentences.append(sentence)
     return sentences
 
 
@@ -159,8 +159,8 @@ def build_heterogeneity_parts(data: StudyData) -> list[str | TextTable]:
         rows.append([name, f"{entropy:.2f}", f"{js_distance:.3f}", f"{gini:.3f}"])
     head = ["data", "label entropy (bits)", "Jensen-Shannon distance", "Gini of sizes"]
     description = (
-        "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
-        "inequality of sizes; mean over seeds."
+        "Heterogeneity of the clients: label entropy, Jensen-Shannon distance to the label distribution of all clients "
+        "(both are means over clients), and Gini coefficient of the clients' sizes. Mean over seeds."
     )
     return [description, TextTable(pd.DataFrame(rows, columns=head), 1)]
 
@@ -172,5 +172,5 @@ def describe_environments(data: StudyData) -> list[str]:
         versions = ", ".join(
             f"{name} {environment[name]}" for name in sorted(environment) if name not in {"executor", "device"}
         )
-        lines.append(f"Made by the {environment['executor']} executor on {environment['device']}, with {versions}.")
+        lines.append(f"Computed on {environment['device']} by the {environment['executor']} executor, with {versions}.")
     return lines

@@ -10,9 +10,9 @@ import pandas as pd
 from fedpipe.planning.plan import Plan
 
 ROUND_PHRASES = {
-    "last": "in the last round measured",
-    "best": "in each run's best round, which was chosen on the test samples themselves",
-    "mean-last": "as the mean of the last {last_k} rounds measured",
+    "last": "in the last evaluated round",
+    "best": "in each run's best round, selected on the test samples",
+    "mean-last": "as the mean of the last {last_k} evaluated rounds",
 }
 AVERAGE_PHRASES = {"sample": "over all test samples", "client": "as the mean of the clients' accuracies"}
 
@@ -32,8 +32,8 @@ class TextTable(NamedTuple):
     def markdown(self) -> str:
         """Render as Markdown."""
         sides = ["left" if column < self.left_aligned_columns else "right" for column in range(self.frame.shape[1])]
-        shown = self.frame.map(escape_html).rename(columns=escape_html)
-        return str(shown.to_markdown(index=False, disable_numparse=True, colalign=sides))
+        escaped_frame = self.frame.map(escape_html).rename(columns=escape_html)
+        return str(escaped_frame.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
     @property
     def html(self) -> str:

@@ -32,8 +32,9 @@ PAGE_CSS = (  #: style of the page
 )
 FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: characters that begin a formula in a spreadsheet
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: numbers, which are never formulas
+REPORTED_COLUMN = "reported accuracy"  #: head of the column with each method's number, if protocols differ
 DASH = "–"  #: cell of a protocol that an algorithm lacks
-SELECTION_PHRASES = {"test": "test samples themselves", "validation": "clients' validation samples"}
+SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation samples"}
 
 
 def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
@@ -52,11 +53,11 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
 
 def render_markdown(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
-    told = [
+    text_parts = [
         report_part.markdown if isinstance(report_part, TextTable) else escape_html(report_part)
         for report_part in build_report_parts(data)
     ]
-    return "\n\n".join(told) + "\n"
+    return "\n\n".join(text_parts) + "\n"
 
 
 def render_html(data: StudyData) -> str:
@@ -88,7 +89,7 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
                 "algorithm": plan.title(str(algorithm)),
                 **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
-                **_format_shown_column(plan, cells),
+                **_format_reported_column(plan, cells),
                 **{format_metric(str(cell["protocol"])): format_accuracy(cell) for cell in cells.to_dict("records")},
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
@@ -103,11 +104,10 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         *describe_environments(data),
         *data.code_notes,
     ]
-    alone = results.own_settings(plan)
     return [
         build_caption(plan),
         result_table,
-        *alone,
+        *results.describe_overrides(plan),
         *warn_about_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"])),
         *_build_statistics_parts(data),
@@ -119,33 +119,33 @@ def build_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `shown`: {format_metric(plan.protocols[0])}, or the metric in parentheses. "
+        f"Column `{REPORTED_COLUMN}`: {format_metric(plan.protocols[0])}, or the metric in parentheses. "
         if plan.method_protocols
         else ""
     )
     if report.best_over:
         extra_sentences += (
-            f"Of {' and '.join(report.best_over)}, each row has the value that is best for it, which was chosen on the "
+            f"Each row uses its best value of {' and '.join(report.best_over)}, selected on the "
             f"{SELECTION_PHRASES[report.best_on]}. "
         )
     return (
-        f"{describe_measurement(plan)} Bytes are those of one participant in one round. "
-        f"{extra_sentences}A dash: the method has no such model. {describe_data(plan)}"
+        f"{describe_measurement(plan)} Bytes are per participant and round. "
+        f"{extra_sentences}A dash means that the method has no such model. {describe_data(plan)}"
     )
 
 
-def plain(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Add an apostrophe to text of a CSV cell that a spreadsheet would interpret as a formula.
 
     Examples
     --------
-    >>> plain("=1+2"), plain("-x"), plain("-0.5"), plain("fedavg")
+    >>> escape_formula("=1+2"), escape_formula("-x"), escape_formula("-0.5"), escape_formula("fedavg")
     ("'=1+2", "'-x", '-0.5', 'fedavg')
     """
     return f"'{text}" if text.startswith(FORMULAS) and not re.fullmatch(NUMBER, text) else text
 
 
-def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = plain) -> bytes:
+def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = escape_formula) -> bytes:
     """Encode a frame as CSV, with the shortest exact floats."""
     texts = {
         str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
@@ -161,15 +161,15 @@ def format_accuracy(cell: Mapping[Hashable, Any]) -> str:
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
-def _format_shown_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
-    """Format the column with methods' own protocols, next to the number of the row."""
+def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
+    """Format the column with the accuracy by each method's protocol, if a method has another than the study's first."""
     if not plan.method_protocols:
         return {}
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
     metric = f" ({format_metric(protocol)})" if algorithm in plan.method_protocols else ""
-    return {"shown": f"{format_accuracy(cell)}{metric}"}
+    return {REPORTED_COLUMN: f"{format_accuracy(cell)}{metric}"}
 
 
 def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
@@ -209,26 +209,29 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "Each method by its own metric" if plan.method_protocols else format_metric(first_protocol)
-    seeds = "; mean ± standard deviation over seeds" if len(plan.seeds) > 1 else ""
-    sentences = [f"{metric_text}{seeds}."]
+    metric_text = "the metric of each row" if plan.method_protocols else format_metric(first_protocol)
+    sentences = [f"Statistics of: {metric_text}."]
+    if len(plan.seeds) > 1:
+        sentences.append("Mean ± standard deviation over seeds.")
     if {*statistics.FAIRNESS_COLUMNS} & {*report.statistics}:
-        sentences.append("Of the clients' accuracies (%), in the last round measured: worst tenth is its mean.")
+        sentences.append(
+            "Statistics of the clients' accuracies (%) are from the last evaluated round. Worst tenth is the mean "
+            "accuracy of the clients in the lowest tenth."
+        )
     if {*statistics.CLASS_STATISTICS} & {*report.statistics}:
         sentences.append(
-            "Macro F1 and balanced accuracy (%) are over all clients' test samples, in the last round measured."
+            "Macro F1 and balanced accuracy (%) are over all clients' test samples, in the last evaluated round."
         )
     if {*statistics.TARGET_COLUMNS} & {*report.statistics}:
         sentences.append(
-            f"A target is reached where {target_text} of all test samples are told right; bytes are all clients'."
+            f"A run reaches the target when it classifies {target_text} of all test samples correctly. Bytes to the "
+            "target are the sum over all clients."
         )
     if "difference" in report.statistics:
         baseline = plan.title(str(report.baseline))
-        baseline_text = f"the best of {baseline}" if report.best_over else f"{baseline}'s"
-        point_text = " at the same point of the grid" if {*plan.grid} - {*report.best_over} else ""
-        sentences.append(
-            f"Differences of the accuracies above to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}"
-        )
+        baseline_text = f"the best {baseline}" if report.best_over else baseline
+        point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
+        sentences.append(f"Differences in accuracy to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
     return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
 
 

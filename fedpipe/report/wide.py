@@ -48,7 +48,7 @@ class WideTable(NamedTuple):
     protocols: list[str]  #: ids of these metrics
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
-    own: list[str]  #: overrides of each row
+    overrides: list[str]  #: overrides of each row
 
 
 def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
@@ -69,8 +69,8 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
         for column_index in range(len(wide_table.columns))
     ]
     body: list[list[str]] = []
-    for (title, *labels), row, own in zip(wide_table.labels, wide_table.rows, wide_table.own, strict=True):
-        name = _render_entry(Entry(title, notes=(own,) if own else ()), "", notes)
+    for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
+        name = _render_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
         entries = [
             _render_entry(entry, mark, notes)
             for entry, mark in zip(row, (column_marks[len(body)] for column_marks in marks), strict=True)
@@ -99,10 +99,12 @@ def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses."""
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    writer.writerow(map(tables.plain, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
-    for (title, *labels), row, own in zip(wide_table.labels, wide_table.rows, wide_table.own, strict=True):
+    writer.writerow(map(tables.escape_formula, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
+    for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
         entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
-        writer.writerow(map(tables.plain, [f"{title} ({own})" if own else title, *labels, *entries]))
+        writer.writerow(
+            map(tables.escape_formula, [f"{title} ({overrides})" if overrides else title, *labels, *entries])
+        )
     return text.getvalue()
 
 
@@ -111,7 +113,7 @@ def escape_latex(text: str) -> str:
 
     Examples
     --------
-    >>> print(escape("fedavg_m, 5% & #1"))
+    >>> print(escape_latex("fedavg_m, 5% & #1"))
     fedavg\_m, 5\% \& \#1
     """
     return "".join(LATEX_ESCAPES.get(char, char) for char in " ".join(text.split()))
@@ -145,11 +147,16 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     )
     planned_cells = {(get_row_labels(key), get_column_point(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
-    alone = {(cell.algorithm, *results.format_point(plan, cell).values()): results.own(cell) for cell in plan.cells}
-    by_row: dict[tuple[str, ...], set[str]] = {}
+    cell_overrides = {
+        (cell.algorithm, *results.format_point(plan, cell).values()): results.format_overrides(cell)
+        for cell in plan.cells
+    }
+    overrides_by_row: dict[tuple[str, ...], set[str]] = {}
     for (stub, _), key in shown_keys.items():
-        by_row.setdefault(stub, set()).add(alone[key])
-    of_row = {stub: next(iter(told)) if len(told) == 1 else "" for stub, told in by_row.items()}
+        overrides_by_row.setdefault(stub, set()).add(cell_overrides[key])
+    row_overrides = {
+        stub: next(iter(overrides)) if len(overrides) == 1 else "" for stub, overrides in overrides_by_row.items()
+    }
 
     def build_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
         key = shown_keys.get((labels, point))
@@ -159,7 +166,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         cell = cells[*key, shown_protocol]
         if not cell["seeds"]:
             return Entry(tables.DASH)
-        notes = [alone[key]] if alone[key] != of_row[labels] else []
+        notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
         notes += [words.format_metric(shown_protocol)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
@@ -197,7 +204,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         protocols=list(dict.fromkeys(protocol_name for _, protocol_name in columns)),
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
-        own=[of_row[name] for name in labels],
+        overrides=[row_overrides[name] for name in labels],
     )
 
 
@@ -246,14 +253,14 @@ def _get_row_names(plan: Plan) -> list[str]:
 
 
 def _format_head_value(name: str, short_name: str, value: str) -> str:
-    """A value in the head of a column: an axis's as it is called, a list's with its key."""
+    """Format a value in the head of a column: the name of an axis's value, or a list's value with its key."""
     if not value:
         return tables.DASH
     return f"{short_name}={value}" if "." in name else value
 
 
 def _choose_marks(numbers: Sequence[float | None]) -> list[str]:
-    """Of each number of a column the command that marks it, if any: a row alone is compared with nothing."""
+    """Choose the LaTeX command that marks each number of a column. Empty if there is only one row."""
     if len(numbers) < 2:
         return [""] * len(numbers)
     first, second, *_ = [*sorted({number for number in numbers if number is not None}, reverse=True), None, None]
@@ -264,7 +271,7 @@ def _choose_marks(numbers: Sequence[float | None]) -> list[str]:
 
 
 def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
-    """An entry as LaTeX; ``notes`` has the letter of each note, and grows."""
+    """Render an entry as LaTeX, and add the letters of its new notes to ``notes``."""
     for note in entry.notes:
         notes.setdefault(note, ascii_lowercase[len(notes) % 26] * (len(notes) // 26 + 1))
     letters = ",".join(notes[note] for note in entry.notes)
@@ -273,7 +280,7 @@ def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
 
 
 def _render_head(wide_table: WideTable) -> Iterator[str]:
-    """The levels of the head, each but the last with rules below what spans columns."""
+    """Render the levels of the head. All except the last have rules below cells that span columns."""
     has_single_protocol = len({heads[-1] for heads in wide_table.columns}) == 1
     columns = [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads in wide_table.columns]
     stub_count = len(wide_table.stubs)
@@ -290,17 +297,18 @@ def _render_head(wide_table: WideTable) -> Iterator[str]:
 
 
 def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
-    """What the caption of a paper's table has to say."""
+    """Build the lines of the caption in a paper."""
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     caption_lines = [
-        f"made by fedpipe: `{command}`; needs \\usepackage{{booktabs}}.",
+        f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),
-        f"{'; '.join(map(words.format_metric, wide_table.protocols))}. A dash: the method has no such model.",
+        f"Metrics: {', '.join(map(words.format_metric, wide_table.protocols))}. A dash means that the method has no "
+        "such model.",
         words.explain_metrics(wide_table.protocols),
-        *results.own_settings(plan),
-        "Of each column the best is bold and the second best underlined.",
+        *results.describe_overrides(plan),
+        "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data(plan),
     ]
     if plan.report.best_over:
@@ -316,7 +324,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
 
 
 def _describe_best_values(data: StudyData) -> list[str]:
-    """Of what `report.best_over` searches, the value that each number has: a line a method."""
+    """The values of `report.best_over` that each number uses, one line per method."""
     plan = data.plan
     searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
@@ -344,8 +352,7 @@ def _describe_best_values(data: StudyData) -> list[str]:
         lines.append(f"  {plan.title(algorithm)}: {'; '.join(value_list)}")
     selection_phrase = tables.SELECTION_PHRASES[plan.report.best_on]
     return [
-        f"Of {' and '.join(searched_names)}, each number has the value that is best for it, chosen on the "
-        f"{selection_phrase}:",
+        f"Each number uses its best value of {' and '.join(searched_names)}, selected on the {selection_phrase}:",
         *lines,
     ]
 
@@ -353,4 +360,4 @@ def _describe_best_values(data: StudyData) -> list[str]:
 TABLE_RENDERERS: dict[str, Callable[[StudyData, Plan | None], str]] = {
     "latex": render_latex,
     "csv": render_csv,
-}  #: of `fedpipe show`
+}  #: by format of `fedpipe show`

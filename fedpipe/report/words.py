@@ -1,10 +1,10 @@
-"""Numbers and metrics as people write them: durations, sizes, and what a protocol measures."""
+"""Texts for numbers and metrics: durations, sizes, and labels of protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MODELS = {  #: of a protocol
+MODELS = {  #: text by the model of a protocol
     "global": "global model",
     "personal": "personalized",
     "trained": "after local training",
@@ -12,7 +12,7 @@ MODELS = {  #: of a protocol
     "finetuned": "fine-tuned",
     "prototype": "prototypes",
 }
-SAMPLES = {  #: of a protocol
+SAMPLES = {  #: text by the samples of a protocol
     "global": "Global test",
     "local": "Local test",
     "train": "Local training",
@@ -21,7 +21,7 @@ SAMPLES = {  #: of a protocol
 
 
 def format_metric(protocol: str) -> str:
-    """What a protocol measures, for people. A name that is no protocol of a study stays as it is.
+    """Format the label of a protocol. Other names stay as they are.
 
     Examples
     --------
@@ -33,17 +33,17 @@ def format_metric(protocol: str) -> str:
 
 
 def explain_metrics(protocols: Iterable[str]) -> str:
-    """A sentence with the name of each metric in params.yaml and results.csv."""
+    """Explain the name of each metric in params.yaml and results.csv."""
     names = [f"{format_metric(protocol)} is {protocol}" for protocol in dict.fromkeys(protocols)]
     return f"In params.yaml and results.csv, {', '.join(names)}."
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds in words.
+    """Format a duration.
 
     Examples
     --------
-    >>> duration(59), duration(3700), duration(200000)
+    >>> format_duration(59), format_duration(3700), format_duration(200000)
     ('59 s', '1 h 01 min', '2 d 07 h')
     """
     whole_seconds = round(seconds)
@@ -57,11 +57,11 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes in three digits, in powers of 1000.
+    """Format a number of bytes with three digits, in powers of 1000.
 
     Examples
     --------
-    >>> size(54824)
+    >>> format_bytes(54824)
     '54.8 kB'
     """
     for unit in ("B", "kB", "MB", "GB"):

@@ -29,7 +29,7 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
     result = trace_cell(TABLE, "scaffold.global-on-global")
     metrics = files.read_json(Path("results/metrics.json"))
     assert result["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
-    assert result["reported"] == "in the last round measured, over all test samples, mean over 2 seeds"
+    assert result["reported"] == "in the last evaluated round, over all test samples, mean over 2 seeds"
     assert result["table"] == {str(TABLE): files.sha256_of(TABLE)}
     assert [run["seed"] for run in result["runs"]] == [0, 1]
     assert sum(run["accuracy (%)"] for run in result["runs"]) / 2 == pytest.approx(result["accuracy (%)"], abs=1e-4)

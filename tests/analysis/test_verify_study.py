@@ -196,7 +196,7 @@ def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(
     assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
     for command in (["table"], ["figure", "curves"], ["figure", "matrices"]):
         _, error = read_error(monkeypatch, capsys, *command, "--plan-fingerprint", first_fingerprint)
-        assert re.match("fedpipe: results/plan.json is .*params.yaml", error)
+        assert re.match("fedpipe: results/plan.json has changed .*params.yaml", error)
     assert {name: Path(name).read_bytes() for name in FILES} == before
     assert (
         CliRunner()

@@ -1,4 +1,4 @@
-"""What README.md and other pages show: blocks of code, and the commands in them."""
+"""Blocks of code and commands in README.md and other pages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PAGES = (
     *("docs/studies.md", "docs/papers.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
     *("docs/install.md", "docs/protocols.md", "docs/diagnostics.md", "docs/own-model.md", "docs/own-algorithm.md"),
 )
-LISTINGS = ("Where things lie",)  #: sections whose indented blocks are no commands
+LISTINGS = ("Where things lie",)  #: sections with indented blocks that are not commands
 
 
 class Block(NamedTuple):
     section: str  #: the heading above it
-    language: str  #: as its fence says; empty where it is indented
+    language: str  #: language of its fence, or empty if it is indented
     lines: list[str]
 
     @property
@@ -31,8 +31,8 @@ def read(page: str) -> str:
 
 def blocks(page: str) -> list[Block]:
     """The fenced and indented blocks of a page, in order."""
-    found: list[Block] = []
-    section, fence, above = "", None, ""
+    page_blocks: list[Block] = []
+    section, fence, previous_line = "", None, ""
     for line in read(page).splitlines():
         if fence is not None:
             if line == "```":
@@ -41,25 +41,25 @@ def blocks(page: str) -> list[Block]:
                 fence.lines.append(line)
         elif line.startswith("```"):
             fence = Block(section, line.removeprefix("```"), [])
-            found.append(fence)
+            page_blocks.append(fence)
         elif line.startswith("#"):
             section = line.lstrip("# ")
         elif line.startswith("    "):
-            if not above.startswith("    "):
-                found.append(Block(section, "", []))
-            found[-1].lines.append(line[4:])
-        above = line
-    assert fence is None, f"{page}: a fence is open"
-    return found
+            if not previous_line.startswith("    "):
+                page_blocks.append(Block(section, "", []))
+            page_blocks[-1].lines.append(line[4:])
+        previous_line = line
+    assert fence is None, f"{page}: a code block has no end"
+    return page_blocks
 
 
 def commands(page: str) -> list[str]:
-    """The lines that a page asks to type, in order, without the comments behind them."""
+    """The commands of a page in order, without the comments after them."""
     shell = [block for block in blocks(page) if block.language in {"", "sh"} and block.section not in LISTINGS]
     return [re.split(r"\s{2,}#", line)[0] for block in shell for line in block.lines]
 
 
 def inline(page: str, program: str) -> list[str]:
-    """The calls of a program in a page's running text, between backquotes."""
+    """The calls of a program between backticks in the text of a page."""
     text = re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
     return re.findall(rf"`({program} [^`]+)`", text)

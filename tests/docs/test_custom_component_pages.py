@@ -23,12 +23,12 @@ from tests.docs.page_blocks import blocks, read
 
 MODELS, ALGORITHMS = "docs/own-model.md", "docs/own-algorithm.md"
 NAMES = re.findall(r"^class (\w+)\(", read(ALGORITHMS), flags=re.M)
-#: What is fast: names, hooks and their shapes, loop against stack. All checks follow below, slowly.
+#: The fast checks: names, hooks and their shapes, and sequential against vectorized clients.
 FAST = [check for check in testing.CHECKS if check.__name__ in {"check_names", "check_hooks", "check_loop_and_stack"}]
 
 
 def code(page: str) -> str:
-    """The module that the page's blocks of Python make up."""
+    """The module of all Python blocks of the page."""
     return "\n\n".join(block.text for block in blocks(page) if block.language == "python")
 
 
@@ -38,12 +38,12 @@ def studies(page: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current one, whose own.py is imported."""
+    """The current folder, from which own.py is imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
     yield tmp_path
-    sys.modules.pop("own", None)  # other tests have their own
+    sys.modules.pop("own", None)  # other tests import another one
 
 
 def import_page(page: str) -> ModuleType:
@@ -84,9 +84,9 @@ def test_own_models_have_a_body_and_a_head(models: ModuleType, name: str) -> Non
     assert net(model, torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert set(net.head_names) == {"head.weight", "head.bias"}
     if name == "own.pretrained":
-        held = torch.load("backbone.pt", weights_only=True)
-        assert torch.equal(model["body.0.weight"], held["0.weight"]), "of the file"
-        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "of the seed"
+        weights = torch.load("backbone.pt", weights_only=True)
+        assert torch.equal(model["body.0.weight"], weights["0.weight"]), "from the file"
+        assert not torch.equal(model["head.weight"], net.make_initial_model(1)["head.weight"]), "from the seed"
 
 
 def test_every_algorithm_of_the_map_is_there(algorithms: ModuleType) -> None:
@@ -98,7 +98,7 @@ def test_every_algorithm_of_the_map_is_there(algorithms: ModuleType) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_algorithm_of_the_page_keeps_the_contract(algorithms: ModuleType, name: str) -> None:
     algorithm: Algorithm = getattr(algorithms, name)()
-    assert [sentence for check in FAST for sentence in check(algorithm)] == []
+    assert [message for check in FAST for message in check(algorithm)] == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The gallery holds every algorithm of the four papers."""
+"""The gallery contains every algorithm of the four papers."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ PAPERS = [
 
 def test_the_gallery_plans_all_27_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(studies.ROOT)
-    made = planner.make_plan(Path("studies/gallery.yaml"))
-    assert sorted(made.algorithms) == sorted(PAPERS)
+    plan = planner.make_plan(Path("studies/gallery.yaml"))
+    assert sorted(plan.algorithms) == sorted(PAPERS)
     assert set(PAPERS) <= set(registry.list_components(component.ALGORITHM))
-    assert [run.algorithm for run in made.runs] == [*made.algorithms], "one run each"
-    assert len(made.partitions) == 1
+    assert [run.algorithm for run in plan.runs] == [*plan.algorithms], "one run each"
+    assert len(plan.partitions) == 1
     study = parser.parse_params(loader.read_params(Path("studies/gallery.yaml")))
     assert {
         registry.get_component_name(component.ALGORITHM, type(study.algorithms[name].algorithm)) for name in PAPERS

@@ -1,4 +1,4 @@
-"""Docstrings and settings as Markdown; that the pages in docs are what they say now, and that all of docs is a site."""
+"""Docstrings and settings as Markdown, and the generated pages in docs are up to date."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
     for name, field in params.Params.model_fields.items():
         section = page.partition(f"## {field.alias or name}\n")[2].partition("\n## ")[0]
         assert section, name
-        for own, key in getattr(field.annotation, "model_fields", {}).items():
-            told = f"`{own}` names one of" if name == "dataset" and own == "name" else f"| `{key.alias or own}` |"
-            assert f"\n{told}" in section, f"{name}.{own}"
+        for key_name, key in getattr(field.annotation, "model_fields", {}).items():
+            is_component = name == "dataset" and key_name == "name"
+            line = f"`{key_name}` names one of" if is_component else f"| `{key.alias or key_name}` |"
+            assert f"\n{line}" in section, f"{name}.{key_name}"
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
@@ -69,9 +70,9 @@ def test_generated_files_are_written_into_a_clone_and_nowhere_else(
         pages.write_docs()
     (tmp_path / "docs").mkdir()
     pages.write_docs()
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(written) == 7
-    for path in written:
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(paths) == 7
+    for path in paths:
         assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
 
 
@@ -119,19 +120,19 @@ def test_deviations_are_a_table_of_paper_code_and_here() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "markdown"),
     [
         (r"With :math:`a_k` and :math:`b" + "\n" + r"\, c`, ``x: 1``", r"With $`a_k`$ and $`b \, c`$, `x: 1`"),
         ("`a * b` and :class:`~fedpipe.core.tensors.Tensors`, :func:`find`", "`a * b` and `Tensors`, `find`"),
         ("a * b < c, ``a * b``", r"a \* b \< c, `a * b`"),
     ],
 )
-def test_running_text(text: str, wanted: str) -> None:
-    assert pages.convert_inline(text) == wanted
+def test_running_text(text: str, markdown: str) -> None:
+    assert pages.convert_inline(text) == markdown
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "markdown"),
     [
         ("One.\n\nTwo\nlines.", "One.\n\nTwo\nlines."),
         (".. math:: a,\n          b\n\nEnd.", "```math\na,\nb\n```\n\nEnd."),
@@ -142,5 +143,5 @@ def test_running_text(text: str, wanted: str) -> None:
         (".. math::\n    a\n\n    b", "```math\na\nb\n```"),
     ],
 )
-def test_blocks(text: str, wanted: str) -> None:
-    assert pages.convert_blocks(text) == wanted
+def test_blocks(text: str, markdown: str) -> None:
+    assert pages.convert_blocks(text) == markdown

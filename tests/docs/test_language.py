@@ -51,7 +51,7 @@ def strip_code(text: str) -> str:
 
 @pytest.mark.parametrize("room", sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()))
 def test_prose_has_no_banned_phrase(room: str) -> None:
-    """Each match is printed with its place and a better word."""
+    """Print each match with its position and a better word."""
     problems = [
         f"{path.relative_to(ROOT)}:{line}: '{match.group(0)}' -> {advice}"
         for path in sorted((PACKAGE / room).rglob("*.py"))

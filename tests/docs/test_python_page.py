@@ -1,4 +1,4 @@
-"""docs/python.md as GitHub shows it: its lists name all of the public interface, and nothing else."""
+"""docs/python.md lists the complete public interface, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.docs.page_blocks import read
 
 PAGE = re.sub(r"^```.*?^```$", "", read("docs/python.md"), flags=re.M | re.S)
 CODE = re.findall(r"`([^`]+)`", PAGE)
-SHOWN = {name for text in CODE for name in re.findall(r"^(?:self\.net\.)?(\w+)(?:\(|$)", text)}
-#: Names that the engine calls, and no algorithm of one's own does or has to define.
-INNER = {
+LISTED_NAMES = {name for text in CODE for name in re.findall(r"^(?:self\.net\.)?(\w+)(?:\(|$)", text)}
+#: Names for the engine, which a custom algorithm does not use or define.
+ENGINE_NAMES = {
     Algorithm: {
         "bind",
         "bind_round",
@@ -37,24 +37,24 @@ INNER = {
 }
 
 
-def public(owner: type) -> set[str]:
-    """Its own names, and those of its fields."""
+def list_public_names(owner: type) -> set[str]:
+    """The public names of a class and its fields, without those of its bases."""
     annotated = set(inspect.get_annotations(owner))
-    return {name for name in {*vars(owner), *annotated} if not name.startswith("_")} - INNER.get(owner, set())
+    return {name for name in {*vars(owner), *annotated} if not name.startswith("_")} - ENGINE_NAMES.get(owner, set())
 
 
 @pytest.mark.parametrize(
     "owner", [Results, Algorithm, FunctionalNetwork, Tensors, Batch, ClientInfo, callbacks.Callback, callbacks.RunInfo]
 )
 def test_every_public_name_is_listed(owner: type) -> None:
-    assert public(owner) - SHOWN - {"plan", "folder"} == set()
+    assert list_public_names(owner) - LISTED_NAMES - {"plan", "folder"} == set()
 
 
 def test_every_attribute_that_the_page_gives_a_network_is_there() -> None:
     net = FunctionalNetwork(lambda: Network(nn.Flatten(), nn.Linear(4, 2)))
-    told = re.search(r"`self\.net` is the network.*?(?=\nA model, a gradient)", PAGE, flags=re.S)
-    assert told
-    names = [re.match(r"(?:self\.)?(\w+)", text).group(1) for text in re.findall(r"`([^`]+)`", told[0])]  # type: ignore[union-attr]
+    section = re.search(r"`self\.net` is the network.*?(?=\nA model, a gradient)", PAGE, flags=re.S)
+    assert section
+    names = [re.match(r"(?:self\.)?(\w+)", text).group(1) for text in re.findall(r"`([^`]+)`", section[0])]  # type: ignore[union-attr]
     assert len(names) > 10
     for name in names:
         assert name == "net" or hasattr(net, name), name
@@ -71,16 +71,16 @@ SIGNATURES: dict[str, Any] = {
 def test_signatures_are_those_of_the_code() -> None:
     checked = set()
     for text in CODE:
-        called = re.fullmatch(r"(\w+)\((.*)\)", text)
-        if not called or called[1] not in SIGNATURES:
+        call = re.fullmatch(r"(\w+)\((.*)\)", text)
+        if not call or call[1] not in SIGNATURES:
             continue
-        real = inspect.signature(SIGNATURES[called[1]]).parameters.values()
+        real = inspect.signature(SIGNATURES[call[1]]).parameters.values()
         names = [parameter.name for parameter in real][1:]
-        shown = [re.split("[=:]", part.strip().lstrip("*"))[0] for part in called[2].split(",")]
-        if called[1] == "model" and shown == ["tensors"]:
+        arguments = [re.split("[=:]", part.strip().lstrip("*"))[0] for part in call[2].split(",")]
+        if call[1] == "model" and arguments == ["tensors"]:
             continue  # the network's
-        assert [name for name in shown if name] == names, text
-        checked.add(called[1])
+        assert [name for name in arguments if name] == names, text
+        checked.add(call[1])
     assert {"to_target", "settings", "model", "state", "test", "start", "loss", "aggregate", "finetune"} <= checked
 
 

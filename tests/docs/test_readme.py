@@ -1,4 +1,4 @@
-"""What the pages at the door show runs as written: studies and code; their commands in pipeline/test_readme.py."""
+"""The studies and code of README.md and other pages run as written. tests/pipeline runs their commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def network(shape, classes):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the README's own.py, and the data that one of its studies names."""
+    """A folder with own.py of the README, and the data of one of its studies."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
@@ -59,14 +59,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def fedpipe(*arguments: str) -> str:
-    """What the command prints, in this process: tests/pipeline types commands."""
-    done = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    """Run a command in this process. Return its output."""
+    result = CliRunner().invoke(app.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def test_languages_are_known() -> None:
-    """So that no example escapes what is below."""
+    """So that the tests below include all examples."""
     assert {block.language for block in blocks("README.md")} == {"", "yaml", "python"}
     assert {block.language for block in blocks("docs/architecture.md")} == {"", "mermaid"}
     assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
@@ -84,7 +84,7 @@ def test_every_study_is_planned_as_written(folder: Path, block: Any) -> None:
     if "dataset" in study:
         fedpipe("download")
         declared = Path("params.yaml").read_text()
-        assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "it fills in the SHA-256, no more"
+        assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "it only adds the SHA-256"
     planned = [line.split()[0] for line in fedpipe("plan", "--dry-run").splitlines()]
     assert list(dict.fromkeys(planned)) == study.get("study", {}).get("algorithms", ["fedavg"])
     if "algorithms.feddw.mu" in study.get("study", {}).get("grid", {}):
@@ -104,7 +104,7 @@ def test_a_method_without_an_entry_is_the_one_with_an_empty_entry(folder: Path) 
 
 
 def source(algorithm: str) -> str:
-    """Where an algorithm comes from, as its docstring says."""
+    """The source of an algorithm in its docstring."""
     documented = inspect.getdoc(registry.find_component(component.ALGORITHM, algorithm)) or ""
     return " ".join(documented.partition("\nSource: ")[2].split())
 
@@ -132,8 +132,8 @@ def names(cell: str) -> list[str]:
 def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     """Their sizes and shapes, and models that take them."""
     table = rows("README.md", "\n## Data sets, partitions and models")
-    shown = [name for cells in table for name in names(cells[0])]
-    assert sorted([*shown, dataset.GENERATED_DATASET]) == list(registry.list_components(component.DATASET))
+    documented_names = [name for cells in table for name in names(cells[0])]
+    assert sorted([*documented_names, dataset.GENERATED_DATASET]) == list(registry.list_components(component.DATASET))
     for datasets, samples, models in table[:-1]:
         size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
         for name in names(datasets):
@@ -167,16 +167,16 @@ def test_the_protocols_are_those_of_the_code() -> None:
 
 
 def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() -> None:
-    """By the page's own pattern: what is left out is needed by nothing but torch, or by what is left out."""
+    """With the page's pattern: only torch and omitted packages need the omitted packages."""
     (line,) = [line for line in commands("docs/install.md") if "requirements.lock" in line]
     pattern = line.partition("grep -vE '")[2].partition("'")[0]
     locked = re.findall(r"^([\w.-]+)==(\S+)", read("requirements.lock"), flags=re.M)
-    out = {name for name, _ in locked if re.search(pattern, name)}
-    assert len(out) > 10
+    omitted = {name for name, _ in locked if re.search(pattern, name)}
+    assert len(omitted) > 10
     for installed in importlib.metadata.distributions():
         name = installed.metadata["Name"].lower().replace("_", "-")
-        needed = {re.split(r"[^\w.-]", said)[0].lower() for said in installed.requires or () if "extra ==" not in said}
-        assert name in {"torch", *out} or not needed & out, f"{name} needs {sorted(needed & out)}"
+        needed = {re.split(r"[^\w.-]", text)[0].lower() for text in installed.requires or () if "extra ==" not in text}
+        assert name in {"torch", *omitted} or not needed & omitted, f"{name} needs {sorted(needed & omitted)}"
     (line,) = [line for line in commands("docs/install.md") if "--index-url" in line]
     assert re.findall(r"(\w+)==(\S+)", line) == [pair for pair in locked if pair[0] in {"torch", "torchvision"}]
     assert "touch .venv/bin/.installed" in commands("docs/install.md")[-1]
@@ -186,7 +186,7 @@ def test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs() 
 # -- commands and links ------------------------------------------------------------------------------------------------
 
 
-def parsed(words: list[str]) -> None:
+def check_command(words: list[str]) -> None:
     """Fail if `fedpipe` has no such command, or the command no such option."""
     name, *arguments = words
     assert name in GROUP.commands, f"fedpipe {name}"
@@ -202,7 +202,7 @@ def test_every_fedpipe_command_that_a_page_names_is_there(page: str) -> None:
         if words[0].startswith("--"):
             assert words[0] in {option for parameter in GROUP.params for option in parameter.opts}, line
         else:
-            parsed(words)
+            check_command(words)
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
@@ -215,20 +215,20 @@ def test_every_link_leads_somewhere(page: str) -> None:
         if target.startswith("https://"):
             continue
         path, _, anchor = target.partition("#")
-        place = (ROOT / page).parent / path if path else ROOT / page
-        assert place.exists(), target
-        assert not anchor or anchor in anchors(place.read_text()), target
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text()), target
 
 
 def test_what_lies_where_lies_there() -> None:
     pages = ("README.md", "docs/architecture.md")
     listings = [block for page in pages for block in blocks(page) if block.section == "Where things lie"]
     assert len(listings) == len(pages)
-    places = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
-    made = ("results/", "results/.provenance")
-    for place in (name for listed in places for name in listed.split(", ")):
-        assert place.startswith(made) or (ROOT / place).exists(), place
-    assert len(places) > 20
+    entries = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
+    generated = ("results/", "results/.provenance")
+    for path in (path for entry in entries for path in entry.split(", ")):
+        assert path.startswith(generated) or (ROOT / path).exists(), path
+    assert len(entries) > 20
 
 
 def test_paths_in_contributing_exist() -> None:
@@ -236,4 +236,6 @@ def test_paths_in_contributing_exist() -> None:
     written = {"fedpipe/algorithms/my_avg.py", "tests/algorithms/test_my_avg.py", *examples}
     for path in re.findall(r"`((?:fedpipe|tests|workflow)/[\w/.]+)`", read("CONTRIBUTING.md")):
         assert (ROOT / path).exists() or path in written, path
-    assert not any((studies.ROOT / path).exists() for path in written), "an example overwrites nothing"
+    assert not any((studies.ROOT / path).exists() for path in written), (
+        "an example has the path of a file of the project"
+    )

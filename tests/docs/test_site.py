@@ -1,4 +1,4 @@
-"""The documentation as a site, by the command of `make docs-site`: every page is there, and no link leads nowhere."""
+"""The documentation as a site, with the command of `make docs-site`: it has all pages, and all links are valid."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests import small_studies as studies
 pytestmark = pytest.mark.slow
 
 
-def build(folder: Path, place: Path) -> subprocess.CompletedProcess[str]:
-    """The command of the Makefile, with another place for the site."""
+def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command of the Makefile with another folder for the site."""
     recipe = re.search(r"^docs-site: setup\n\t(.*) site$", (folder / "Makefile").read_text(), flags=re.M)
     assert recipe
     program, *arguments = recipe[1].split()
-    command = [sys.executable, "-m", {"sphinx-build": "sphinx"}[program], *arguments, str(place)]
+    command = [sys.executable, "-m", {"sphinx-build": "sphinx"}[program], *arguments, str(site)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Path) -> None:
     folder = studies.copy_project(tmp_path / "clone")
-    made = build(folder, tmp_path / "site")
-    assert (made.returncode, made.stderr) == (0, "")
+    result = build(folder, tmp_path / "site")
+    assert (result.returncode, result.stderr) == (0, "")
     first = (tmp_path / "site/index.html").read_text()
     for page in (folder / "docs").glob("*.md"):
         assert (tmp_path / f"site/docs/{page.stem}.html").is_file()
@@ -43,7 +43,7 @@ def test_the_site_has_all_pages_and_a_link_that_leads_nowhere_fails(tmp_path: Pa
     reduced = [f"papers/reduced/{name}.html" for name in ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")]
     assert sorted(pages) == sorted([*reduced, "papers/full/index.html"])
     assert all((tmp_path / "site/docs" / page).is_file() for page in pages)
-    assert "$`" not in (tmp_path / "site/docs/algorithms.html").read_text(), "GitHub's mathematics is left"
+    assert "$`" not in (tmp_path / "site/docs/algorithms.html").read_text(), "GitHub's mathematics remains"
 
     page = folder / "docs/studies.md"
     page.write_text(page.read_text() + "\n[no such page](none.md), [no such part](dvc.md#none)\n")

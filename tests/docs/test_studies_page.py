@@ -1,4 +1,4 @@
-"""docs/studies.md: what stands there is planned."""
+"""docs/studies.md: each study is planned."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from fedpipe.planning import planner
 from tests.docs.page_blocks import Block, blocks
 
-SHOWN = [block for block in blocks("docs/studies.md") if block.language == "yaml"]
+STUDIES = [block for block in blocks("docs/studies.md") if block.language == "yaml"]
 
 
-@pytest.mark.parametrize("block", SHOWN, ids=[f"block-{number}" for number in range(len(SHOWN))])
+@pytest.mark.parametrize("block", STUDIES, ids=[f"block-{number}" for number in range(len(STUDIES))])
 def test_a_study_of_the_page_is_planned(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -1,4 +1,4 @@
-"""Cells: what is measured beside what is printed, its verdicts, and the table of all of them."""
+"""Measured cells next to published ones: verdicts, orders, claims and cells.csv."""
 
 import dataclasses
 import io
@@ -23,18 +23,18 @@ HEAD = [
 ]
 
 
-def one(find_cell, *place, values, **others):
-    """One measured cell, by its place."""
-    told = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
-    return {find_cell(*place): MeasuredCell(Number.from_values(values), **told)}
+def measure_one(find_cell, *names, values, **others):
+    """One measured cell by its id."""
+    fields = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
+    return {find_cell(*names): MeasuredCell(Number.from_values(values), **fields)}
 
 
-def each(measured, **others):
-    """The same cells, each with something else."""
-    return {place: dataclasses.replace(cell, **others) for place, cell in measured.items()}
+def change_each(measured, **others):
+    """The same cells with changed fields."""
+    return {cell_id: dataclasses.replace(cell, **others) for cell_id, cell in measured.items()}
 
 
-def compared(measured, preset="full"):
+def compare(measured, preset="full"):
     return comparison.compare_cells(measured, preset)
 
 
@@ -51,12 +51,12 @@ def test_a_row_for_every_printed_number_at_every_preset(judged, preset):
 
 @pytest.mark.parametrize("folder", sorted((ROOT / "docs/papers").glob("*/")), ids=lambda folder: folder.name)
 def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folder):
-    """docs/papers: a copy of results/papers as it was made."""
+    """docs/papers: a copy of results/papers."""
     table = pd.read_csv(folder / "cells.csv", keep_default_na=False)
     assert list(table.columns) == HEAD
     assert set(table["preset"]) == {folder.name}
-    places = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
-    assert places == [tuple(number.cell_id) for number in published.load_published().values()]
+    cell_ids = [tuple(row) for row in table[list(published.CellId._fields)].itertuples(index=False)]
+    assert cell_ids == [tuple(number.cell_id) for number in published.load_published().values()]
     assert (table["measured_mean"] != "").any()
     pages = {path.name: path.read_text() for path in folder.glob("*.html")}
     assert set(pages) == {"index.html", *(f"{paper.stem}.html" for paper in layouts.load_papers().values())}
@@ -68,7 +68,7 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
-    words = {preset: {cell.word for cell in found.cells.values()} for preset, found in judged.items()}
+    words = {preset: {cell.word for cell in result.cells.values()} for preset, result in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
@@ -79,23 +79,25 @@ def test_orders_at_a_reduced_preset_and_none_at_smoke(judged):
     assert reduced == judged["full"].orders
     assert ("FedDW", "Table I", "practical/IMDB") in reduced
     suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0"]
-    assert suspect.methods == 7, "FedNH and FedUV are no targets there"
+    assert suspect.methods == 7, "FedNH and FedUV are not targets there"
 
 
 def test_words(find_cell):
-    measured = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
-    found = compared(measured)
-    assert found.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
-    assert found.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
-    assert found.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not in print"
-    assert found.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not in print"
+    measured = measure_one(
+        find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
+    )
+    result = compare(measured)
+    assert result.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
+    assert result.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
+    assert result.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not published"
+    assert result.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not published"
 
 
 @pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
 def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cell, values, word):
-    """Print has 66.24 ± 0.6 of 5 runs. Runs vary by the sampling error of 10,000 tests at least: 0.47 points."""
-    place = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
-    cell = compared(one(find_cell, *place, values=dict(enumerate(values)))).cells[find_cell(*place)]
+    """The published value is 66.24 ± 0.6 of 5 runs. The sampling error of 10,000 tests is 0.47 points."""
+    cell_id = ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    cell = compare(measure_one(find_cell, *cell_id, values=dict(enumerate(values)))).cells[find_cell(*cell_id)]
     difference = np.mean(values) - 66.24
     sampling_variance = values[1] * (100 - values[1]) / 10_000
     variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
@@ -105,8 +107,8 @@ def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cel
 
 
 def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
-    place = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
-    cell = compared(one(find_cell, *place, values={0: 56.0})).cells[find_cell(*place)]
+    cell_id = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
+    cell = compare(measure_one(find_cell, *cell_id, values={0: 56.0})).cells[find_cell(*cell_id)]
     assert cell.word == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
     variances = [spread**2, 4.2**2 / 5]
@@ -116,75 +118,82 @@ def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
 
 
 def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
-    """PFPS-LWC prints single runs."""
-    place = ("PFPS-LWC", "Table 2", "FedPer", "0.5/0.3")
-    target = published.load_published()[find_cell(*place)].mean
+    """PFPS-LWC reports single runs."""
+    cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.5/0.3")
+    target = published.load_published()[find_cell(*cell_id)].mean
     for gap, word in ((1.0, "agrees"), (1.5, "differs")):
-        assert compared(one(find_cell, *place, values={0: target + gap})).cells[find_cell(*place)].word == word
+        assert (
+            compare(measure_one(find_cell, *cell_id, values={0: target + gap})).cells[find_cell(*cell_id)].word == word
+        )
     assert contrasts.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
 
 
 def test_failed_in_print_is_met_by_failing(find_cell):
-    place = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
+    cell_id = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
-    assert compared(one(find_cell, *place, values=values)).cells[find_cell(*place)].word == "differs"
-    assert compared(one(find_cell, *place, values=values, diverged_runs=1)).cells[find_cell(*place)].word == "agrees"
-    by_chance = compared(one(find_cell, *place, values={0: 20.0})).cells[find_cell(*place)]
+    assert compare(measure_one(find_cell, *cell_id, values=values)).cells[find_cell(*cell_id)].word == "differs"
+    assert (
+        compare(measure_one(find_cell, *cell_id, values=values, diverged_runs=1)).cells[find_cell(*cell_id)].word
+        == "agrees"
+    )
+    by_chance = compare(measure_one(find_cell, *cell_id, values={0: 20.0})).cells[find_cell(*cell_id)]
     assert by_chance.word == "agrees", "twice the accuracy of chance"
 
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
-    place = ("cwFedAvg", "Table 2", "FedFomo", "cost")
+    cell_id = ("cwFedAvg", "Table 2", "FedFomo", "cost")
     for expected, word in ((6.0, "agrees"), (3.0, "differs"), (None, "not judged")):
-        measured = one(find_cell, *place, values={0: 6.0}, expected=expected)
-        assert compared(measured).cells[find_cell(*place)].word == word
-    place = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
+        measured = measure_one(find_cell, *cell_id, values={0: 6.0}, expected=expected)
+        assert compare(measured).cells[find_cell(*cell_id)].word == word
+    cell_id = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
     for value, word in ((1122.78, "agrees"), (1124.0, "differs")):
-        assert compared(one(find_cell, *place, values={0: value})).cells[find_cell(*place)].word == word
+        assert compare(measure_one(find_cell, *cell_id, values={0: value})).cells[find_cell(*cell_id)].word == word
 
 
 def test_generated_data_are_never_judged(measured_table):
-    found = compared(each(measured_table, is_generated=True))
-    assert not any(cell.verdict for cell in found.cells.values())
-    assert found.orders == {}
+    result = compare(change_each(measured_table, is_generated=True))
+    assert not any(cell.verdict for cell in result.cells.values())
+    assert result.orders == {}
 
 
 def test_differences_are_made_of_cells_by_seed(find_cell):
-    ours = one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
-    theirs = one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
-    cell = compared(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    ours = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
+    theirs = measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
+    cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.number.values == {0: 5.0, 1: 4.0}
     assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
     assert (cell.word, cell.verdict) == ("not judged", None)
-    alone = compared(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
+    alone = compare(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert (alone.number, alone.word) == (None, "not measured")
 
 
 def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
-    both = one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
-    both |= one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
-    assert compared(both).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
+    both = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 10.0}, diverged_runs=1)
+    both |= measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 10.0})
+    assert compare(both).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
 
 
 def test_numbers_in_running_text_are_made_of_cells(judged):
-    there = judged["full"].cells
-    found = {tuple(place)[2:]: cell for place, cell in there.items() if place.table == "text"}
-    mean = {place: cell.number.mean for place, cell in there.items() if cell.number}
+    all_cells = judged["full"].cells
+    result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
+    mean = {cell_id: cell.number.mean for cell_id, cell in all_cells.items() if cell.number}
 
     def get_row(*names):
-        return next(value for place, value in mean.items() if tuple(place)[:4] == names)
+        return next(value for cell_id, value in mean.items() if tuple(cell_id)[:4] == names)
 
-    drop = found["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
+    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
     one_way, other = (
         get_row("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
     )
     assert drop == pytest.approx(one_way - other)
-    milliseconds = found["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
+    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
     assert milliseconds == pytest.approx(0)
     gains = [
-        get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{share}") for beta in (0.1, 0.3, 0.5) for share in (0.3, 0.5, 0.7)
+        get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{fraction}")
+        for beta in (0.1, 0.3, 0.5)
+        for fraction in (0.3, 0.5, 0.7)
     ]
-    assert found["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
+    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
 
 
 def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
@@ -194,59 +203,61 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     measured = {}
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
-        measured |= one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compared(measured))
-    assert (found.published_rival, found.measured_rival) == ("FedAMP", "FedAMP")
-    assert found.published_contrast.difference == pytest.approx(0.24)
-    assert found.measured_contrast.is_paired
-    assert found.measured_contrast.sign == "+"
-    shares = [98.9 + 0.3, 98.4 + 0.3]
-    assert 0.5 - found.measured_contrast.low == pytest.approx(
-        stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in shares))
-    ), "its seeds agree to the digit: what is left is the sampling error of 10,000 tests"
-    for unjudged in (compared(measured, "smoke"), compared(each(measured, is_generated=True))):
-        (found,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
-        assert found.measured_contrast is None
+        measured |= measure_one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
+    (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
+    assert (result.published_rival, result.measured_rival) == ("FedAMP", "FedAMP")
+    assert result.published_contrast.difference == pytest.approx(0.24)
+    assert result.measured_contrast.is_paired
+    assert result.measured_contrast.sign == "+"
+    means = [98.9 + 0.3, 98.4 + 0.3]
+    assert 0.5 - result.measured_contrast.low == pytest.approx(
+        stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in means))
+    ), "its seeds are equal, so only the sampling error of 10,000 tests remains"
+    for unjudged in (compare(measured, "smoke"), compare(change_each(measured, is_generated=True))):
+        (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        assert result.measured_contrast is None
 
 
 def test_counts_leave_out_what_another_table_has(judged):
-    paper, found = layouts.load_papers()["FedDW"], judged["full"]
-    single = [pages.summarize_tables(paper, [name], found)["counts"] for name in ("Table I", "Table II")]
-    both = pages.summarize_tables(paper, ["Table I", "Table II"], found)["counts"]
+    paper, result = layouts.load_papers()["FedDW"], judged["full"]
+    single = [pages.summarize_tables(paper, [name], result)["counts"] for name in ("Table I", "Table II")]
+    both = pages.summarize_tables(paper, ["Table I", "Table II"], result)["counts"]
     assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
     assert sum(count for word, count in both.items() if word not in {"all", "measured"}) == 168
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        ({"number": Number.from_values({0: 166.0})}, "166.0 is no accuracy in percent"),
-        ({"number": Number.from_values({0: -1.0})}, "-1.0 is no accuracy in percent"),
-        ({"test_samples": None}, "needs its tests and classes"),
-        ({"classes": None}, "needs its tests and classes"),
+        ({"number": Number.from_values({0: 166.0})}, "166.0 is not an accuracy in percent"),
+        ({"number": Number.from_values({0: -1.0})}, "-1.0 is not an accuracy in percent"),
+        ({"test_samples": None}, "needs its numbers of test samples and classes"),
+        ({"classes": None}, "needs its numbers of test samples and classes"),
     ],
 )
-def test_what_can_not_be_an_accuracy_is_refused(find_cell, change, told):
-    measured = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4})
+def test_what_can_not_be_an_accuracy_is_refused(find_cell, change, message):
+    measured = measure_one(
+        find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
+    )
     with pytest.raises(ValueError, match=r"measured cells: .* 'practical/CIFAR-10'") as error:
-        compared(each(measured, **change))
-    assert told in str(error.value)
+        compare(change_each(measured, **change))
+    assert message in str(error.value)
 
 
 def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
-    ((place, cell),) = one(find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}).items()
-    with pytest.raises(ValueError, match=r"'FedNova', .* is no cell of a paper"):
-        compared({place._replace(row="FedNova"): cell})
+    ((cell_id, cell),) = measure_one(
+        find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0}
+    ).items()
+    with pytest.raises(ValueError, match=r"'FedNova', .* is not a cell of a paper"):
+        compare({cell_id._replace(row="FedNova"): cell})
     both = {}
     for row in ("PFPS-LWC", "FedPer", "Δ"):
-        both |= one(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
-    with pytest.raises(ValueError, match="made of other cells"):
-        compared(both)
+        both |= measure_one(find_cell, "PFPS-LWC", "Table 2", row, "0.1/0.3", values={0: 50.0})
+    with pytest.raises(ValueError, match="computed from other cells"):
+        compare(both)
     with pytest.raises(ValueError, match="preset 'tiny' is unknown"):
-        compared({}, "tiny")
+        compare({}, "tiny")
 
 
 def test_the_same_bytes_each_time(judged, measured_table):
-    assert comparison.encode_comparison_csv(judged["full"]) == comparison.encode_comparison_csv(
-        compared(measured_table)
-    )
+    assert comparison.encode_comparison_csv(judged["full"]) == comparison.encode_comparison_csv(compare(measured_table))

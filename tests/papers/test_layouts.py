@@ -1,4 +1,4 @@
-"""Layouts: every printed number has its place in a table, and every place that print fills has its number."""
+"""Layouts: each published number has a cell of a table, and each published cell has its number."""
 
 import re
 from collections import Counter
@@ -29,28 +29,28 @@ def test_twenty_tables_and_45_figures_under_their_headings_in_print():
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_a_tables_places_are_those_of_print(paper, name):
     table = paper.tables[name]
-    laid_out = list(paper.iter_cell_ids(name))
-    assert len(set(laid_out)) == len(laid_out)
-    in_print = {
-        place
-        for place, number in published.load_published().items()
-        if (place.paper, place.table) == (paper.paper, name)
+    layout_ids = list(paper.iter_cell_ids(name))
+    assert len(set(layout_ids)) == len(layout_ids)
+    published_ids = {
+        cell_id
+        for cell_id, number in published.load_published().items()
+        if (cell_id.paper, cell_id.table) == (paper.paper, name)
     }
     if not table.columns:
         assert table.reason
-        assert not in_print
-    elif name == "Table IV":  # print's body is missing, and one row of ours tells so
-        assert [(place.row, place.column) for place in in_print] == [("(unnamed)", "with and without DW")]
+        assert not published_ids
+    elif name == "Table IV":  # its published numbers are missing, which one row of published.csv records
+        assert [(cell_id.row, cell_id.column) for cell_id in published_ids] == [("(unnamed)", "with and without DW")]
     elif table.metric == "hyperparameter":
-        assert in_print < set(laid_out)
+        assert published_ids < set(layout_ids)
     else:
-        assert set(laid_out) == in_print
+        assert set(layout_ids) == published_ids
 
 
 def test_numbers_in_running_text_are_those_of_print():
     for paper in PAPERS.values():
         texts = [CellId(paper.paper, "text", text.row, text.column, text.metric) for text in paper.text]
-        assert texts == [place for place in published.load_published() if place[:2] == (paper.paper, "text")]
+        assert texts == [cell_id for cell_id in published.load_published() if cell_id[:2] == (paper.paper, "text")]
 
 
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
@@ -62,10 +62,10 @@ def test_a_tables_parts_fit(paper, name):
         assert len(row.stub) == len(table.stub), label
         assert (row.method is None) == (row.minus is not None)
         assert set(row.minus or ()) <= set(table.rows)
-    assert set(table.shown) <= methods | {"feduv"}  # Table 6 of cwFedAvg shares a list with larger tables
+    assert set(table.method_protocols) <= methods | {"feduv"}  # Table 6 of cwFedAvg shares a list with larger tables
     assert set(table.metrics) <= {*table.rows, *table.column_paths}
     for claim in table.claims:
-        assert {claim.own, claim.over or claim.own} <= set(table.rows)
+        assert {claim.row, claim.rival or claim.row} <= set(table.rows)
         assert set(claim.columns) <= set(table.column_paths)
     if table.metric == "accuracy_pct":
         assert {table.get_protocol(row) for row in table.rows} <= set(get_args(Protocol))
@@ -75,15 +75,19 @@ def test_a_tables_parts_fit(paper, name):
 @pytest.mark.parametrize(("paper", "name"), TABLES, ids=[f"{paper.stem}-{name}" for paper, name in TABLES])
 def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
     numbers, table = published.load_published(), paper.tables[name]
-    repeated = {place: paper.find_original(place) for place in paper.iter_cell_ids(name) if paper.find_original(place)}
+    repeated = {
+        cell_id: paper.find_original(cell_id) for cell_id in paper.iter_cell_ids(name) if paper.find_original(cell_id)
+    }
     assert bool(repeated) == bool(table.repeats)
-    for place, original in repeated.items():
-        assert numbers[place].mean == pytest.approx(numbers[original].mean, abs=0.05), place
+    for cell_id, original in repeated.items():
+        assert numbers[cell_id].mean == pytest.approx(numbers[original].mean, abs=0.05), cell_id
 
 
 def test_how_many_stand_in_two_tables():
-    repeated = [place for paper, name in TABLES for place in paper.iter_cell_ids(name) if paper.find_original(place)]
-    assert Counter(place.paper for place in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
+    repeated = [
+        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_original(cell_id)
+    ]
+    assert Counter(cell_id.paper for cell_id in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 
 
 def test_the_head_of_a_table_with_three_levels():
@@ -104,7 +108,7 @@ def test_a_head_of_one_level_beside_others_of_two():
 
 
 def test_each_paper_opens_with_its_claim_over_a_baseline():
-    claims = {name: (table, claim.own, claim.over) for name, (table, claim) in main_claims().items()}
+    claims = {name: (table, claim.row, claim.rival) for name, (table, claim) in main_claims().items()}
     assert claims == {
         "FedDW": ("Table I", "FedDW", "FedAvg"),
         "FedDUAL": ("Table 1", "FedDUAL", "FedAvg"),

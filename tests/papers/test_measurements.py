@@ -1,4 +1,4 @@
-"""From runs to the papers' cells and figures: small studies under the papers' names, run here, on digits."""
+"""From runs to the papers' cells and figures: small studies on digits with the names of the papers' studies."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SWEEP = {
         },
     },
 }
-SENT = {
+COMMUNICATION = {
     "evaluation": {"protocols": ["personal-on-local", "trained-on-local"]},
     "federation": {"participation": 1.0, "buffers": "keep"},
     "algorithms": {"ifca": {"clusters": 3}, "fedamp": {"protocol": "trained-on-local"}},
@@ -80,49 +80,49 @@ NORMS = {
 }
 
 
-def declared(place: str, **sections: Any) -> NewPlan:
-    """A study in its place, planned at preset smoke."""
-    path = Path(f"studies/papers/{place}.yaml")
+def declare_study(name: str, **sections: Any) -> NewPlan:
+    """Write a study and plan it at preset smoke."""
+    path = Path(f"studies/papers/{name}.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = tuple(sections["study"]["algorithms"])
     base = studies.settings(labels, 5, model={"name": "mlp", "hidden": [8]})
-    for name, section in sections.items():
-        base[name] = base.get(name, {}) | section
+    for key, section in sections.items():
+        base[key] = base.get(key, {}) | section
     path.write_text(yaml.safe_dump(base | {"presets": SMOKE}, sort_keys=False))
-    planner.write_plan(made := planner.make_plan(path, "smoke"))
-    return made
+    planner.write_plan(plan := planner.make_plan(path, "smoke"))
+    return plan
 
 
-def run(made: NewPlan) -> None:
-    """All of a study that is not there yet."""
-    for name in {run.dataset for run in made.runs}:
+def run(plan: NewPlan) -> None:
+    """Run the missing parts of a study."""
+    for name in {run.dataset for run in plan.runs}:
         if not layout.dataset_file(name).exists():
             download.download_dataset(name)
-    for key in made.partitions:
+    for key in plan.partitions:
         partition.partition_dataset(key)
-    for planned in made.runs:
-        here = Run(planned.files, Execution(), 1, made.keep_models)
-        for _ in here.run_segment(planned.rounds):
+    for planned in plan.runs:
+        new_run = Run(planned.files, Execution(), 1, plan.keep_models)
+        for _ in new_run.run_segment(planned.rounds):
             pass
-        collect.collect_rounds(planned.files, planned.rounds, made.keep_models)
-    for planned in made.diagnostics:
+        collect.collect_rounds(planned.files, planned.rounds, plan.keep_models)
+    for planned in plan.diagnostics:
         stage.run_diagnostic(planned.files.settings, Execution())
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]]:
-    """Four studies, run; the current folder is theirs."""
+    """Four studies with all runs, in the current folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("papers"))
-        made = {
-            "pfps_lwc/table2": declared("pfps_lwc/table2", **GRID),
-            "pfps_lwc/figure8": declared("pfps_lwc/figure8", **SWEEP),
-            "cwfedavg/table2": declared("cwfedavg/table2", **SENT),
-            "cwfedavg/figure5": declared("cwfedavg/figure5", **NORMS),
+        plans = {
+            "pfps_lwc/table2": declare_study("pfps_lwc/table2", **GRID),
+            "pfps_lwc/figure8": declare_study("pfps_lwc/figure8", **SWEEP),
+            "cwfedavg/table2": declare_study("cwfedavg/table2", **COMMUNICATION),
+            "cwfedavg/figure5": declare_study("cwfedavg/figure5", **NORMS),
         }
-        for plan in made.values():
+        for plan in plans.values():
             run(plan)
-        yield made
+        yield plans
 
 
 def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
@@ -136,34 +136,34 @@ def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, M
 
 
 def number(cell: MeasuredCell) -> Number:
-    """A cell's number, which has to be there."""
+    """A cell's number, which must exist."""
     assert cell.number, cell.reason
     return cell.number
 
 
-def shown(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
-    """The row of a study's own table that stands for a cell."""
+def find_row(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
+    """The row of a study's table with the number of a cell."""
     table = StudyData(plan).table
-    here = (table["algorithm"] == method) & (table["protocol"] == protocol)
-    here &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
+    is_selected = (table["algorithm"] == method) & (table["protocol"] == protocol)
+    is_selected &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
     for name, value in point.items():
-        here &= table[name] == value
-    (row,) = [row for _, row in table[here].iterrows()]
+        is_selected &= table[name] == value
+    (row,) = [row for _, row in table[is_selected].iterrows()]
     return row
 
 
 def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) -> None:
-    """Also where two lists have the same values, so that only the order of their names tells the cells apart."""
-    told, plan = measure_paper(PFPS), ran["pfps_lwc/table2"]
+    """Also if two lists have the same values, so that only the order of their names distinguishes the cells."""
+    cells, plan = measure_paper(PFPS), ran["pfps_lwc/table2"]
     rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
-        cell = told[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
-        own = shown(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
-        assert (number(cell).mean, number(cell).std) == pytest.approx((own["mean"], own["std"]))
+        cell = cells[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
+        row_of_table = find_row(plan, method, protocol, **{"partition.alpha": alpha, "federation.participation": share})
+        assert (number(cell).mean, number(cell).std) == pytest.approx((row_of_table["mean"], row_of_table["std"]))
         assert number(cell).runs == len(cell.keys) == len(number(cell).values) == 2
         assert cell.test_samples
         assert (cell.classes, cell.is_generated, cell.diverged_runs) == (10, False, 0)
-    absent = told[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
+    absent = cells[CellId("PFPS-LWC", "Table 2", "FedPer", "0.1/0.3", "accuracy_pct")]
     assert (absent.number, absent.reason) == (None, "not part of preset smoke")
 
 
@@ -171,7 +171,7 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
 def test_test_samples_count_once(
     ran: dict[str, NewPlan], monkeypatch: pytest.MonkeyPatch, protocol: str, tests: int
 ) -> None:
-    """Clients have test samples of their own, or are all measured on the same."""
+    """Clients have separate test samples, or share the same ones."""
     totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
     rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
     metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
@@ -183,19 +183,19 @@ def test_test_samples_count_once(
 
 
 def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
-    told, plan = measure_paper(CW), ran["cwfedavg/table2"]
+    cells, plan = measure_paper(CW), ran["cwfedavg/table2"]
     for row, method, protocol in (
         ("FedAvg", "fedavg", "personal-on-local"),
         ("FedAMP", "fedamp", "trained-on-local"),
         ("cwFedAvg", "cwfedavg", "personal-on-local"),
     ):
-        cell = told[CellId("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
-        assert number(cell).mean == pytest.approx(shown(plan, method, protocol, setting="alpha=0.5")["mean"])
+        cell = cells[CellId("cwFedAvg", "Table 2", row, "alpha=0.5", "accuracy_pct")]
+        assert number(cell).mean == pytest.approx(find_row(plan, method, protocol, setting="alpha=0.5")["mean"])
 
 
 def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
-    told = measure_paper(CW)
-    cost = {row: told[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
+    cells = measure_paper(CW)
+    cost = {row: cells[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
     assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
         "FedAvg": (2.0, 2.0),
         "IFCA": (pytest.approx(4.0, rel=1e-2), 4.0),
@@ -203,18 +203,18 @@ def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> 
 
 
 def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
-    told, plan = measure_paper(PFPS), ran["pfps_lwc/figure8"]
-    gain = told[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
+    cells, plan = measure_paper(PFPS), ran["pfps_lwc/figure8"]
+    gain = cells[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
     one, two = (
-        shown(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
+        find_row(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
     )
     assert number(gain).mean == pytest.approx(one - two)
     assert len(gain.keys) == 2
 
 
 def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
-    made = figures.draw_figures(PFPS, make_finder(PFPS))
-    figure = made["PFPS-LWC", "Figure 8"]
+    drawings = figures.draw_figures(PFPS, make_finder(PFPS))
+    figure = drawings["PFPS-LWC", "Figure 8"]
     assert isinstance(figure, SvgFigure)
     lines = figure.csv.splitlines()
     assert lines[0] == "panel,line,x,mean"
@@ -223,22 +223,22 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
         for panel, x in (("batch size", "8"), ("batch size", "64"), ("local epochs", "9"))
         for line in ("FedPer", "PFPS-LWC")
     }
-    assert made["PFPS-LWC", "Figure 6"] == f"Not drawn: {measurements.NO_STUDY}."
-    assert made["PFPS-LWC", "Figure 1"] == PFPS.figures["Figure 1"].reason
+    assert drawings["PFPS-LWC", "Figure 6"] == f"Not drawn: {measurements.NO_STUDY}."
+    assert drawings["PFPS-LWC", "Figure 1"] == PFPS.figures["Figure 1"].reason
 
 
 def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
-    made = figures.draw_figures(CW, make_finder(CW))
-    figure = made["cwFedAvg", "Figure 5"]
+    drawings = figures.draw_figures(CW, make_finder(CW))
+    figure = drawings["cwFedAvg", "Figure 5"]
     assert isinstance(figure, SvgFigure)
-    told = [line.split(",") for line in figure.csv.splitlines()]
-    errors = {float(line[-2]): float(line[-1]) for line in told if line[0].startswith('"R')}
+    rows = [line.split(",") for line in figure.csv.splitlines()]
+    errors = {float(line[-2]): float(line[-1]) for line in rows if line[0].startswith('"R')}
     plan = ran["cwfedavg/figure5"]
-    for probed in plan.diagnostics:
-        (cell,) = [cell for cell in plan.cells if cell.key == probed.run_key]
-        table = files.read_parquet(probed.files.table, files.read_recorded_sha256(probed.files.table))
+    for diagnostic in plan.diagnostics:
+        (cell,) = [cell for cell in plan.cells if cell.key == diagnostic.run_key]
+        table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
             head_norms.compute_share_distance(table), rel=1e-4
         )
@@ -249,21 +249,21 @@ def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
     assert not measurements.find_contradictions(norms).any()
-    found = measurements.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
-    assert list(found) == [True, True, True, False], "a class without samples has none of less"
+    result = measurements.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert list(result) == [True, True, True, False], "no class has fewer samples than a class without samples"
     close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
     assert not measurements.find_contradictions(close).any(), "0.3 is not less than half of 0.6"
 
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
-    figure = layouts.Figure(form="shares", says="norms", study="figure5", panels=("data",))
-    made = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
+    figure = layouts.Figure(form="shares", statement="norms", study="figure5", panels=("data",))
+    drawing = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
     ]
-    assert isinstance(made, SvgFigure)
-    frame = pd.read_csv(io.StringIO(made.csv))
+    assert isinstance(drawing, SvgFigure)
+    frame = pd.read_csv(io.StringIO(drawing.csv))
     assert len(frame) == 2 * figures.MAX_CLIENTS * 10
-    assert frame["norm"].sum() == pytest.approx(2 * figures.MAX_CLIENTS, abs=1e-3), "the norms of a head add up to one"
+    assert frame["norm"].sum() == pytest.approx(2 * figures.MAX_CLIENTS, abs=1e-3), "the norms of a head sum to one"
 
 
 def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:
@@ -279,32 +279,32 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
     assert "Changed at this preset: federation.rounds 2; dataset.subset 200." in text
     assert measurements.NO_STUDY in text
     assert not compared.orders, "smoke judges nothing"
-    with pytest.raises(SettingsError, match="'smok' is no preset of the papers. Did you mean 'smoke'"):
+    with pytest.raises(SettingsError, match=r"^--preset: 'smok' .* Did you mean 'smoke'"):
         make.write_papers("smok")
 
 
 def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:
     plan = ran["pfps_lwc/table2"]
-    gone = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
-    column = f"{gone.grid['partition.alpha']}/{gone.grid['federation.participation']}"
-    place = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
+    missing_cell = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
+    column = f"{missing_cell.grid['partition.alpha']}/{missing_cell.grid['federation.participation']}"
+    cell_id = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
     before = measure_paper(PFPS)
-    away = gone.merged_files.path.rename(tmp_path / "away")
+    moved_folder = missing_cell.merged_files.path.rename(tmp_path / "away")
     try:
         after = measure_paper(PFPS)
-        assert number(after[place]).runs == 1, "the other seed is there"
-        assert (before[place].is_incomplete, after[place].is_incomplete) == (False, True)
-        other = place._replace(row="FedProto")
+        assert number(after[cell_id]).runs == 1, "the other seed is there"
+        assert (before[cell_id].is_incomplete, after[cell_id].is_incomplete) == (False, True)
+        other = cell_id._replace(row="FedProto")
         assert after[other] == before[other]
-        files.write_json(plan.study_files.unavailable_runs, {str(gone.files.path): "data not here"})
+        files.write_json(plan.study_files.unavailable_runs, {str(missing_cell.files.path): "data missing"})
         study = PaperStudy.find("pfps_lwc", "table2", "smoke")
         assert study
-        assert study.explain_missing("fedper", column) == "data not here"
-        assert study.get_missing_cells("fedper", column) == [gone]
+        assert study.explain_missing("fedper", column) == "data missing"
+        assert study.get_missing_cells("fedper", column) == [missing_cell]
         assert study.get_missing_cells("fedper", "no such column") == []
     finally:
         files.write_json(plan.study_files.unavailable_runs, {})
-        shutil.move(away, gone.merged_files.path)
+        shutil.move(moved_folder, missing_cell.merged_files.path)
 
 
 def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,17 +312,19 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     (tmp_path / "studies").symlink_to(studies.ROOT / "studies")
     monkeypatch.chdir(tmp_path)
     planner.write_plan(planner.make_plan(Path("studies/papers/cwfedavg/table1.yaml")))
-    told = measure_paper(CW, "full")
+    cells = measure_paper(CW, "full")
     numbers, checked = published.load_published(), 0
-    for place, cell in told.items():
-        if place.metric in ("hyperparameter", "server_memory_million_parameters"):
-            assert number(cell).mean == pytest.approx(numbers[place].mean, rel=5e-3), place
+    for cell_id, cell in cells.items():
+        if cell_id.metric in ("hyperparameter", "server_memory_million_parameters"):
+            assert number(cell).mean == pytest.approx(numbers[cell_id].mean, rel=5e-3), cell_id
             checked += 1
     assert checked == 11 + 4 + 9
-    compared = comparison.compare_cells(told, "full")
-    words = {place[2:4]: cell.word for place, cell in compared.cells.items() if place[:2] == ("cwFedAvg", "Table 7")}
+    compared = comparison.compare_cells(cells, "full")
+    words = {
+        cell_id[2:4]: cell.word for cell_id, cell in compared.cells.items() if cell_id[:2] == ("cwFedAvg", "Table 7")
+    }
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
-        "print counts the averaged head as well"
+        "the paper also counts the averaged head"
     )
 
 
@@ -330,59 +332,59 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
 def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan]) -> None:
     make.write_papers("smoke")
     page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
-    written, planned = page.read_bytes(), study.read_text()
+    page_bytes, planned = page.read_bytes(), study.read_text()
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
     study.write_text(yaml.safe_dump(edited, sort_keys=False))
     with pytest.raises(ArtifactError, match=r"figure8.yaml has changed .* `fedpipe plan --params \S+ --preset smoke`"):
         make.write_papers("smoke")
-    assert page.read_bytes() == written
+    assert page.read_bytes() == page_bytes
     study.write_text(f"# A comment changes nothing.\n{planned}")
     make.write_papers("smoke")
-    assert page.read_bytes() == written
+    assert page.read_bytes() == page_bytes
     study.write_text(planned)
 
 
 def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
-    began = contents.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
-    make.write_papers("smoke", began)
+    fingerprint = contents.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
+    make.write_papers("smoke", fingerprint)
     study = ran["pfps_lwc/figure8"]
     page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
-    written = page.read_bytes()
+    page_bytes = page.read_bytes()
     edited = yaml.safe_load(text)
     edited["federation"]["learning_rate"] = 0.123
     study.params.write_text(yaml.safe_dump(edited, sort_keys=False))
     planner.write_plan(planner.make_plan(study.params, "smoke"))
-    with pytest.raises(ArtifactError, match=r"others than this snakemake began with.*`make papers PRESET=smoke` again"):
-        make.write_papers("smoke", began)
-    assert page.read_bytes() == written
+    with pytest.raises(ArtifactError, match=r"plans have changed .*`make papers PRESET=smoke` again"):
+        make.write_papers("smoke", fingerprint)
+    assert page.read_bytes() == page_bytes
     study.params.write_text(text)
     planner.write_plan(study)
 
 
-def played(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **told: Any) -> Any:
-    """A study without files: the answers to what `measurements` and `figures` ask."""
+def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNamespace], **answers: Any) -> Any:
+    """A study without files, which answers the calls of `measurements` and `figures`."""
     methods = [cell.algorithm for cell in cells_]
     plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
-    answers = {
+    defaults = {
         "explain_missing": lambda method, column: "failed: boom",
         "get_column": lambda cell: cell.grid["data"],
         "is_generated": lambda cell: False,
         "is_diverged": lambda cell: False,
     }
-    return types.SimpleNamespace(plan=plan, finished_cells=done, **answers | told)
+    return types.SimpleNamespace(plan=plan, finished_cells=done, **defaults | answers)
 
 
-def drawn(name: str, heading: str, there_: dict[str, Any]) -> SvgFigure:
-    """One figure of a paper, which has to be drawn."""
+def draw_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> SvgFigure:
+    """One figure of a paper, which must not be missing."""
     paper = layouts.load_papers()[name]
-    alone = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
-    figure = figures.draw_figures(alone, there_.get)[name, heading]
+    reduced_paper = paper.model_copy(update={"figures": {heading: paper.figures[heading]}})
+    figure = figures.draw_figures(reduced_paper, studies_by_name.get)[name, heading]
     assert isinstance(figure, SvgFigure), figure
     return figure
 
 
-def cell_of(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
+def make_cell(method: str, seed: int = 0, **grid: Any) -> types.SimpleNamespace:
     """A cell of a plan."""
     key = f"{method}{seed}{grid}"
     return types.SimpleNamespace(algorithm=method, seed=seed, key=key, rounds=100, grid={"data": "FMNIST"} | grid)
@@ -394,62 +396,67 @@ def curves(accuracy: dict[str, list[float]]) -> Any:
 
 
 def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
-    """FedAvg reaches what it has at last, also where one of its seeds ends below the mean of them."""
-    made = {cell_of(method, seed).key: cell_of(method, seed) for method in ("fedavg", "feddual") for seed in (0, 1)}
-    accuracy = {
-        cell_of("fedavg", 0).key: [20, 60, 70],
-        cell_of("fedavg", 1).key: [20, 30, 50],
-        cell_of("feddual", 0).key: [20, 80, 80],
-        cell_of("feddual", 1).key: [20, 55, 50],
+    """FedAvg reaches its last mean accuracy, even if one of its seeds ends below it."""
+    cells = {
+        make_cell(method, seed).key: make_cell(method, seed) for method in ("fedavg", "feddual") for seed in (0, 1)
     }
-    study = played([*made.values()], [*made.values()], load_curve=curves(accuracy))
-    figure = drawn("FedDUAL", "Figure 4", {"table1": study})
-    found = pd.read_csv(io.StringIO(figure.csv))
-    assert dict(zip(found["line"], found["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
-    assert {*found["panel"]} == {"FMNIST, target 60.0 %"}
+    accuracy = {
+        make_cell("fedavg", 0).key: [20, 60, 70],
+        make_cell("fedavg", 1).key: [20, 30, 50],
+        make_cell("feddual", 0).key: [20, 80, 80],
+        make_cell("feddual", 1).key: [20, 55, 50],
+    }
+    study = imitate_study([*cells.values()], [*cells.values()], load_curve=curves(accuracy))
+    figure = draw_figure("FedDUAL", "Figure 4", {"table1": study})
+    result = pd.read_csv(io.StringIO(figure.csv))
+    assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
+    assert {*result["panel"]} == {"FMNIST, target 60.0 %"}
 
 
 def test_a_figure_tells_what_is_not_in_it() -> None:
-    made = [cell_of("fedavg"), cell_of("feddual"), cell_of("feddual", 1), cell_of("moon")]
-    study = played(made, made[:1], load_curve=curves({made[0].key: [50.0]}))
-    figure = drawn("FedDUAL", "Figure 3", {"table1": study})
+    cells = [make_cell("fedavg"), make_cell("feddual"), make_cell("feddual", 1), make_cell("moon")]
+    study = imitate_study(cells, cells[:1], load_curve=curves({cells[0].key: [50.0]}))
+    figure = draw_figure("FedDUAL", "Figure 3", {"table1": study})
     assert figure.missing == "FedDUAL, FMNIST, MOON, FMNIST (failed: boom)"
 
 
 def test_norms_of_the_run_beside_are_named_as_such_also_where_it_is_alone() -> None:
-    """cwFedAvg's Figure 11: Table 1's run with WDR, and beside it Figure 5's without."""
+    """cwFedAvg's Figure 11: a run of Table 1 with WDR, and one of Figure 5 without."""
     norms = pd.DataFrame(
         [{"model": "trained", "owner": 0, "class": 0, "norm": 1.0, "relative": 1.0, "share": 1.0, "samples": 5}]
     )
-    beside = cell_of("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
-    own = cell_of("cwfedavg", data="practical/CIFAR-100")
+    cell_without_wdr = make_cell("cwfedavg", data="CIFAR-100", **{"algorithms.cwfedavg.wdr": 0})
+    cell_with_wdr = make_cell("cwfedavg", data="practical/CIFAR-100")
     diagnostics = {"load_diagnostics": lambda kind, cell: [norms]}
-    figure5, table1 = played([beside], [beside], **diagnostics), played([own], [own], **diagnostics)
-    for there_, names in (
+    figure5, table1 = (
+        imitate_study([cell_without_wdr], [cell_without_wdr], **diagnostics),
+        imitate_study([cell_with_wdr], [cell_with_wdr], **diagnostics),
+    )
+    for studies_by_name, names in (
         ({"figure5": figure5}, {"cwFedAvg, λ = 0, trained models"}),
         ({"figure5": figure5, "table1": table1}, {"cwFedAvg, trained models", "cwFedAvg, λ = 0, trained models"}),
     ):
-        figure = drawn("cwFedAvg", "Figure 11", there_)
+        figure = draw_figure("cwFedAvg", "Figure 11", studies_by_name)
         assert {*pd.read_csv(io.StringIO(figure.csv))["panel"]} == {"training data", *names}
 
 
 def test_the_best_value_is_told_once_all_were_run() -> None:
-    made = [cell_of("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
-    accuracy = {made[0].key: 70.0, made[1].key: 71.0}
+    cells = [make_cell("feddual", **{"algorithms.feddual.epsilon": epsilon}) for epsilon in (1e-5, 1e-3)]
+    accuracy = {cells[0].key: 70.0, cells[1].key: 71.0}
     (text,) = (text for text in layouts.load_papers()["FedDUAL"].text if text.metric == "best_epsilon")
-    for done, expected in ((made[:1], None), (made, 1e-3)):
-        study = played(made, done, get_accuracy=lambda cell: accuracy[cell.key])
-        found_ = measurements.measure_text_number(text, {text.study: study}.get)
-        assert (found_.number.mean if found_.number else None) == expected
-        assert found_.reason == ("" if expected else "failed: boom")
+    for done, expected in ((cells[:1], None), (cells, 1e-3)):
+        study = imitate_study(cells, done, get_accuracy=lambda cell: accuracy[cell.key])
+        measured_cell = measurements.measure_text_number(text, {text.study: study}.get)
+        assert (measured_cell.number.mean if measured_cell.number else None) == expected
+        assert measured_cell.reason == ("" if expected else "failed: boom")
 
 
 def test_counterexamples_are_told_of_a_hundred_clients() -> None:
-    """Print: 3 of 100 experiments."""
-    told = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
-    norms = pd.DataFrame(told, columns=["owner", "share", "norm"])
+    """The paper reports 3 of 100 experiments."""
+    rows = [(0, 0.9, 1.0), (0, 0.1, 2.0), (1, 0.9, 2.0), (1, 0.1, 1.0), (2, 0.5, 1.0), (2, 0.5, 1.0), (3, 1.0, 1.0)]
+    norms = pd.DataFrame(rows, columns=["owner", "share", "norm"])
     (text,) = (text for text in layouts.load_papers()["FedDW"].text if text.metric == "counterexamples")
-    made = [cell_of("fedavg")]
-    study = played(made, made, load_diagnostics=lambda kind, cell: [norms])
-    found_ = measurements.measure_text_number(text, {text.study: study}.get)
-    assert (number(found_).mean, number(found_).runs) == (25.0, 1)
+    cells = [make_cell("fedavg")]
+    study = imitate_study(cells, cells, load_diagnostics=lambda kind, cell: [norms])
+    measured_cell = measurements.measure_text_number(text, {text.study: study}.get)
+    assert (number(measured_cell).mean, number(measured_cell).runs) == (25.0, 1)

@@ -1,4 +1,4 @@
-"""Pages: complete, self-contained, harmless, and the same bytes each time; then seen by a real browser."""
+"""Pages: complete, self-contained, safe and reproducible, also in a real browser."""
 
 import fcntl
 import html
@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from typing_extensions import override
 
 from fedpipe.papers import comparison, layouts, pages
 from fedpipe.papers.comparison import MeasuredCell
@@ -27,27 +28,29 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 class Parsed(html.parser.HTMLParser):
-    """Elements of a page by name, with their attributes and, of headings, their text."""
+    """Elements of a page with their attributes, and the texts of headings."""
 
     def __init__(self, text):
         super().__init__()
         self.elements, self.headings, self.inside = [], [], False
         self.feed(text)
 
+    @override
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         self.inside = tag == "h2"
 
+    @override
     def handle_data(self, data):
         if self.inside:
             self.headings.append(data)
             self.inside = False
 
-    def of(self, name):
+    def get_values(self, name):
         return [attributes[name] for _, attributes in self.elements if name in attributes]
 
 
-def drawn():
+def draw_figure():
     rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
     frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
     return SvgFigure(panels.render_lines(frame, "round", "y"), frame.to_csv(index=False))
@@ -55,20 +58,20 @@ def drawn():
 
 @pytest.fixture(scope="session")
 def folder(measured_table, tmp_path_factory):
-    """Pages of all cells but some, with two figures and a reason."""
-    here = tmp_path_factory.mktemp("pages")
+    """Pages of most cells, with two figures and a reason."""
+    folder = tmp_path_factory.mktemp("pages")
     missing = MeasuredCell(None, reason="too costly")
-    told = {
-        place: missing if (place.paper, "Tiny" in place.column) == ("cwFedAvg", True) else cell
-        for place, cell in measured_table.items()
+    cells = {
+        cell_id: missing if (cell_id.paper, "Tiny" in cell_id.column) == ("cwFedAvg", True) else cell
+        for cell_id, cell in measured_table.items()
     }
-    some = {
-        ("FedDW", "Figure 6"): drawn(),
-        ("FedDW", "Figure 7"): drawn(),
+    drawings = {
+        ("FedDW", "Figure 6"): draw_figure(),
+        ("FedDW", "Figure 7"): draw_figure(),
         ("FedDUAL", "Figure 6"): "VGG16 is not here.",
     }
-    pages.write_pages(here, "full", told, some, ABOUT)
-    return here
+    pages.write_pages(folder, "full", cells, drawings, ABOUT)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +82,8 @@ def parsed(folder):
 def test_every_table_and_figure_has_its_heading(parsed):
     for paper in layouts.load_papers().values():
         headings = parsed[paper.stem].headings
-        wanted = [*paper.tables, *paper.figures]
-        assert [heading for heading in headings if heading in wanted] == wanted
+        expected_headings = [*paper.tables, *paper.figures]
+        assert [heading for heading in headings if heading in expected_headings] == expected_headings
 
 
 def test_also_where_nothing_was_measured(measured_table, tmp_path):
@@ -92,16 +95,16 @@ def test_also_where_nothing_was_measured(measured_table, tmp_path):
 
 
 def test_ids_are_unique_and_links_lead_somewhere(folder, parsed):
-    ids = {name: page.of("id") for name, page in parsed.items()}
+    ids = {name: page.get_values("id") for name, page in parsed.items()}
     for name, page in parsed.items():
         assert len(set(ids[name])) == len(ids[name])
-        for link in page.of("href"):
+        for link in page.get_values("href"):
             file, _, target = link.partition("#")
             if link == "data:," or file == "cells.csv" or (file.startswith("figures/") and (folder / file).is_file()):
                 continue
-            there = name if not file else file.removesuffix(".html")
-            assert there in PAGES, link
-            assert not target or target in ids[there], link
+            target_page = name if not file else file.removesuffix(".html")
+            assert target_page in PAGES, link
+            assert not target or target in ids[target_page], link
 
 
 def test_self_contained_and_without_scripts(folder):
@@ -111,26 +114,29 @@ def test_self_contained_and_without_scripts(folder):
         assert not {"script", "link", "svg", "iframe", "object"} & {
             tag for tag, attributes in page.elements if attributes.get("href") != "data:,"
         }
-        assert not [attribute for _, found in page.elements for attribute in found if attribute.startswith("on")]
+        assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute.startswith("on")]
         assert not re.findall(r"https?://[^\s\"'<)]+", text)
-        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.of("src"))
+        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
         assert "@import" not in text
 
 
 def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder, judged):
     text = (folder / "feddw.html").read_text()
-    place = next(place for place in judged["full"].cells if place[1:4] == ("Table I", "FedDW", "practical/CIFAR-10"))
-    cell = judged["full"].cells[place]
-    shown = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
-    (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(shown)}</a>', text)
+    cell_id = next(
+        cell_id for cell_id in judged["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
+    )
+    cell = judged["full"].cells[cell_id]
+    number_text = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
+    (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(number_text)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
     assert before.rpartition("<td ")[2].startswith(f'class="{cell.word}">')
     sign = f'<span class="sign" aria-hidden="true">{pages.SIGNS[cell.word]}</span>'
     assert before.rstrip().endswith(f'{sign}<span class="spoken">{cell.word}: </span>')
     row = text[text.index(f'<tr id="{anchor}">') :].partition("</tr>\n")[0]
     low, high = (f"{limit:+.2f}".replace("-", "−") for limit in cell.verdict.contrast[1:3])
-    for told in ("66.24 ± 0.6", cell.word, *cell.measurement.keys, cell.measurement.trace_command, f"[{low}, {high}]"):
-        assert told in row, told
+    command = cell.measurement.trace_command
+    for part in ("66.24 ± 0.6", cell.word, *cell.measurement.keys, command, f"[{low}, {high}]"):
+        assert part in row, part
 
 
 def test_a_dash_has_its_reason(folder):
@@ -138,7 +144,7 @@ def test_a_dash_has_its_reason(folder):
     assert "<li>too costly</li>" in table
     assert "VGG16 is not here." in (folder / "feddual.html").read_text()
     assert "A diagram: it contains no measurements." in (folder / "feddw.html").read_text()
-    assert "in the paper: it crashed, or did not converge" in (folder / "feddw.html").read_text()
+    assert "failed in the paper" in (folder / "feddw.html").read_text()
 
 
 def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, tmp_path):
@@ -146,11 +152,11 @@ def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, 
     assert "<strong>cwFedAvg is ahead of FedAvg.</strong> In the paper (Table 1): ahead in 7 of 7 columns, +22" in text
     shifts = {"higher": (2.0, "yes"), "lower": (-15.0, "no"), "level": (0.0, "undecided (the 95% intervals contain 0)")}
     for name, (shift, word) in shifts.items():
-        cells = make(keep=lambda place: place.table == "Table 1" and place.row in {"FedAvg", "FedDUAL"})
-        for place in [place for place in cells if place.paper == "FedDUAL" and place.row == "FedDUAL"]:
-            rival = cells[place._replace(row="FedAvg")]
+        cells = make(keep=lambda cell_id: cell_id.table == "Table 1" and cell_id.row in {"FedAvg", "FedDUAL"})
+        for cell_id in [cell_id for cell_id in cells if cell_id.paper == "FedDUAL" and cell_id.row == "FedDUAL"]:
+            rival = cells[cell_id._replace(row="FedAvg")]
             values = {seed: value + shift for seed, value in rival.number.values.items()}
-            cells[place] = replace(rival, number=Number.from_values(values))
+            cells[cell_id] = replace(rival, number=Number.from_values(values))
         pages.write_pages(tmp_path / name, "reduced", cells, {}, ABOUT)
         assert f"Reproduced: <strong>{word}</strong>" in (tmp_path / name / "feddual.html").read_text()
     pages.write_pages(tmp_path / "smoke", "smoke", cells, {}, ABOUT)
@@ -161,8 +167,8 @@ def test_what_was_run_stands_at_the_top(folder):
     for name in PAGES:
         text = (folder / f"{name}.html").read_text()
         top = text.partition("</nav>")[2].partition("<h2")[0]
-        for told in ("<strong>full</strong>", "0123abc"):
-            assert told in top
+        for part in ("<strong>full</strong>", "0123abc"):
+            assert part in top
         assert "0123abc</code> on 2026-11-22" in text.partition("<footer>")[2]
 
 
@@ -171,20 +177,24 @@ def test_a_page_tells_what_the_paper_says_and_where_print_code_and_this_differ(f
         text = html.unescape((folder / f"{paper.stem}.html").read_text())
         for table in paper.tables.values():
             assert table.caption in text
-            assert all(f"<h3>{claim.says}</h3>" in text for claim in table.claims)
+            assert all(f"<h3>{claim.statement}</h3>" in text for claim in table.claims)
         for figure in paper.figures.values():
-            assert f"<p>{figure.says}</p>" in text
-        below = text.partition('<section id="deviations">')[2].partition("</section>")[0]
+            assert f"<p>{figure.statement}</p>" in text
+        section = text.partition('<section id="deviations">')[2].partition("</section>")[0]
         assert paper.deviations
         for deviation in paper.deviations:
-            for told in (deviation.about, deviation.print, deviation.code, deviation.here):
-                assert told in below, told
+            for text in (deviation.topic, deviation.paper, deviation.code, deviation.fedpipe):
+                assert text in section, text
 
 
 def test_a_cell_with_some_of_its_runs_says_so(measured_table, tmp_path):
-    place = next(place for place in measured_table if place[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10"))
+    cell_id = next(
+        cell_id for cell_id in measured_table if cell_id[:4] == ("FedDW", "Table I", "FedDW", "practical/CIFAR-10")
+    )
     changes = {"is_incomplete": True, "diverged_runs": 1}
-    pages.write_pages(tmp_path, "full", measured_table | {place: replace(measured_table[place], **changes)}, {}, ABOUT)
+    pages.write_pages(
+        tmp_path, "full", measured_table | {cell_id: replace(measured_table[cell_id], **changes)}, {}, ABOUT
+    )
     table = (tmp_path / "feddw.html").read_text().partition('id="table-i"')[2].partition("</section>")[0]
     notes = re.findall(r"<li>(\w+)", table)
     cell = table[: table.index("66.24 ± 0.6")].rpartition("<td ")[2]
@@ -206,83 +216,83 @@ def test_generated_data_are_marked(measured_table, tmp_path):
     pages.write_pages(
         tmp_path,
         "smoke",
-        {place: replace(cell, is_generated=True) for place, cell in measured_table.items()},
+        {cell_id: replace(cell, is_generated=True) for cell_id, cell in measured_table.items()},
         {},
         ABOUT,
     )
-    assert "on generated data of the data set's shape" in html.unescape((tmp_path / "feddw.html").read_text())
+    assert "on generated data with the data set's shape" in html.unescape((tmp_path / "feddw.html").read_text())
 
 
 def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
-    found = []
+    outputs = []
     for name in ("one", "two"):
-        pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): drawn()}, ABOUT)
+        pages.write_pages(tmp_path / name, "full", measured_table, {("FedDW", "Figure 6"): draw_figure()}, ABOUT)
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        found.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
-    assert found[0] == found[1]
+        outputs.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
+    assert outputs[0] == outputs[1]
     figure = {f"figures/feddw-figure-6.{suffix}" for suffix in ("svg", "csv")}
-    assert set(found[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
-    assert found[0]["figures/feddw-figure-6.csv"].decode() == drawn().csv
+    assert set(outputs[0]) == {*(f"{name}.html" for name in PAGES), "cells.csv", *figure}
+    assert outputs[0]["figures/feddw-figure-6.csv"].decode() == draw_figure().csv
     pages.write_pages(tmp_path / "one", "full", measured_table, {("FedDW", "Figure 6"): "Not run."}, ABOUT)
-    assert not list((tmp_path / "one/figures").iterdir()), "what is no longer drawn does not stay"
+    assert not list((tmp_path / "one/figures").iterdir()), "the files of a removed figure are deleted"
 
 
 @pytest.fixture(scope="session")
 def hostile(make, tmp_path_factory):
-    """Pages whose every text that comes from outside is hostile."""
-    here = tmp_path_factory.mktemp("hostile")
+    """Pages in which all external texts are hostile."""
+    folder = tmp_path_factory.mktemp("hostile")
     measured = {
-        place: replace(cell, trace_command=HOSTILE, keys=(HOSTILE,), reason=HOSTILE)
-        for place, cell in make(keep=lambda place: place.paper == "FedDW").items()
+        cell_id: replace(cell, trace_command=HOSTILE, keys=(HOSTILE,), reason=HOSTILE)
+        for cell_id, cell in make(keep=lambda cell_id: cell_id.paper == "FedDW").items()
     }
-    missing = make(keep=lambda place: place.paper == "FedDUAL")
+    missing = make(keep=lambda cell_id: cell_id.paper == "FedDUAL")
     measured |= dict.fromkeys(missing, MeasuredCell(None, reason=HOSTILE))
     svg = f"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(3)</script>{HOSTILE}</svg>"
-    told = {("FedDW", "Figure 6"): SvgFigure(svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
-    pages.write_pages(here, "full", measured, told, BuildInfo(HOSTILE, HOSTILE))
-    return here
+    drawings = {("FedDW", "Figure 6"): SvgFigure(svg, HOSTILE), ("FedDW", "Figure 7"): HOSTILE}
+    pages.write_pages(folder, "full", measured, drawings, BuildInfo(HOSTILE, HOSTILE))
+    return folder
 
 
 def test_hostile_texts_are_text(hostile):
     for name in PAGES:
         page = Parsed((hostile / f"{name}.html").read_text())
         assert "script" not in {tag for tag, _ in page.elements}
-        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.of("src"))
-        assert not [attribute for _, found in page.elements for attribute in found if attribute == "onerror"]
+        assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
+        assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute == "onerror"]
 
 
 def test_a_column_that_is_another_tables_counts_once(make):
     """FedDW's Baseline1 of Table II is a column of Table I."""
     columns = {("Table I", "practical/CIFAR-10"), ("Table II", "Baseline1")}
-    places = make(seeds=(0,), keep=lambda place: (place.table, place.column) in columns)
-    compared = comparison.compare_cells(places, "reduced")
+    cells = make(seeds=(0,), keep=lambda cell_id: (cell_id.table, cell_id.column) in columns)
+    compared = comparison.compare_cells(cells, "reduced")
     assert {name[1:] for name in compared.orders} == columns
     paper = layouts.load_papers()["FedDW"]
     assert pages.summarize_tables(paper, list(paper.tables), compared)["winners"].endswith("of 1")
 
 
 def test_figures_of_no_paper_are_refused(measured_table, tmp_path):
-    with pytest.raises(ValueError, match="no figure of a paper"):
+    with pytest.raises(ValueError, match=r"figures: .*Figure 9.* is not a figure of a paper"):
         pages.write_pages(tmp_path, "smoke", {}, {("FedDW", "Figure 9"): "?"}, ABOUT)
     assert not list(tmp_path.iterdir())
 
 
 class Browser:
-    """A headless Chromium, spoken to by its debugging pipe."""
+    """A headless Chromium, controlled by its debugging pipe."""
 
     def __init__(self, profile):
-        there, write = os.pipe()
-        read, back = os.pipe()
+        command_end, write = os.pipe()
+        read, answer_end = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (there, back)]
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (command_end, answer_end)]
 
-        def place():  # the browser reads from 3 and writes to 4
+        def set_descriptors():  # the browser reads from 3 and writes to 4
             for number, end in zip((3, 4), ends, strict=True):
                 os.dup2(end, number)
 
         command = [BROWSER, *flags, "about:blank"]
-        self.process = subprocess.Popen(command, preexec_fn=place, close_fds=False, stderr=subprocess.DEVNULL)
-        for end in (there, back, *ends):
+        self.process = subprocess.Popen(command, preexec_fn=set_descriptors, close_fds=False, stderr=subprocess.DEVNULL)
+        for end in (command_end, answer_end, *ends):
             os.close(end)
         self.reading, self.writing = os.fdopen(read, "rb"), os.fdopen(write, "wb")
         self.rest, self.events, self.number, self.session = b"", [], 0, None
@@ -292,23 +302,23 @@ class Browser:
             self(f"{domain}.enable")
 
     def __call__(self, method, **parameters):
-        """Call a method and return what it answers; events that come before it are kept."""
+        """Call a method and return its answer. Earlier events are stored in ``events``."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         message |= {"sessionId": self.session} if self.session else {}
         self.writing.write(json.dumps(message).encode() + b"\0")
         self.writing.flush()
         while True:
-            found = self.next()
-            if found.get("id") == self.number:
-                assert "error" not in found, found
-                return found["result"]
-            self.events.append(found)
+            message = self.next()
+            if message.get("id") == self.number:
+                assert "error" not in message, message
+                return message["result"]
+            self.events.append(message)
 
     def next(self):
         while b"\0" not in self.rest:
             part = self.reading.read1()
-            assert part, "the browser is gone"
+            assert part, "the browser has ended"
             self.rest += part
         first, _, self.rest = self.rest.partition(b"\0")
         return json.loads(first)
@@ -335,21 +345,21 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if not BROWSER:
-        pytest.skip("there is no Chromium here")
-    made = Browser(tmp_path_factory.mktemp("profile"))
-    yield made
-    made.close()
+        pytest.skip("needs Chromium")
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
 
 
 def seen(browser, path, width):
-    """What a browser complained of, and what it asked for but the page itself."""
+    """The problems that a browser reports, and its requests except the page itself."""
     events = browser.open(path, width)
-    wrong = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
-    wrong += [event for event in events if event.get("method") == "Runtime.consoleAPICalled"]
-    asked = [
+    problems = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
+    problems += [event for event in events if event.get("method") == "Runtime.consoleAPICalled"]
+    requests = [
         event["params"]["request"]["url"] for event in events if event.get("method") == "Network.requestWillBeSent"
     ]
-    return wrong, [url for url in asked if url != path.as_uri() and not url.startswith("data:")]
+    return problems, [url for url in requests if url != path.as_uri() and not url.startswith("data:")]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -374,9 +384,9 @@ def test_a_browser_shows_it_at_both_widths(browser, folder, name):
 def test_the_browser_tells_what_is_wrong(browser, tmp_path):
     page = tmp_path / "wrong.html"
     page.write_text("<!doctype html><img src='x.png'><div style='width: 500px'>.</div><script>nothing()</script>")
-    wrong, asked = seen(browser, page, 375)
-    assert {event["method"] for event in wrong} == {"Log.entryAdded", "Runtime.exceptionThrown"}
-    assert asked == [(tmp_path / "x.png").as_uri()]
+    problems, requests = seen(browser, page, 375)
+    assert {event["method"] for event in problems} == {"Log.entryAdded", "Runtime.exceptionThrown"}
+    assert requests == [(tmp_path / "x.png").as_uri()]
     assert browser.tell("document.documentElement.scrollWidth") > 375
 
 

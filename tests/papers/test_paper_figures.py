@@ -43,7 +43,7 @@ FORMS = {
     "lines": lambda: panels.render_lines(lines(), HOSTILE, "y"),
     "bars": lambda: panels.render_bars(frame("category mean", [(HOSTILE, 3.0), ("b", np.nan)]), "x"),
     "heat maps": lambda: panels.render_heatmaps(
-        frame("panel row column value", [(HOSTILE, *place, 1.0) for place in np.ndindex(3, 4)]), "x", "y", "z"
+        frame("panel row column value", [(HOSTILE, *position, 1.0) for position in np.ndindex(3, 4)]), "x", "y", "z"
     ),
     "points": lambda: panels.render_points(
         frame("panel x y contrary", [(HOSTILE, 0, 0.9, False), (HOSTILE, 1, 0.1, True)]), "x", "y"
@@ -105,8 +105,8 @@ def test_at_most_six_lines_are_colored_with_the_papers_method_and_fedavg():
     """FedDW's Figure 7 has twelve methods."""
     paper = layouts.load_papers()["FedDW"]
     stored = pd.read_csv(FRAMES["FedDW", "Figure 7"])
-    made = unwrapped(panels.render_lines, stored, "round", "y", ("FedAvg", "FedDW"))
-    colors = {line.get_label(): line.get_color() for line in made.axes[0].get_lines()}
+    figure = unwrapped(panels.render_lines, stored, "round", "y", ("FedAvg", "FedDW"))
+    colors = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     colored = {name for name, color in colors.items() if color != panels.GRAY}
     assert len(colors) == 12
     assert len(colored) == len({colors[name] for name in colored}) == panels.MAX_COLORS
@@ -122,12 +122,12 @@ def test_panels_share_the_vertical_axis_within_a_data_set_only():
 
 
 def test_ticks_are_values_of_the_data_with_zero_left_of_a_logarithmic_axis():
-    found = texts(panels.render_lines(lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True))
-    assert [text for text in found if text in {"0", "0.01", "1", "100"}] == ["0", "0.01", "1", "100"]
-    found = texts(panels.render_lines(lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
-    assert [text for text in found if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
-    found = texts(panels.render_lines(lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
-    assert [text for text in found if text.isdigit() and int(text) < 26] == ["5", "10", "15", "20", "25"]
+    labels = texts(panels.render_lines(lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True))
+    assert [text for text in labels if text in {"0", "0.01", "1", "100"}] == ["0", "0.01", "1", "100"]
+    labels = texts(panels.render_lines(lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
+    assert [text for text in labels if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
+    labels = texts(panels.render_lines(lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
+    assert [text for text in labels if text.isdigit() and int(text) < 26] == ["5", "10", "15", "20", "25"]
 
 
 @pytest.mark.parametrize("value", [2.3, np.nan, np.inf])
@@ -157,11 +157,11 @@ def test_measures_have_their_own_axes_and_presets():
 
 
 def test_lines_that_hide_each_other_are_named():
-    found = texts(panels.render_lines(lines(names=("FedAvg", "FedBN")), "round", "y"))
-    assert "FedAvg, FedBN: equal values." in found
+    labels = texts(panels.render_lines(lines(names=("FedAvg", "FedBN")), "round", "y"))
+    assert "FedAvg, FedBN: equal values." in labels
     other = lines(names=("FedDW",)).assign(mean=1.0)
-    found = texts(panels.render_lines(pd.concat([lines(names=("FedAvg",)), other]), "round", "y"))
-    assert not [text for text in found if "equal" in text]
+    labels = texts(panels.render_lines(pd.concat([lines(names=("FedAvg",)), other]), "round", "y"))
+    assert not [text for text in labels if "equal" in text]
 
 
 def test_a_missing_bar_and_a_counterexample_are_marked():

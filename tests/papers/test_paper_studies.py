@@ -1,4 +1,4 @@
-"""The papers' studies: each plans without its data at hand, and has the runs that print has."""
+"""The papers' studies: each is planned without its data, and has the runs of the paper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RUNS = {
     "cwfedavg/table4": 18,
     "cwfedavg/table6": 12,
 }
-SHARED = {  #: how many runs of one study are another's, too
+SHARED = {  #: number of runs that two studies share
     ("feddw/figure6", "feddw/table1"): 20,
     ("feddual/table2", "feddual/table1"): 3,
     ("feddual/table3", "feddual/table1"): 3,
@@ -67,7 +67,7 @@ def planned(study: str, preset: str = "full") -> NewPlan:
 
 
 @pytest.fixture(autouse=True)
-def beside_the_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_folder_with_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the studies and nothing else: no data, no results."""
     (tmp_path / "studies").symlink_to(ROOT / "studies")
     monkeypatch.chdir(tmp_path)
@@ -88,9 +88,9 @@ def columns(study: str, preset: str = "full") -> set[str]:
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_a_study_plans_without_its_data(study: str) -> None:
-    made = planned(study)
-    assert {cell.algorithm for cell in made.cells} == set(made.algorithms)
-    assert len(made.runs) == RUNS.get(study, len(made.runs))
+    plan = planned(study)
+    assert {cell.algorithm for cell in plan.cells} == set(plan.algorithms)
+    assert len(plan.runs) == RUNS.get(study, len(plan.runs))
 
 
 @pytest.mark.slow
@@ -99,21 +99,21 @@ def test_a_study_has_its_smaller_presets(study: str) -> None:
     assert set(read_params(Path("studies/papers") / f"{study}.yaml")["presets"]) >= {"smoke", "reduced"}
     whole = planned(study)
     for preset in ("smoke", "reduced"):
-        made = planned(study, preset)
-        assert made.seeds == (0,)
-        assert len(made.runs) <= len(whole.runs)
-        assert set(made.algorithms) <= set(whole.algorithms)
-        assert {partition["dataset"].get("subset", 0) for partition in made.partitions.values()} != {
+        plan = planned(study, preset)
+        assert plan.seeds == (0,)
+        assert len(plan.runs) <= len(whole.runs)
+        assert set(plan.algorithms) <= set(whole.algorithms)
+        assert {partition["dataset"].get("subset", 0) for partition in plan.partitions.values()} != {
             0
         } or preset != "smoke"
 
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_data_are_generated_at_preset_smoke_alone(study: str) -> None:
-    held = read_params(Path("studies/papers") / f"{study}.yaml")
-    presets = held.pop("presets")
+    params = read_params(Path("studies/papers") / f"{study}.yaml")
+    presets = params.pop("presets")
     assert [preset for preset, changes in presets.items() if "generate" in str(changes)] == ["smoke"]
-    assert "generate" not in str(held)
+    assert "generate" not in str(params)
 
 
 @pytest.mark.slow
@@ -129,20 +129,20 @@ def test_what_a_smaller_preset_runs_has_its_cell_in_the_table(paper: layouts.Pap
 
 @pytest.mark.slow
 def test_the_rates_of_feddual_are_a_preset() -> None:
-    made = planned("feddual/table1", "rates")
-    assert len(made.runs) == 3 * 3 * 5 * (7 + 4 + 4)
-    assert made.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
+    plan = planned("feddual/table1", "rates")
+    assert len(plan.runs) == 3 * 3 * 5 * (7 + 4 + 4)
+    assert plan.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
 
 
 def test_dvc_records_tables_and_pages_where_they_lie() -> None:
-    """Those of preset full, too, whose name stands in no study's place."""
+    """Also those of preset full, whose name is not in the path of a study."""
     stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
 
     def out(stage: str, **item: str) -> Path:
-        (((place, _),),) = (found.items() for found in stages[stage]["outs"])
+        (((path, _),),) = (output.items() for output in stages[stage]["outs"])
         for key, value in item.items():
-            place = place.replace(f"${{item.{key}}}", value)
-        return Path(place)
+            path = path.replace(f"${{item.{key}}}", value)
+        return Path(path)
 
     path = Path("studies/papers/feddw/table1.yaml")
     assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "full").plan.parent
@@ -153,10 +153,10 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:
-    wanted = {
+    expected = {
         f"{paper.stem}/{part.study}" for paper in layouts.load_papers().values() for part in parts(paper) if part.study
     }
-    assert wanted == {name(path) for path in FILES}
+    assert expected == {name(path) for path in FILES}
 
 
 def parts(paper: layouts.Paper) -> Iterator[layouts.Table | layouts.Figure]:
@@ -169,15 +169,15 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
     for number, table in paper.tables.items():
         if table.study is None or table.metric == "hyperparameter":
             continue
-        made = planned(f"{paper.stem}/{table.study}")
+        plan = planned(f"{paper.stem}/{table.study}")
         methods = {row.method for row in table.rows.values() if row.method}
-        assert methods == set(made.algorithms), number
+        assert methods == set(plan.algorithms), number
         elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
         formulas = {column for column in table.column_paths if table.get_metric("", column) != table.metric}
         assert set(table.column_paths) - elsewhere - formulas == columns(f"{paper.stem}/{table.study}"), number
         for row, entry in table.rows.items():
             if entry.method and table.metric == "accuracy_pct":
-                assert made.method_protocols.get(entry.method, made.protocols[0]) == table.get_protocol(row), (
+                assert plan.method_protocols.get(entry.method, plan.protocols[0]) == table.get_protocol(row), (
                     number,
                     row,
                 )
@@ -190,17 +190,17 @@ def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
 
 def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
     """All settings of a study's runs, each once, by method and names of its column."""
-    made = planned(study)
-    texts = {str(cell.files.settings): made.file_texts[str(cell.files.settings)] for cell in made.cells}
+    plan = planned(study)
+    texts = {str(cell.files.settings): plan.file_texts[str(cell.files.settings)] for cell in plan.cells}
     read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
     return {
         (cell.algorithm, *map(str, cell.grid.values()), str(cell.seed)): read_[str(cell.files.settings)]
         | {"rounds": cell.rounds}
-        for cell in made.cells
+        for cell in plan.cells
     }
 
 
-PRINT = {  #: the settings that the papers' texts state for all runs of a table or figure; more than one where they vary
+PUBLISHED_SETTINGS = {  #: settings in the papers' texts for all runs of a table or figure, with all values
     ("feddw/table1",): {
         "federation.clients": {10},
         "federation.participation": {1.0, 0.5},
@@ -246,7 +246,7 @@ PRINT = {  #: the settings that the papers' texts state for all runs of a table 
 
 
 @pytest.mark.parametrize(
-    ("study", "stated"), [(study, stated) for studies_, stated in PRINT.items() for study in studies_]
+    ("study", "stated"), [(study, stated) for studies_, stated in PUBLISHED_SETTINGS.items() for study in studies_]
 )
 def test_what_the_papers_text_states_for_all_runs(study: str, stated: dict[str, set[Any]]) -> None:
     found: dict[str, set[Any]] = {name: set() for name in stated}
@@ -258,7 +258,7 @@ def test_what_the_papers_text_states_for_all_runs(study: str, stated: dict[str, 
 
 
 def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
-    """It counts its own, so that a column of longer or shorter rounds has to say them."""
+    """It has its own numbers of epochs, which a column with other rounds must also set."""
     checked = set()
     for study in ("feddw/table1", "feddw/table2"):
         for (method, *_), run in settings(study).items():
@@ -270,11 +270,14 @@ def test_fedrep_trains_as_many_epochs_as_the_others() -> None:
 
 
 def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
-    """As its studies say; cifar-10's of FedProto, whose paper has no CIFAR-100."""
+    """As in its studies. FedProto's are those for CIFAR-10, because its paper has no CIFAR-100."""
     for study in ("pfps_lwc/table2", "pfps_lwc/table3", "pfps_lwc/table4"):
         for (method, *_), run in settings(study).items():
-            own = {"fedproto": {"penalty": 0.1}, "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.09}}
-            assert {name: run["algorithm"][name] for name in own.get(method, {})} == own.get(method, {})
+            parameters = {
+                "fedproto": {"penalty": 0.1},
+                "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.09},
+            }
+            assert {name: run["algorithm"][name] for name in parameters.get(method, {})} == parameters.get(method, {})
 
 
 def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
@@ -283,9 +286,9 @@ def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None
     for part in layouts.load_papers()["PFPS-LWC"].figures["Figure 5"].run_selections:
         for cell in planned(f"pfps_lwc/{part.study}").cells:
             point = cell.grid["partition.alpha"], cell.grid["federation.participation"]
-            wanted = [value if isinstance(value, list) else [value] for value in part.where.values()]
+            expected = [value if isinstance(value, list) else [value] for value in part.where.values()]
             assert list(part.where) == ["partition.alpha", "federation.participation"]
-            if all(value in among for value, among in zip(point, wanted, strict=True)):
+            if all(value in among for value, among in zip(point, expected, strict=True)):
                 found.add((part.study, *point))
     assert found == {("table2", 0.5, 0.3), ("table2", 0.3, 0.5), ("table3", 0.1, 0.5), ("table3", 0.5, 0.5)}
 
@@ -293,8 +296,8 @@ def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None
 def test_the_settings_in_print_are_those_of_the_studies() -> None:
     """cwFedAvg's Table 5, which is a table of settings, and the coefficients in its text."""
     names = {"alpha_k": "alpha", "sigma": "sigma", "eps1": "eps1", "eps2": "eps2", "rho": "rho"}
-    own = {("FedProx", "mu"): "mu", ("FedAMP", "lambda"): "attraction", ("FedUV", "mu"): "variance"}
-    own |= {("FedUV", "lambda"): "uniformity"}
+    special_names = {("FedProx", "mu"): "mu", ("FedAMP", "lambda"): "attraction", ("FedUV", "mu"): "variance"}
+    special_names |= {("FedUV", "lambda"): "uniformity"}
     methods = {
         "FedProx": "fedprox",
         "FedAMP": "fedamp",
@@ -303,25 +306,25 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
         "FedNH": "fednh",
         "FedUV": "feduv",
     }
-    made = planned("cwfedavg/table1")
+    plan = planned("cwfedavg/table1")
     checked = 0
-    for place, number in published.load_published().items():
-        if (place.paper, place.metric) != ("cwFedAvg", "hyperparameter"):
+    for cell_id, number in published.load_published().items():
+        if (cell_id.paper, cell_id.metric) != ("cwFedAvg", "hyperparameter"):
             continue
-        for cell in made.cells:
+        for cell in plan.cells:
             data = str(cell.grid["data"]).partition("/")[2].rstrip("*")
-            if place.row == "cwFedAvg" and (cell.algorithm, f"lambda/{data}") == ("cwfedavg", place.column):
+            if cell_id.row == "cwFedAvg" and (cell.algorithm, f"lambda/{data}") == ("cwfedavg", cell_id.column):
                 parameter = "wdr"
-            elif cell.algorithm != methods.get(place.row):
+            elif cell.algorithm != methods.get(cell_id.row):
                 continue
-            elif place.row == "IFCA":
-                if data not in place.column.removeprefix("k/").split(" and "):
+            elif cell_id.row == "IFCA":
+                if data not in cell_id.column.removeprefix("k/").split(" and "):
                     continue
                 parameter = "clusters"
             else:
-                parameter = own.get((place.row, place.column)) or names[place.column]
-            settings = yaml.safe_load(made.file_texts[str(cell.files.settings)])
-            assert settings["algorithm"][parameter] == number.mean, (place, data)
+                parameter = special_names.get((cell_id.row, cell_id.column)) or names[cell_id.column]
+            settings = yaml.safe_load(plan.file_texts[str(cell.files.settings)])
+            assert settings["algorithm"][parameter] == number.mean, (cell_id, data)
             checked += 1
     # by seed: in seven columns FedProx, FedAMP's three, CFL's two, FedNH, FedUV's two; IFCA in six; lambda in seven
     assert checked == 3 * (7 * 9 + 6 + 7)
@@ -329,11 +332,11 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
 
 def test_readings_that_comments_name_by_numbers_are_told_on_the_page() -> None:
     page = (ROOT / "docs/papers.md").read_text()
-    told = [int(number) for number in re.findall(r"^\| D(\d+) \|", page, flags=re.M)]
-    assert told == list(range(1, len(told) + 1))
+    readings = [int(number) for number in re.findall(r"^\| D(\d+) \|", page, flags=re.M)]
+    assert readings == list(range(1, len(readings) + 1))
     named: set[int] = set()
     for path in (ROOT / "studies/papers").glob("*/*.yaml"):
         for first, last in re.findall(r"\bD(\d+)(?:-D(\d+))?\b", path.read_text()):
             named |= set(range(int(first), int(last or first) + 1))
     assert len(named) > 20
-    assert named <= set(told)
+    assert named <= set(readings)

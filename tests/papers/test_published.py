@@ -1,4 +1,4 @@
-"""The printed numbers: all of them, each once, and the same as in the transcript that they were taken from."""
+"""The published numbers: all of them, each once, and equal to the transcript."""
 
 import csv
 import os
@@ -60,7 +60,7 @@ def test_places_are_names_of_axis_values(numbers):
 
 
 def test_suspect_are_the_three_that_print_itself_contradicts(numbers):
-    suspect = [tuple(place)[:4] for place, number in numbers.items() if number.status == "suspect"]
+    suspect = [tuple(cell_id)[:4] for cell_id, number in numbers.items() if number.status == "suspect"]
     assert suspect == [
         ("FedDW", "Table II", "Local", "N=50"),
         ("cwFedAvg", "Table 2", "FedNH", "alpha=1.0"),
@@ -80,16 +80,16 @@ def test_all_data_of_the_package_ship_with_it():
 def test_the_same_numbers_as_in_the_transcript(numbers):
     path = SHARED / "spec" / "published_results.csv"
     if not path.exists():
-        pytest.skip(f"{path}, the transcript of the papers' numbers, is not at hand (FEDPIPE_SHARED names its folder)")
+        pytest.skip(f"{path}, the transcript of the papers' numbers, is missing (FEDPIPE_SHARED is its folder)")
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(numbers)
     for row, number in zip(rows, numbers.values(), strict=True):
-        place = number.cell_id
-        assert (row["paper"], row["table"], row["metric"]) == (place.paper, place.table, place.metric)
+        cell_id = number.cell_id
+        assert (row["paper"], row["table"], row["metric"]) == (cell_id.paper, cell_id.table, cell_id.metric)
         assert [row["mean"], row["std"]] == ["", ""] or float(row["mean"]) == number.mean
         assert float(row["std"] or 0) == (number.std or 0)
         assert number.notes.startswith(row["notes"].replace("personalised", "personalized"))
-        if place.table in {"Table I", "Table 1"} and place.paper != "PFPS-LWC":
-            assert place.row == row["algorithm"]
-            assert row["dataset"] in place.column
+        if cell_id.table in {"Table I", "Table 1"} and cell_id.paper != "PFPS-LWC":
+            assert cell_id.row == row["algorithm"]
+            assert row["dataset"] in cell_id.column

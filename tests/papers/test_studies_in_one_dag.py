@@ -1,4 +1,4 @@
-"""Several studies as one DAG: each run once, with the most rounds, and what wants data left out with its tables."""
+"""Several studies as one DAG: each run once, with its maximum number of rounds, without runs that lack data."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "studies/a").mkdir(parents=True)
 
-    def planned(name: str, rounds: int, **others: Any) -> Plan:
+    def plan_study(name: str, rounds: int, **others: Any) -> Plan:
         params = studies.settings(("fedavg", "feddw"), rounds, **others)
         studies.write(params, tmp_path)
         (tmp_path / "params.yaml").rename(path := Path(f"studies/a/{name}.yaml"))
         planner.write_plan(planner.make_plan(path))
         return Plan.read(layout.StudyFiles.from_params(path).plan)
 
-    return planned("long", 5), planned("short", 2, study={"algorithms": ["fedavg"]})
+    return plan_study("long", 5), plan_study("short", 2, study={"algorithms": ["fedavg"]})
 
 
 def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]) -> None:
@@ -55,14 +55,14 @@ def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> No
     work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
     assert work.complete_plans == (short,)
-    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "what is here is made for both"
+    assert {joined.round_count for joined in work.merged_files} == {2, 5}, "the remaining run is made for both studies"
     assert CombinedPlan(plans).complete_plans == plans
 
 
 def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:
     long, short = plans
     assert CombinedPlan(plans).execution == long.execution
-    with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models differs from that of"):
+    with pytest.raises(SettingsError, match=r"studies/a/short\.yaml: artifacts\.keep_models "):
         assert CombinedPlan((long, dataclasses.replace(short, artifacts=Artifacts(keep_models="last")))).execution
 
 
@@ -72,5 +72,5 @@ def test_a_folder_names_its_studies_but_not_dvcs_file(plans: tuple[Plan, Plan]) 
     assert layout.list_studies(Path("studies")) == layout.list_studies(Path("studies/a")) == sorted(paths)
     assert layout.list_studies(paths[0]) == [paths[0]]
     Path("studies/empty").mkdir()
-    with pytest.raises(SettingsError, match="studies/empty: there is no study in that folder"):
+    with pytest.raises(SettingsError, match=r"^studies/empty: "):
         layout.list_studies(Path("studies/empty"))

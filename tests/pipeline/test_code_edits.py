@@ -322,7 +322,7 @@ def test_another_commits_plan_is_not_taken_for_that_of_this_one(project: Project
     project.run("git", "checkout", "-q", "one")
     project.run("dvc", "checkout", "-q")
     project.run("git", "checkout", "-q", "two")
-    overtaken = "params.yaml or code has changed since this was made"
+    overtaken = "params.yaml or code has changed since these results were made"
     assert overtaken in project.run("fedpipe", "show")
     assert overtaken in project.run("fedpipe", "trace", "results/tables/results.md", "fedavg.global-on-global")
     assert overtaken in project.run("fedpipe", "compare", "two")

@@ -77,7 +77,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
 
     status, printed = command(project, *COMMAND)
     assert status == 1, "a method is broken"
-    assert f" in {PLACE}/index.html" in printed
+    assert f" {PLACE}/index.html" in printed
     # Of table5's eight runs two fail; of figure8's four, two are table5's.
     assert jobs(printed)["segment"] == 8 + 2
     there = cells(project)
@@ -91,7 +91,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     (project.folder / "studies/papers/pfps_lwc/table5.yaml").write_text(whole)
     status, printed = command(project, *COMMAND)
     assert status == 0, printed
-    assert f" in {PLACE}/index.html" in printed
+    assert f" {PLACE}/index.html" in printed
     assert jobs(printed)["segment"] == 2, "what was done is found"
     there = cells(project)
     assert {*there[there["table"] == "Table 5"]["column"]} == {"CIFAR-10/0.3", "CIFAR-100/0.3"}
@@ -108,7 +108,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     planned = study.read_text()
     study.write_text(planned.replace("learning_rate: 0.01", "learning_rate: 0.02"))
     output = project.run("fedpipe", "papers", "--preset", "smoke", check=False)
-    assert "figure8.yaml has changed since it was planned; `make papers PRESET=smoke` runs what is new" in output
+    assert "figure8.yaml has changed since it was planned. Type `make papers PRESET=smoke`" in output
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
     study.write_text(planned)
 

@@ -62,7 +62,7 @@ def test_the_page_block_by_block(project: Project) -> None:
         else:
             printed = [project.run(*command.split()) for command in block.splitlines()]
             if "--preview" in block:
-                assert f"split as the file says), {CLIENTS} clients" in printed[-1]
+                assert f"split from the file), {CLIENTS} clients" in printed[-1]
                 assert ", all seeds: " in printed[-1]
                 assert not re.search("pooled|official|share", printed[-1])
     (dealt,) = (project.folder / "results/partitions").glob("*/assignment.parquet")
@@ -83,5 +83,5 @@ def test_the_page_block_by_block(project: Project) -> None:
         assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(held["dataset"])
         assert held["origin"] == {"model": {"weights": "data/start.pt"}}
     message = (project.folder / "results/tables/results.md").read_text()
-    assert "split as the file says" in message
+    assert "split from the file" in message
     assert 0 < project.metrics()["fedavg"] <= 100

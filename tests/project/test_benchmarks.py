@@ -1,4 +1,4 @@
-"""Each program in benchmarks/ runs, at a tiny size, and tells figures that hang together."""
+"""Each program in benchmarks/ runs at a tiny size and prints consistent numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.page_blocks import ROOT, read
 
-#: Programs that other tests run: in tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
+#: Programs that other tests run, in tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
 ELSEWHERE = {"demo", "faults"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
@@ -26,34 +26,34 @@ SMALL = {
 }
 
 
-#: In PFLlib's place: reads each client's samples as it does, and says other seconds where it would not evaluate.
+#: Imitates PFLlib: reads each client's samples, and prints other seconds if it would not evaluate.
 PFLLIB = """
 import sys
 import numpy as np
 if "--help" in sys.argv:
     sys.exit()
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 sizes = {"train": 0, "test": 0}
 for part in sizes:
-    for client in range(int(given["-nc"])):
-        with open(f"../dataset/{given['-data']}/{part}/{client}.npz", "rb") as file:
+    for client in range(int(arguments["-nc"])):
+        with open(f"../dataset/{arguments['-data']}/{part}/{client}.npz", "rb") as file:
             data = np.load(file, allow_pickle=True)["data"].tolist()
         assert data["x"].shape == (len(data["y"]), 1, 28, 28) and data["x"].dtype == np.float32
         sizes[part] += len(data["y"])
-rounds = int(given["-gr"]) + 1
+rounds = int(arguments["-gr"]) + 1
 for number in range(rounds):
-    seconds = (100 if number == 0 else sizes["train"]) + (0 if int(given["-eg"]) >= rounds else sizes["test"])
+    seconds = (100 if number == 0 else sizes["train"]) + (0 if int(arguments["-eg"]) >= rounds else sizes["test"])
     print("-" * 25, "time cost", "-" * 25, float(seconds))
 """
 
 
-def run(name: str, written: Path | None = None, *more: str) -> Any:
-    """What a program says, or what it writes."""
-    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *more]
-    command += [] if written is None else ["--json", str(written)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout if written is None else json.loads(written.read_text())
+def run(name: str, json_file: Path | None = None, *options: str) -> Any:
+    """Run a program. Return its output, or the numbers that it writes to a file."""
+    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *SMALL[name], *options]
+    command += [] if json_file is None else ["--json", str(json_file)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout if json_file is None else json.loads(json_file.read_text())
 
 
 def test_every_program_is_run_by_a_test() -> None:
@@ -61,35 +61,35 @@ def test_every_program_is_run_by_a_test() -> None:
 
 
 def test_a_round(tmp_path: Path) -> None:
-    found = run("round", tmp_path / "figures.json")
-    assert found["training_samples"] + found["test_samples"] == 1000
-    assert found["precision"] == "full"
-    rate, seconds = max(found["blas_gflops"], found["onednn_gflops"]), found["seconds_per_round"]
-    work = (found["training_samples"] * 25.5 + found["test_samples"] * 8.5) / 1e3
-    assert found["matrix_rate_share"] == pytest.approx(work / seconds / rate)
-    assert 0 < found["matrix_rate_share"] < 1
-    assert found["artifacts_seconds"] == pytest.approx(found["share_artifacts"] * seconds)
-    assert found["bare_loop_seconds"] / found["bare_loop_over_training"] < seconds
+    figures = run("round", tmp_path / "figures.json")
+    assert figures["training_samples"] + figures["test_samples"] == 1000
+    assert figures["precision"] == "full"
+    rate, seconds = max(figures["blas_gflops"], figures["onednn_gflops"]), figures["seconds_per_round"]
+    work = (figures["training_samples"] * 25.5 + figures["test_samples"] * 8.5) / 1e3
+    assert figures["matrix_rate_share"] == pytest.approx(work / seconds / rate)
+    assert 0 < figures["matrix_rate_share"] < 1
+    assert figures["artifacts_seconds"] == pytest.approx(figures["share_artifacts"] * seconds)
+    assert figures["bare_loop_seconds"] / figures["bare_loop_over_training"] < seconds
 
 
 def test_a_round_beside_pfllib(tmp_path: Path) -> None:
-    """It is given all samples, and its first round, which warms up, does not count."""
+    """PFLlib gets all samples, and its first round, which is for warming up, does not count."""
     (tmp_path / "system").mkdir()
     (tmp_path / "system/main.py").write_text(PFLLIB)
-    found = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path), "--precision", "bfloat16")
-    assert found["precision"] == "bfloat16"
-    assert found["pfllib_seconds_per_round"] == 1000
-    assert found["pfllib_training_seconds"] == found["training_samples"]
-    assert found["pfllib_over_fedpipe"] == 1000 / found["seconds_per_round"]
-    training = found["plain_loop_seconds"] / found["plain_loop_over_training"]
-    assert found["pfllib_training_over_training"] == pytest.approx(found["training_samples"] / training)
+    figures = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path), "--precision", "bfloat16")
+    assert figures["precision"] == "bfloat16"
+    assert figures["pfllib_seconds_per_round"] == 1000
+    assert figures["pfllib_training_seconds"] == figures["training_samples"]
+    assert figures["pfllib_over_fedpipe"] == 1000 / figures["seconds_per_round"]
+    training = figures["plain_loop_seconds"] / figures["plain_loop_over_training"]
+    assert figures["pfllib_training_over_training"] == pytest.approx(figures["training_samples"] / training)
 
 
 def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/round.py"), "--pfllib", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{tmp_path} is no clone of PFLlib, it has no system/main.py" in done.stderr
+    assert f"--pfllib: {tmp_path} is not a clone of PFLlib" in done.stderr
     (tmp_path / "system").mkdir()
     (tmp_path / "system/main.py").write_text("import what_pfllib_needs\n")
     done = subprocess.run(command, capture_output=True, text=True)
@@ -98,10 +98,10 @@ def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measu
 
 
 def test_startup(tmp_path: Path) -> None:
-    found = run("startup", tmp_path / "figures.json")
-    assert found["large_plan_runs"] == 27
-    assert found["plan_over_torch"] == found["plan_s"] / found["torch_s"]
-    assert 0 < found["help_s"] < found["plan_s"]
+    figures = run("startup", tmp_path / "figures.json")
+    assert figures["large_plan_runs"] == 27
+    assert figures["plan_over_torch"] == figures["plan_s"] / figures["torch_s"]
+    assert 0 < figures["help_s"] < figures["plan_s"]
 
 
 @pytest.mark.slow
@@ -136,13 +136,13 @@ def test_what_algorithms_learn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_dvc_costs(tmp_path: Path) -> None:
-    found = run("versioning", tmp_path / "figures.json")
-    assert found["files"] == 2 * 7
-    assert all(value > 0 for value in found.values())
+    figures = run("versioning", tmp_path / "figures.json")
+    assert figures["files"] == 2 * 7
+    assert all(value > 0 for value in figures.values())
 
 
 def test_every_table_of_results_names_its_commit() -> None:
-    """Above each table: of which commit its figures are."""
+    """The text above each table names the commit of its numbers."""
     page = read("benchmarks/RESULTS.md")
     tables = [part for part in page.split("\n## ")[1:] if "\n|---" in part]
     assert len(tables) > 5

@@ -41,7 +41,7 @@ def test_every_function_can_be_drawn(tmp_path: Path) -> None:
 
 def test_a_seed_draws_the_same_functions_of_fedpipe() -> None:
     command = [sys.executable, ROOT / "tests/project/draw_functions.py", "--count", "5", "--seed"]
-    first, again, other = (subprocess.check_output([*command, seed], text=True) for seed in ("1", "1", "2"))
-    assert first == again != other
+    first, repeated, other = (subprocess.check_output([*command, seed], text=True) for seed in ("1", "1", "2"))
+    assert first == repeated != other
     assert len(first.splitlines()) == 5
     assert all(line.startswith("fedpipe.") for line in first.splitlines())

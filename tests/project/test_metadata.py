@@ -1,4 +1,4 @@
-"""Licence, citation, versions: what the files at the door say of the package, and of each other."""
+"""License, citation and versions in the files of the repository agree with the package."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VERSIONS = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d\d-\d\d$", read("CHANG
 
 
 def test_one_version_everywhere() -> None:
-    printed = subprocess.run(
+    version_text = subprocess.run(
         [sys.executable, "-m", "fedpipe", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    assert printed == f"fedpipe {fedpipe.__version__}\n"
+    assert version_text == f"fedpipe {fedpipe.__version__}\n"
     assert {PROJECT["version"], CITATION["version"], VERSIONS[0]} == {fedpipe.__version__}
 
 

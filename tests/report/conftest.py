@@ -21,7 +21,7 @@ from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
-Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client; one alone is the server's
+Counts = Sequence[tuple[int, int]]  #: (correct, total) of each client, or of the server's model if there is one pair
 
 ROUNDS = 3
 PARTITION = "00000000000a"  #: the key of the one that all runs have
@@ -39,11 +39,13 @@ class Tree:
         runs: list[PlannedRun] = []
         cells: list[Cell] = []
         for point, name, seed in itertools.product(points, algorithms, seeds):
-            concerns = {key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key}
-            if any((cell.algorithm, cell.seed, cell.grid) == (name, seed, concerns) for cell in cells):
+            method_point = {
+                key: v for key, v in point.items() if not key.startswith("algorithms.") or f".{name}." in key
+            }
+            if any((cell.algorithm, cell.seed, cell.grid) == (name, seed, method_point) for cell in cells):
                 continue
             key = f"{len(runs):012x}"
-            cells.append(Cell(algorithm=name, seed=seed, key=key, rounds=ROUNDS, grid=concerns))
+            cells.append(Cell(algorithm=name, seed=seed, key=key, rounds=ROUNDS, grid=method_point))
             runs.append(
                 PlannedRun(
                     algorithm=name,
@@ -84,7 +86,7 @@ class Tree:
         self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")
 
     def change(self, **fields: Any) -> None:
-        """Have another plan of the same runs."""
+        """Change fields of the plan."""
         self.plan = dataclasses.replace(self.plan, **fields)
 
     @property
@@ -94,7 +96,7 @@ class Tree:
     def write(
         self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
     ) -> None:
-        """Write the files of a run: by round, what each protocol found."""
+        """Write the files of a run, with the counts of each protocol by round."""
         files = self.joined(run)
         rows: list[dict[str, Any]] = [
             {
@@ -104,8 +106,8 @@ class Tree:
                 "correct": correct,
                 "total": total,
             }
-            for number, found in enumerate(rounds, 1)
-            for protocol, counts in found.items()
+            for number, counts_by_protocol in enumerate(rounds, 1)
+            for protocol, counts in counts_by_protocol.items()
             for client, (correct, total) in enumerate(counts)
         ]
         names = {"round": pa.int32(), "client": pa.int32(), "protocol": pa.string()}
@@ -121,12 +123,12 @@ class Tree:
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
     def joined(self, run: int) -> MergedFiles:
-        """Where the joined files of a run lie."""
+        """Paths of the merged files of a run."""
         return self.runs[run].merged_files
 
     @staticmethod
     def write_json(path: Path, value: Any) -> None:
-        """Write JSON, and its hash among those of ``joined.json`` beside it."""
+        """Write JSON, and its hash in ``joined.json`` next to it."""
         record = path.with_name("joined.json")
         storage_files.write_json(
             record, storage_files.read_json(record) | {path.name: storage_files.write_json(path, value)}
@@ -134,7 +136,7 @@ class Tree:
 
     @staticmethod
     def write_table(path: Path, table: pa.Table, manifest: str = "joined.json") -> None:
-        """Write a table, and its hash among those that a manifest beside it holds."""
+        """Write a table, and its hash in a manifest next to it."""
         record = path.with_name(manifest)
         hashes = (
             storage_files.read_json(record)
@@ -146,7 +148,7 @@ class Tree:
         storage_files.write_json(record, hashes | {path.name: storage_files.write_parquet(path, table)})
 
     def write_matrices(self, run: int, measured: Mapping[str, float] | None) -> None:
-        """Write 2 x 2 matrices of the rounds 1 to 3, all entries the value given times the round."""
+        """Write 2 x 2 matrices of rounds 1 to 3. All entries are the value times the round."""
         rows = [
             {"round": n, "source": source, "client": -1, "matrix": name, "class": c, "0": n * value, "1": n * value}
             for source, values in (("measured", measured), ("exchanged", {"SL": 9.0, "CR": 9.0}))
@@ -166,7 +168,7 @@ def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, C
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tree]:
-    """Makes a study's tree in a working directory of its own."""
+    """Makes a study's tree in a new working directory."""
     monkeypatch.chdir(tmp_path)
     return Tree
 

@@ -40,9 +40,9 @@ def test_spreads_are_pooled_by_degrees_of_freedom_without_single_runs():
 
 
 def test_a_contrast_paired_by_seed_is_scipys():
-    own, other = (dict(enumerate(values)) for values in ([61, 64, 63, 70], [60, 62, 62.5, 66]))
-    contrast = contrasts.compute_contrast(Number.from_values(own), Number.from_values(other), None)
-    low, high = stats.ttest_rel(list(own.values()), list(other.values())).confidence_interval()
+    ours, other = (dict(enumerate(values)) for values in ([61, 64, 63, 70], [60, 62, 62.5, 66]))
+    contrast = contrasts.compute_contrast(Number.from_values(ours), Number.from_values(other), None)
+    low, high = stats.ttest_rel(list(ours.values()), list(other.values())).confidence_interval()
     assert contrast == (pytest.approx(1.875), pytest.approx(low), pytest.approx(high), True)
     assert (contrast.sign, low < 0 < high) == ("?", True)
 
@@ -50,19 +50,19 @@ def test_a_contrast_paired_by_seed_is_scipys():
 def test_a_contrast_without_common_seeds_is_welchs():
     chance = np.random.default_rng(1)
     for _ in range(50):
-        own, other = (chance.normal(50, 3, int(chance.integers(2, 8))) for _ in range(2))
-        numbers = [Number(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for x in (own, other)]
-        low, high = stats.ttest_ind(own, other, equal_var=False).confidence_interval()
+        ours, other = (chance.normal(50, 3, int(chance.integers(2, 8))) for _ in range(2))
+        numbers = [Number(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for x in (ours, other)]
+        low, high = stats.ttest_ind(ours, other, equal_var=False).confidence_interval()
         contrast = contrasts.compute_contrast(*numbers, None)
         assert contrast[1:] == (pytest.approx(low), pytest.approx(high), False)
         assert contrast.sign == ("+" if low > 0 else "−" if high < 0 else "?")
 
 
 def test_a_contrast_of_single_runs_has_the_columns_interval_or_none():
-    own, other = Number.from_values({0: 61.0}), Number.from_values({0: 60.0})
-    assert contrasts.compute_contrast(own, other, None) == (1.0, None, None, False)
-    assert contrasts.compute_contrast(own, other, None).sign == "?"
-    wide = contrasts.compute_contrast(own, other, Spread(0.1, 50))
+    ours, other = Number.from_values({0: 61.0}), Number.from_values({0: 60.0})
+    assert contrasts.compute_contrast(ours, other, None) == (1.0, None, None, False)
+    assert contrasts.compute_contrast(ours, other, None).sign == "?"
+    wide = contrasts.compute_contrast(ours, other, Spread(0.1, 50))
     assert wide.high - wide.low == pytest.approx(2 * stats.t.ppf(0.975, 100) * 0.1 * math.sqrt(2))
 
 

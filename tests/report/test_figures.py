@@ -26,11 +26,11 @@ SETTINGS = {"dataset": {"name": "digits"}, "partition": {"scheme": "dirichlet", 
 
 def twice(write, stem):
     """The bytes of a figure's files, drawn two times."""
-    found = []
+    result = []
     for _ in range(2):
         write()
-        found.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "pdf", "png")])
-    return found
+        result.append([Path(f"results/figures/{stem}.{kind}").read_bytes() for kind in ("svg", "pdf", "png")])
+    return result
 
 
 def test_lines_of_many_algorithms_differ():
@@ -48,7 +48,7 @@ def test_curves_are_the_same_bytes_without_a_date(two):
 
 
 def test_text_is_text(two):
-    """In the SVG, which names other fonts where the first is missing; and in the PDF, whose fonts are whole."""
+    """In the SVG, which also names other fonts, and in the PDF, which embeds its fonts."""
     contents.write_figure_curves(StudyData(two.plan))
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
     assert b">Global test accuracy</text>" in svg
@@ -58,7 +58,7 @@ def test_text_is_text(two):
 
 
 def test_curves_that_coincide_are_told(make):
-    """In the panels where they do: two that are equal everywhere, and a third that is with one protocol alone."""
+    """In their panels: two lines are equal everywhere, and a third is equal for one protocol."""
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
@@ -72,8 +72,8 @@ def test_a_panel_that_equals_the_reference_says_so(make):
     tree = make(names, [0])
     for index, name in enumerate(names):
         same, half = name in ("fedavg", "feddw", "half"), name != "half"
-        found = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
-        tree.write(index, [found] * 3)
+        result = {"global-on-global": [(1 if same else index, 20)], "personal-on-local": [(2 if half else 3, 20)] * 2}
+        tree.write(index, [result] * 3)
     panels = [
         ax
         for ax in curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
@@ -82,8 +82,8 @@ def test_a_panel_that_equals_the_reference_says_so(make):
     assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
 
 
-def overlapping(texts, renderer):
-    """The pairs of texts that lie on top of each other."""
+def find_overlaps(texts, renderer):
+    """Find the pairs of texts that overlap."""
     boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text()]
     return [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
 
@@ -99,24 +99,24 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     for index in range(len(tree.runs)):
         tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
     frame = curves.build_curves(StudyData(tree.plan))
-    made = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
-    canvas = FigureCanvasAgg(made)
+    figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
+    canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    shown = [ax for ax in made.axes if ax.axison]
-    assert len(shown) == 27
+    drawn_axes = [ax for ax in figure.axes if ax.axison]
+    assert len(drawn_axes) == 27
     inside = [
         label
-        for ax in shown
+        for ax in drawn_axes
         for tick, label in zip(ax.get_xticks(), ax.get_xticklabels(), strict=False)  # none where they are hidden
         if ax.get_xlim()[0] <= tick <= ax.get_xlim()[1] and label.get_visible()
     ]
     assert len(inside) >= 6
-    assert overlapping(inside, canvas.get_renderer()) == []
-    titles = [ax.title if ax.get_title() else ax._left_title for ax in shown]
-    assert overlapping(titles, canvas.get_renderer()) == []
+    assert find_overlaps(inside, canvas.get_renderer()) == []
+    titles = [ax.title if ax.get_title() else ax._left_title for ax in drawn_axes]
+    assert find_overlaps(titles, canvas.get_renderer()) == []
 
 
-def named(make, *partitions):
+def name_partitions(make, *partitions):
     """The names of partitions with these settings."""
     tree = make(["fedavg"])
     settings = [
@@ -135,18 +135,24 @@ def named(make, *partitions):
 
 
 def test_partitions_have_names_that_people_can_tell(make):
-    assert named(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
-    assert named(make, {}, {"clients": 20}) == ["dirichlet-0.2-clients10-seed0", "dirichlet-0.2-clients20-seed0"]
+    assert name_partitions(make, {}, {"seed": 1}) == ["dirichlet-0.2-seed0", "dirichlet-0.2-seed1"]
+    assert name_partitions(make, {}, {"clients": 20}) == [
+        "dirichlet-0.2-clients10-seed0",
+        "dirichlet-0.2-clients20-seed0",
+    ]
     other = {"partition": {"minimum": 5, "alpha": 1.0}, "dataset": {"name": "mnist"}}
-    assert named(make, {}, other) == ["digits-dirichlet-0.2-minimum10-seed0", "mnist-dirichlet-1.0-minimum5-seed0"]
+    assert name_partitions(make, {}, other) == [
+        "digits-dirichlet-0.2-minimum10-seed0",
+        "mnist-dirichlet-1.0-minimum5-seed0",
+    ]
     odd = {"partition": {"scheme": "own.Sets", "sets": "a/b c"}}
-    assert named(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
-    same = named(make, {}, {"dataset": {"test_fraction": 0.5}})
+    assert name_partitions(make, odd)[0] == "own.Sets-0.2-a_b_c-seed0"
+    same = name_partitions(make, {}, {"dataset": {"test_fraction": 0.5}})
     assert same == ["dirichlet-0.2-seed0-000000000000", "dirichlet-0.2-seed0-000000000001"], "keys tell them apart"
 
 
 def test_dvcs_plots_have_the_figures_colors():
-    """In the order of the lines in the file, which is the figure's; a scheme of Vega's would begin anew by name."""
+    """In the order of the lines in the file, as in the figure. Vega's default would sort them by name."""
     template = json.loads((ROOT / ".dvc/plots/curves.json").read_text())
     color = template["spec"]["encoding"]["color"]
     assert (color["field"], color["sort"]) == ("line", None)
@@ -155,25 +161,25 @@ def test_dvcs_plots_have_the_figures_colors():
 
 
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
-    made = curves_figure.build_curves_figure(two.plan, curves.build_curves(StudyData(two.plan)))
-    first, second = made.axes
+    figure = curves_figure.build_curves_figure(two.plan, curves.build_curves(StudyData(two.plan)))
+    first, second = figure.axes
     assert first.get_title("left") == "Global test accuracy\n(global model)"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
     assert first.lines[0].get_ydata().tolist() == pytest.approx([25, 60, 70])
     assert [line.get_label() for line in second.lines] == ["fedavg", "local"]
-    assert [text.get_text() for text in made.legends[0].get_texts()] == ["fedavg", "local"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "local"]
 
 
 def test_curves_of_a_grid(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    assert [ax.get_title("left") for ax in made.axes if ax.axison] == [
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    assert [ax.get_title("left") for ax in figure.axes if ax.axison] == [
         "Global test accuracy\n(global model)\nalpha=0.1",
         "Global test accuracy\n(global model)\nalpha=0.5",
     ]
-    assert [line.get_label() for line in made.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
+    assert [line.get_label() for line in figure.axes[0].lines] == ["fedavg", "fedprox (mu=1)", "fedprox (mu=2)"]
 
 
 @pytest.mark.parametrize("algorithms", [2, 7, 11], ids=["legend", "labels at their ends", "a panel each"])
@@ -184,12 +190,12 @@ def test_curves_are_called_by_titles(make, algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
     contents.write_figure_curves(StudyData(tree.plan))
-    drawn = Path("results/figures/curves.svg").read_text()
-    assert "FedAvg ($λ$" in drawn, "no mathematics"
-    assert "Other &lt;1&gt;" in drawn
-    assert "fedavg" not in drawn
-    assert "other01" not in drawn
-    assert ("FedAvg ($λ$ = 10): the same in grey" in drawn) == (algorithms == 11)
+    svg = Path("results/figures/curves.svg").read_text()
+    assert "FedAvg ($λ$" in svg, "no mathematics"
+    assert "Other &lt;1&gt;" in svg
+    assert "fedavg" not in svg
+    assert "other01" not in svg
+    assert ("FedAvg ($λ$ = 10) (gray" in svg) == (algorithms == 11)
 
 
 @pytest.mark.parametrize("algorithms", [2, 7, 11], ids=["legend", "labels at their ends", "a panel each"])
@@ -201,16 +207,16 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     plain = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     first, second, *others = tree.plan.cells
     tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
     assert plain.get_supxlabel() == ""
-    assert made.get_supxlabel() == "other01 has settings of its own: federation.local_epochs=15."
-    made.draw_without_rendering()
-    axes = [ax.get_tightbbox() for ax in made.axes if ax.axison]
-    assert made._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "it has a place of its own"
+    assert figure.get_supxlabel() == "Overrides of other01: federation.local_epochs=15."
+    figure.draw_without_rendering()
+    axes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
+    assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "nothing overlaps it"
     contents.write_figure_curves(StudyData(tree.plan))
-    assert ">other01 has settings of its own: federation.local_epochs=15.<" in Path(
-        "results/figures/curves.svg"
-    ).read_text(encoding="utf-8")
+    assert ">Overrides of other01: federation.local_epochs=15.<" in Path("results/figures/curves.svg").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
@@ -221,28 +227,28 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
     contents.write_figure_matrices(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
-    told = [f">{name} has settings of its own: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
-    assert told == [True, True, False], "of those that are shown"
+    has_note = [f">Overrides of {name}: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
+    assert has_note == [True, True, False], "only for the drawn algorithms"
 
 
 def test_lines_of_one_name_are_two(make):
-    """A title may be what another line of the grid is called; each line keeps its own numbers."""
+    """A title may equal the name of another line. Each line keeps its numbers."""
     tree = make(["fedavg", "fedprox"], [0], {"algorithms.fedprox.mu": [1]})
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    assert [line.get_ydata()[-1] for line in made.axes[0].lines] == [10, 20]
-    assert [text.get_text() for text in made.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    assert [line.get_ydata()[-1] for line in figure.axes[0].lines] == [10, 20]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
 
 def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
-    """A search multiplies neither panels nor lines; what it chose by is no test accuracy, and is not drawn."""
+    """A search adds no panels or lines. Accuracies on validation samples that it used are not drawn."""
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "federation.learning_rate": [0.01, 0.1]})
     right = {0: 3, 1: 3, 2: 6, 3: 1, 4: 5, 5: 2, 6: 4, 7: 9}  # by point, then algorithm
     for run, count in right.items():
-        found = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
-        tree.write(run, [found] * 3)
+        result = {"personal-on-local": [(count, 10)], "personal-on-validation": [(10 - count, 10)] * 2}
+        tree.write(run, [result] * 3)
     protocols = ("personal-on-local", "personal-on-validation")
     tree.change(
         protocols=protocols, report=tree.plan.report.model_copy(update={"best_over": ("federation.learning_rate",)})
@@ -257,19 +263,19 @@ def test_curves_are_those_of_the_best_values_that_the_table_shows(make):
     assert first.get_ylabel() == "accuracy (%)"
     ends = {line.get_label(): line.get_ydata()[-1] for line in first.get_lines()}
     assert ends == {"fedavg": 60, "fedprox": 30}
-    shown = curves.build_table_curves(StudyData(tree.plan))
-    assert len(shown) == 2 * 2 * 2 * 3
+    frame = curves.build_table_curves(StudyData(tree.plan))
+    assert len(frame) == 2 * 2 * 2 * 3
     chosen = tree.plan.report.model_copy(update={"best_on": "validation"})
     tree.change(report=chosen)
-    shown = curves.build_table_curves(StudyData(tree.plan))
-    assert set(shown["protocol"]) == {"personal-on-local"}
-    assert shown.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
+    frame = curves.build_table_curves(StudyData(tree.plan))
+    assert set(frame["protocol"]) == {"personal-on-local"}
+    assert frame.groupby(["algorithm", "partition.alpha"])["mean"].first().to_dict() == {
         ("fedavg", "0.1"): 30,
         ("fedavg", "0.5"): 40,
         ("fedprox", "0.1"): 10,
         ("fedprox", "0.5"): 20,
     }
-    assert curves_figure.build_curves_figure(tree.plan, shown).axes[0].get_ylabel() == "test accuracy (%)"
+    assert curves_figure.build_curves_figure(tree.plan, frame).axes[0].get_ylabel() == "test accuracy (%)"
 
 
 def test_matrices_are_of_the_best_values_that_the_table_shows(make):
@@ -282,23 +288,23 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
     assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
 
 
-def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_grey(make):
+def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_gray(make):
     names = [*(f"other{index:02d}" for index in range(10)), "fedavg"]
     tree = make(names, [0])
     for index in range(11):
         local = {"personal-on-local": [(index, 10), (0, 10)]}
         tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    panels = [ax for ax in made.axes if ax.axison]
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    panels = [ax for ax in figure.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == names
-    assert len(made.axes) == 15
-    shown = [[(line.get_label(), line.get_ydata()[-1]) for line in ax.lines] for ax in panels]
-    grey = ("fedavg: the same in grey", 50)
-    assert shown[2] == [grey, (GLOBAL, 10), grey, (LOCAL, 10)]
-    assert shown[3] == [grey, (LOCAL, 15)], "nothing stands where a method has no such model"
-    assert shown[10] == [(GLOBAL, 50), (LOCAL, 50)]
-    told = [text.get_text() for text in made.legends[0].get_texts()]
-    assert told == [GLOBAL, LOCAL, grey[0]]
+    assert len(figure.axes) == 15
+    ends = [[(line.get_label(), line.get_ydata()[-1]) for line in ax.lines] for ax in panels]
+    gray = ("fedavg (gray, for comparison)", 50)
+    assert ends[2] == [gray, (GLOBAL, 10), gray, (LOCAL, 10)]
+    assert ends[3] == [gray, (LOCAL, 15)], "a method without such a model has no line"
+    assert ends[10] == [(GLOBAL, 50), (LOCAL, 50)]
+    legend_texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend_texts == [GLOBAL, LOCAL, gray[0]]
 
 
 @pytest.mark.parametrize("points", [1, 2], ids=["two panels", "a grid's"])
@@ -310,29 +316,29 @@ def test_lines_of_ten_algorithms_have_labels_at_their_ends(make, points):
         right = {"fedavg": 17, "feddw": 17}.get(run.algorithm, 19 - index // 10 if index % 3 else 2)
         local = {"personal-on-local": [(right, 20), (0, 20)]}
         tree.write(index, [local if run.algorithm == names[5] else {"global-on-global": [(right, 20)]} | local] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    canvas = FigureCanvasAgg(made)
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
-    panels = [ax for ax in made.axes if ax.axison]
+    panels = [ax for ax in figure.axes if ax.axison]
     assert len(panels) == 2 * points
     labels = [label for ax in panels for label in ax.texts]
     boxes = [Text.get_window_extent(label, renderer) for label in labels]
     assert not [1 for one, other in itertools.combinations(boxes, 2) if one.overlaps(other)]
     assert not [1 for box in boxes for ax in panels if box.overlaps(ax.bbox)]
-    assert all(made.bbox.contains(x, y) for box in boxes for x, y in box.corners())
+    assert all(figure.bbox.contains(x, y) for box in boxes for x, y in box.corners())
     for ax in panels:
         lines = {line.get_label(): line for line in ax.lines}
         assert len(lines) == 9 + (ax.get_title("left").startswith("Local"))
-        told = {label.get_text().replace("\n", " ").split(" = ")[-1]: label for label in ax.texts}
+        visible_labels = {label.get_text().replace("\n", " ").split(" = ")[-1]: label for label in ax.texts}
         assert {text for label in ax.texts for text in label.get_text().replace("\n", " ").split(" = ")} == set(lines)
-        for name, label in told.items():
+        for name, label in visible_labels.items():
             assert label.get_color() == lines[name].get_color()
             assert tuple(label.xy) == (3, lines[name].get_ydata()[-1])
-        ends = sorted(told.values(), key=lambda label: label.xyann[1])
+        ends = sorted(visible_labels.values(), key=lambda label: label.xyann[1])
         assert [label.xy[1] for label in ends] == sorted(label.xy[1] for label in ends), "they are in the lines' order"
-    assert made.legends == []
-    style.save_figure(made, Path("curves"))
+    assert figure.legends == []
+    style.save_figure(figure, Path("curves"))
     assert b">fedavg = feddw</text>" in Path("curves.svg").read_bytes()
 
 
@@ -340,14 +346,14 @@ def test_five_lines_have_a_legend(make):
     tree = make([f"other{index}" for index in range(5)], [0])
     for index in range(5):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    assert [len(made.legends[0].get_texts()), len(made.axes[0].texts)] == [5, 0]
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    assert [len(figure.legends[0].get_texts()), len(figure.axes[0].texts)] == [5, 0]
 
 
 def test_labels_stand_as_near_to_their_lines_as_there_is_room():
     spread = curves_figure.spread_heights
     assert spread([0.9, 0.1], [0.2, 0.2]) == pytest.approx([0.9, 0.1])
-    assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.6, 0.4]), "the first stands on top"
+    assert spread([0.5, 0.5], [0.2, 0.2]) == pytest.approx([0.6, 0.4]), "the first is on top"
     assert spread([1.0, 0.0, 0.98], [0.1] * 3) == pytest.approx([0.95, 0.05, 0.85])
     assert spread([0.5, 0.5, 0.75], [0.1, 0.2, 0.1]) == pytest.approx([0.575, 0.425, 0.75])
     assert spread([], []) == []
@@ -367,22 +373,22 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
-    made = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
-    assert not [line for ax in made.axes for line in ax.lines]
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    assert not [line for ax in figure.axes for line in ax.lines]
 
 
 def test_partition_shows_counts_and_sizes():
-    made = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS)
-    cells, bars = made.axes
+    figure = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS)
+    cells, bars = figure.axes
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
     assert [bar.get_width() for bar in bars.patches] == [3, 5]
-    assert made.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
+    assert figure.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
     subset = partition.build_partition_figure(
         np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}
     )
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
-    assert "mean label entropy 0.36 bits" in made.get_supxlabel()  # of 0 and 0.722
-    assert "Gini coefficient of sizes 0.125" in made.get_supxlabel()
+    assert "mean label entropy 0.36 bits" in figure.get_supxlabel()  # of 0 and 0.722
+    assert "Gini coefficient of sizes 0.125" in figure.get_supxlabel()
 
 
 def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():
@@ -399,29 +405,29 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 
 def test_partition_names_few_classes_of_published_data_sets():
-    def drawn(name, classes):
+    def svg(name, classes):
         settings = SETTINGS | {"dataset": {"name": name}}
-        made = partition.build_partition_figure(np.ones((3, classes), dtype=np.int64), settings)
-        made.draw_without_rendering()
-        return made.axes[0].xaxis
+        figure = partition.build_partition_figure(np.ones((3, classes), dtype=np.int64), settings)
+        figure.draw_without_rendering()
+        return figure.axes[0].xaxis
 
-    assert ticks(drawn("fashion_mnist", 10)) == FASHION
-    assert {label.get_rotation() for label in drawn("fashion_mnist", 10).get_ticklabels()} == {90}
-    assert ticks(drawn("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
-    assert {label.get_rotation() for label in drawn("ag_news", 4).get_ticklabels()} == {0}
+    assert ticks(svg("fashion_mnist", 10)) == FASHION
+    assert {label.get_rotation() for label in svg("fashion_mnist", 10).get_ticklabels()} == {90}
+    assert ticks(svg("ag_news", 4)) == ["World", "Sports", "Business", "Sci/Tech"]
+    assert {label.get_rotation() for label in svg("ag_news", 4).get_ticklabels()} == {0}
     for name, classes in (("cifar100", 100), ("npz", 3), ("generated", 10)):
-        assert all(text.isdecimal() for text in ticks(drawn(name, classes)) if not text.startswith("−")), name
+        assert all(text.isdecimal() for text in ticks(svg(name, classes)) if not text.startswith("−")), name
 
 
 def test_matrices_name_few_classes_of_published_data_sets(make):
     tree = make(["fedavg"], [0])
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    told = {key: found | {"dataset": {"name": "imdb"}} for key, found in tree.plan.partitions.items()}
-    tree.change(partitions=told)
-    found = matrices.select_model_matrices(StudyData(tree.plan))
-    assert found["fedavg"].class_names == ("negative", "positive")
-    made = matrices.build_matrices_figure(found, "")
-    for ax in made.axes[:2]:
+    partitions = {key: settings | {"dataset": {"name": "imdb"}} for key, settings in tree.plan.partitions.items()}
+    tree.change(partitions=partitions)
+    result = matrices.select_model_matrices(StudyData(tree.plan))
+    assert result["fedavg"].class_names == ("negative", "positive")
+    figure = matrices.build_matrices_figure(result, "")
+    for ax in figure.axes[:2]:
         assert ticks(ax.xaxis) == ticks(ax.yaxis) == ["negative", "positive"]
 
 
@@ -454,10 +460,10 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    found = matrices.select_model_matrices(StudyData(four.plan))
-    assert list(found) == ["fedavg", "feddw"]
-    assert found["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
-    assert found["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
+    result = matrices.select_model_matrices(StudyData(four.plan))
+    assert list(result) == ["fedavg", "feddw"]
+    assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
+    assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
     first, second = twice(lambda: contents.write_figure_matrices(StudyData(four.plan)), "matrices")
     assert first == second
 
@@ -465,11 +471,11 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
     contents.write_figure_matrices(StudyData(four.plan))
-    drawn = Path("results/figures/matrices.svg").read_text()
-    assert "FedAvg (λ), SL" in drawn
-    assert "feddw, SL" in drawn
+    svg = Path("results/figures/matrices.svg").read_text()
+    assert "FedAvg (λ), SL" in svg
+    assert "feddw, SL" in svg
     assert set(plots.build_matrix_cells(StudyData(four.plan))["line"]) == {"fedavg", "feddw"}, (
-        "of commits that DVC compares, lines are labels'"
+        "lines are labels, so that DVC can compare commits"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a study will take, by what runs of its kind took here."""
+"""Forecasts of a study from earlier runs of its kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import small_studies as studies
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Two rounds of FedAvg, with times that are known: 3 s of training a round, 2 s of all else."""
+    """Two rounds of FedAvg with known times: 3 s of training per round, and 2 s for the rest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (run,) = studies.open_runs(studies.prepare(studies.settings(rounds=2)))
@@ -26,10 +26,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
         pass
     collect_rounds(run.files, 2, "all")
     joined = run.files.merged_files(2)
-    told = files.read_json(joined.times)
-    told["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
+    times = files.read_json(joined.times)
+    times["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
     marker = files.read_json(joined.marker)
-    files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, told)})
+    files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, times)})
     last = run.files.round(2)
     return {
         "server": last.server_state.stat().st_size,
@@ -37,7 +37,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float
     }
 
 
-def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
+def compute_forecast(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as machine:
         machine.setattr("os.cpu_count", lambda: cores)
@@ -45,35 +45,35 @@ def foreseen(cores: int = 1, **sections: object) -> forecast.Forecast:
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
-    longer = foreseen(
+    longer = compute_forecast(
         rounds=10, federation={"local_epochs": 4}, study={"seeds": [1, 2]}, artifacts={"keep_models": "last"}
     )
     assert (longer.runs, longer.known_runs) == (2, 2)
     assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
     assert longer.stored_bytes == 2 * 2 * measured["server"]
     assert longer.traffic_bytes == 2 * 10 * 5 * measured["sent"]
-    assert foreseen(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
-    assert foreseen(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
-    assert foreseen(rounds=2).runs == 0
+    assert compute_forecast(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
+    assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
+    assert compute_forecast(rounds=2).runs == 0
 
 
 def test_nothing_is_guessed_from_a_run_that_is_damaged(measured: dict[str, float]) -> None:
     (marker,) = Path("results/runs/fedavg").glob("*/joined/*/joined.json")
     marker.with_name("times.json").write_text("{}")
-    found = foreseen(rounds=10)
-    assert (found.runs, found.known_runs) == (1, 0)
+    result = compute_forecast(rounds=10)
+    assert (result.runs, result.known_runs) == (1, 0)
 
 
 def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float]) -> None:
-    other = foreseen(labels=("fedavg", "fedprox"), rounds=3)
+    other = compute_forecast(labels=("fedavg", "fedprox"), rounds=3)
     assert (other.runs, other.known_runs) == (2, 1)
-    assert "1 of 2 runs that are left" in str(other)
-    assert "nothing like the other 1 was run here" in str(other)
-    assert foreseen(model={"name": "cnn", "hidden": 16}).known_runs == 0
+    assert "1 of 2 remaining runs" in str(other)
+    assert "other 1 have no such earlier runs" in str(other)
+    assert compute_forecast(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
 def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -> None:
-    """Each run once, as long as the longest wants it; what can't be had here, never."""
+    """Each run once, with its maximum number of rounds. Runs without available data are omitted."""
     for name, labels, rounds in (("short", ("fedavg",), 4), ("long", ("fedavg", "fedprox"), 10)):
         Path("studies", name).mkdir(parents=True)
         studies.write(studies.settings(labels, rounds), Path("studies", name))
@@ -83,7 +83,7 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
     done = CliRunner().invoke(app.app, ["plan", "--params", "studies"])
     assert done.exit_code == 0, done.output
     assert "fedpipe: 3 studies: 2 runs to compute, 18 rounds in total. Skipped runs" in done.stderr
-    assert "fedpipe: 1 of 2 runs that are left would take about 40 s on this machine" in done.stderr
+    assert "fedpipe: 1 of 2 remaining runs would take about 40 s on this machine" in done.stderr
     studies.write(studies.settings(rounds=1), Path("studies/short"))
     shorter = CliRunner().invoke(app.app, ["plan", "--params", "studies/short"])
     assert "would take about 0 s on this machine" in shorter.stderr, "two rounds are there"
@@ -91,7 +91,7 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
 
 
 def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:
-    """Of another algorithm with the same model and data, where this one never ran; of another model, nothing."""
+    """From another algorithm with the same model and data. Without a run of the model, there is no estimate."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
     plan = planner.make_plan()
     assert forecast.estimate_hours_per_round(plan) == {

@@ -26,8 +26,8 @@ def test_learning_curves_name_their_lines(two: Any) -> None:
     frame = plots.build_learning_curves(StudyData(two.plan))
     assert list(frame.columns) == ["line", "algorithm", "protocol", "round", "mean", "std", "seeds"]
     assert list(frame["line"].unique()) == ["fedavg", "local"]
-    own = frame[(frame["line"] == "fedavg") & (frame["protocol"] == "global-on-global")]
-    assert list(own["mean"]) == pytest.approx([25.0, 60.0, 70.0])
+    fedavg = frame[(frame["line"] == "fedavg") & (frame["protocol"] == "global-on-global")]
+    assert list(fedavg["mean"]) == pytest.approx([25.0, 60.0, 70.0])
 
 
 def test_lines_of_a_grid_name_their_point(make: Any) -> None:
@@ -58,17 +58,17 @@ def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
     assert list(frame[frame["matrix"] == "SL"]["value"]) == pytest.approx([0.3] * 4)
 
 
-def deal(tree: Any) -> None:
-    """Write what its plots need beside accuracies: five samples of two clients, and matrices of nobody."""
+def write_partition(tree: Any) -> None:
+    """Write a partition of five samples to two clients, and empty matrices, which the plots need."""
     for run in range(len(tree.runs)):
         tree.write_matrices(run, None)
-    dealt = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
+    assignment = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    tree.write_table(layout.assignment_file(PARTITION), pa.table(dealt | {"split": split}), "assignment.json")
+    tree.write_table(layout.assignment_file(PARTITION), pa.table(assignment | {"split": split}), "assignment.json")
 
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
-    deal(two)
+    write_partition(two)
     contents.write_files(contents.build_plots(StudyData(two.plan)))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
@@ -99,7 +99,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     tree = make(["fedavg"], [0], {"data": [hostile, "< 5 & <!-- <script>"]})
     for run in range(2):
         tree.write(run, [{"global-on-global": [(run + 1, 10)]}] * 3)
-    deal(tree)
+    write_partition(tree)
     tree.change(titles={"fedavg": hostile})
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
@@ -120,7 +120,7 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
 def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -> None:
     """`dvc plots show`, with the settings of the project: a self-contained page, wherever it is written."""
     if not BROWSER:
-        pytest.skip("there is no Chromium here")
+        pytest.skip("needs Chromium")
     test_partitions_tell_samples_of_clients_and_classes(two)
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
@@ -130,15 +130,15 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
-    painted = drawn(tmp_path / "elsewhere/index.html", tmp_path / "profile")
+    painted = count_pixels(tmp_path / "elsewhere/index.html", tmp_path / "profile")
     assert len(painted) == 4
     for line in range(2):
         color = style.get_line_style(line)["color"].lower()
         assert painted[0].get(color, 0) > 100, f"the curve of line {line} is not in its color of the figures"
-    assert all(len(colors) > 3 for colors in painted), "each plot has more than text on a ground"
+    assert all(len(colors) > 3 for colors in painted), "each plot has more colors than text and background"
 
 
-#: By plot, how many of its pixels have which color, as soon as Vega has drawn all four.
+#: Number of pixels by color of each plot, after Vega has drawn all four.
 COLORS = """(async () => {
   for (let frame = 0; frame < 300 && document.querySelectorAll("canvas.marks[width]").length < 4; frame++)
     await new Promise(requestAnimationFrame);
@@ -154,14 +154,19 @@ COLORS = """(async () => {
 })()"""
 
 
-def drawn(page: Path, profile: Path) -> list[dict[str, int]]:
-    """By plot, how many pixels of which color a browser shows; it has no complaint, and asks for no other file."""
+def count_pixels(page: Path, profile: Path) -> list[dict[str, int]]:
+    """Number of pixels by color of each plot in a browser, which reports no error and requests no other file."""
     browser = Browser(profile)
     try:
         assert seen(browser, page, 1280) == ([], [])
         answer = browser("Runtime.evaluate", expression=COLORS, returnByValue=True, awaitPromise=True)
-        told = {"Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Network.requestWillBeSent"}
-        late = [event for event in browser.events if event.get("method") in told]
+        event_names = {
+            "Log.entryAdded",
+            "Runtime.exceptionThrown",
+            "Runtime.consoleAPICalled",
+            "Network.requestWillBeSent",
+        }
+        late = [event for event in browser.events if event.get("method") in event_names]
         assert [event for event in late if event["params"].get("request", {}).get("url") != page.as_uri()] == []
         painted: list[dict[str, int]] = answer["result"]["value"]
         return painted

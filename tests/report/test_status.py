@@ -32,35 +32,35 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def made() -> NewPlan:
+def plan() -> NewPlan:
     """A study of three runs: done, begun, not begun."""
-    made = studies.prepare(studies.settings(LABELS, 3))
-    done, begun, _ = studies.open_runs(made)
+    plan = studies.prepare(studies.settings(LABELS, 3))
+    done, begun, _ = studies.open_runs(plan)
     list(done.run_segment(3))
     collect.collect_rounds(done.files, 3, "all")
     list(begun.run_segment(2))
     for run in (done, begun):
         for number in run.files.list_complete_rounds():
             files.write_json(run.files.round(number).times, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
-    return made
+    return plan
 
 
-def shown(made: NewPlan, height: int | None = None) -> str:
+def render(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render_progress(*status.load_progress(made), made.protocols[0], height))
+    screen.print(status.render_progress(*status.load_progress(plan), plan.protocols[0], height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
 
-def snakemake(made: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
+def snakemake(plan: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
     """Records of FedProx's segment by the snakemake of that number; the segment's log."""
-    key = made.runs[1].path
+    key = plan.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
     job = {"job": 3, "rule": "segment", "output": [f"{key}/segments/0003.json"], "log": [log]}
     slurm_log = {"log": [log, "slurm_logs/8.log"]}
     records = [
-        {"time": BEGIN + 100 * number + place} | job | (slurm_log if event["event"] == "job_error" else {}) | event
-        for place, event in enumerate(events)
+        {"time": BEGIN + 100 * number + index} | job | (slurm_log if event["event"] == "job_error" else {}) | event
+        for index, event in enumerate(events)
     ]
     write_records(*records, number=number)
     if lock:
@@ -80,36 +80,36 @@ FAILED = {"event": "job_error", "error": "", "interrupted": False}
 INTERRUPTED = FAILED | {"interrupted": True}
 
 
-def states(made: NewPlan) -> dict[str, str]:
-    labels = {made.title(label): label for label in made.algorithms}
-    return {labels[run.name.split()[0]]: run.state for run in status.load_progress(made)[0]}
+def states(plan: NewPlan) -> dict[str, str]:
+    labels = {plan.title(label): label for label in plan.algorithms}
+    return {labels[run.name.split()[0]]: run.state for run in status.load_progress(plan)[0]}
 
 
-def test_rounds_accuracy_rate_and_time_left(made: NewPlan) -> None:
-    done, begun, waiting = status.load_progress(made)[0]
-    table = layout.read_merged_table(made.runs[0].files.merged_files(3).metrics).to_pandas()
-    last = table[(table["round"] == 3) & (table["protocol"] == made.protocols[0])]
+def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
+    done, begun, waiting = status.load_progress(plan)[0]
+    table = layout.read_merged_table(plan.runs[0].files.merged_files(3).metrics).to_pandas()
+    last = table[(table["round"] == 3) & (table["protocol"] == plan.protocols[0])]
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
     assert waiting == RunProgress("SCAFFOLD seed 0", "waiting", 0, 3, None, None)
     assert status.summarize_progress([done, begun, waiting]) == (
-        "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds; about 8 s left"
+        "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds, about 8 s left"
     )
 
 
 def test_models_right_after_training_are_measured_in_files_of_their_own() -> None:
-    """And no dash stands there, which says that the method has no such model."""
+    """The accuracy is empty before the first evaluation. A dash would mean that the method has no such model."""
     protocols = {"protocols": ["trained-on-local", "global-on-global"], "every": 2}
-    made = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
-    (run,) = studies.open_runs(made)
+    plan = studies.prepare(studies.settings(rounds=2, evaluation=protocols))
+    (run,) = studies.open_runs(plan)
     steps = run.run_segment(2)
     assert [next(steps), next(steps)] == [0, 1]
-    assert status.load_progress(made)[0][0].accuracy is None, "nothing is measured yet"
+    assert status.load_progress(plan)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
     rows = files.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
-    assert status.load_progress(made)[0][0].accuracy == accuracy
-    assert f"{100 * accuracy:.2f} %" in shown(made)
+    assert status.load_progress(plan)[0][0].accuracy == accuracy
+    assert f"{100 * accuracy:.2f} %" in render(plan)
 
 
 def test_time_left_counts_what_runs_at_once() -> None:
@@ -121,125 +121,125 @@ def test_time_left_counts_what_runs_at_once() -> None:
     assert status.estimate_time_left([RunProgress("one", "waiting", 0, 10, None, None)]) is None
 
 
-def test_queued_running_failed_and_begun_again(made: NewPlan) -> None:
-    log = Path(snakemake(made, BEGUN))
-    assert states(made)["fedprox"] == "queued"
+def test_queued_running_failed_and_begun_again(plan: NewPlan) -> None:
+    log = Path(snakemake(plan, BEGUN))
+    assert states(plan)["fedprox"] == "queued"
     files.write_bytes(log, b"one\ntwo\n")
-    assert states(made)["fedprox"] == "running"
-    assert states(made)["scaffold"] == "waiting"
+    assert states(plan)["fedprox"] == "running"
+    assert states(plan)["scaffold"] == "waiting"
     os.utime(log, (0, 0))
-    assert states(made)["fedprox"] == "queued", "the log is of an earlier attempt"
+    assert states(plan)["fedprox"] == "queued", "the log is of an earlier attempt"
 
-    snakemake(made, BEGUN, FAILED)
-    assert states(made)["fedprox"] == "failed"
-    (failure,) = status.load_progress(made)[1]
+    snakemake(plan, BEGUN, FAILED)
+    assert states(plan)["fedprox"] == "failed"
+    (failure,) = status.load_progress(plan)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
-    snakemake(made, BEGUN, FAILED, BEGUN)
-    assert states(made)["fedprox"] == "queued", "it was begun again"
-    assert not status.load_progress(made)[1]
-    snakemake(made, BEGUN, FAILED, number=2)
-    snakemake(made, BEGUN, number=3)
-    assert states(made)["fedprox"] == "queued", "another snakemake began it again"
+    snakemake(plan, BEGUN, FAILED, BEGUN)
+    assert states(plan)["fedprox"] == "queued", "it was begun again"
+    assert not status.load_progress(plan)[1]
+    snakemake(plan, BEGUN, FAILED, number=2)
+    snakemake(plan, BEGUN, number=3)
+    assert states(plan)["fedprox"] == "queued", "another snakemake began it again"
     Path(".snakemake/locks/0.output.lock").unlink()
-    assert states(made)["fedprox"] == "stopped"
+    assert states(plan)["fedprox"] == "stopped"
 
 
-def test_a_snakemake_without_records_counts_by_its_files(made: NewPlan) -> None:
-    """Such as one with `--workflow-profile none`, or a stage that was typed by hand."""
-    assert states(made)["fedprox"] == "stopped"
+def test_a_snakemake_without_records_counts_by_its_files(plan: NewPlan) -> None:
+    """For example with `--workflow-profile none`, or a stage that you type by hand."""
+    assert states(plan)["fedprox"] == "stopped"
     files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
-    assert states(made)["fedprox"] == "stopped"
-    log = Path(f"results/logs/segment/fedprox-{made.runs[1].path.name}-0003.log")
+    assert states(plan)["fedprox"] == "stopped"
+    log = Path(f"results/logs/segment/fedprox-{plan.runs[1].path.name}-0003.log")
     files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
-    assert states(made)["fedprox"] == "running"
-    assert not status.load_progress(made)[1]
+    assert states(plan)["fedprox"] == "running"
+    assert not status.load_progress(plan)[1]
 
 
-def test_what_ctrl_c_ended_is_stopped(made: NewPlan) -> None:
-    log = Path(snakemake(made, BEGUN, INTERRUPTED))
+def test_what_ctrl_c_ended_is_stopped(plan: NewPlan) -> None:
+    log = Path(snakemake(plan, BEGUN, INTERRUPTED))
     files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
-    assert states(made)["fedprox"] == "stopped"
-    assert not status.load_progress(made)[1]
-    snakemake(made, BEGUN, INTERRUPTED, BEGUN, FAILED)
-    assert states(made)["fedprox"] == "failed", "the next one failed by itself"
-    snakemake(made, BEGUN, INTERRUPTED)
-    snakemake(made, BEGUN, FAILED, number=2)
-    assert states(made)["fedprox"] == "failed", "another snakemake began it again"
-    assert len(status.load_progress(made)[1]) == 1
+    assert states(plan)["fedprox"] == "stopped"
+    assert not status.load_progress(plan)[1]
+    snakemake(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
+    assert states(plan)["fedprox"] == "failed", "the next one failed by itself"
+    snakemake(plan, BEGUN, INTERRUPTED)
+    snakemake(plan, BEGUN, FAILED, number=2)
+    assert states(plan)["fedprox"] == "failed", "another snakemake began it again"
+    assert len(status.load_progress(plan)[1]) == 1
 
 
-def test_snakemakes_at_once_do_not_mix(made: NewPlan) -> None:
-    """The last record of a job counts, whichever snakemake began first; a number is another job's in each."""
+def test_snakemakes_at_once_do_not_mix(plan: NewPlan) -> None:
+    """The last record of a job counts. Each Snakemake has its own job numbers."""
     other = {"job": 3, "rule": "table", "output": ["results/tables/results.md"], "log": ["results/logs/table.log"]}
-    snakemake(made, BEGUN | {"time": BEGIN + 20}, number=1)
+    snakemake(plan, BEGUN | {"time": BEGIN + 20}, number=1)
     write_records(
         BEGUN | other | {"time": BEGIN + 1},
         FAILED | other | {"time": BEGIN + 2},
         *(
-            {"job": 5, "rule": "segment", "output": [f"{made.runs[1].path}/segments/0003.json"], "log": ["one.log"]}
+            {"job": 5, "rule": "segment", "output": [f"{plan.runs[1].path}/segments/0003.json"], "log": ["one.log"]}
             | event
             for event in (BEGUN | {"time": BEGIN + 3}, FAILED | {"time": BEGIN + 4})
         ),
         number=2,
     )
-    assert {(failure.rule, str(failure.log)) for failure in status.load_progress(made)[1]} == {
+    assert {(failure.rule, str(failure.log)) for failure in status.load_progress(plan)[1]} == {
         ("table", "results/logs/table.log"),
         ("segment", "one.log"),
     }
-    assert states(made)["fedprox"] == "failed"
-    log = Path(snakemake(made, BEGUN, number=1))
+    assert states(plan)["fedprox"] == "failed"
+    log = Path(snakemake(plan, BEGUN, number=1))
     write_records(FAILED | {"job": 9, "time": BEGIN, "rule": "segment", "output": ["a"], "log": [str(log)]}, number=2)
-    assert states(made)["fedprox"] == "queued", "a later snakemake's name sorts last, and its record is older"
+    assert states(plan)["fedprox"] == "queued", "a later snakemake's name sorts last, and its record is older"
 
 
-def test_damaged_records_are_skipped(made: NewPlan) -> None:
+def test_damaged_records_are_skipped(plan: NewPlan) -> None:
     """As by a snakemake that was killed while it wrote, or a full disk."""
-    snakemake(made, BEGUN, FAILED)
+    snakemake(plan, BEGUN, FAILED)
     path = Path(".snakemake/fedpipe/jobs/1-8.jsonl")
     whole = path.read_bytes()
     for damage in (b'{"event": "job_inf', b"\xff\x00", b"[1]\n3\nnull", b'{"event": "job_error", "time": "x"}'):
         files.write_bytes(path, damage + b"\n" + whole + damage)
-        assert states(made)["fedprox"] == "failed"
+        assert states(plan)["fedprox"] == "failed"
     for field in ("time", "rule", "output", "log", "job"):
         records = [json.loads(line) for line in whole.splitlines()]
         for value in (None, 7.5):
             write_records(*(record | {field: value} for record in records), number=2)
-            assert states(made)["fedprox"] == "failed", (field, value)
+            assert states(plan)["fedprox"] == "failed", (field, value)
     write_records(number=2)
     files.write_bytes(path, whole[:-20])
-    assert states(made)["fedprox"] == "queued", "the failure is half written"
+    assert states(plan)["fedprox"] == "queued", "the failure is half written"
 
 
-def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(made: NewPlan) -> None:
-    path = made.runs[1].path
-    log = Path(snakemake(made, BEGUN, FAILED))
+def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(plan: NewPlan) -> None:
+    path = plan.runs[1].path
+    log = Path(snakemake(plan, BEGUN, FAILED))
     end = f"{path}: stopped by SIGTERM after round 2. Type the same command to resume."
     files.write_bytes(log, f"one\n{end}\n".encode())
     moment = BEGIN + 100.5  # between its begin and its end
     os.utime(log, (moment, moment))
-    assert states(made)["fedprox"] == "stopped"
-    assert not status.load_progress(made)[1]
+    assert states(plan)["fedprox"] == "stopped"
+    assert not status.load_progress(plan)[1]
     files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
-    assert states(made)["fedprox"] == "failed", "it was begun again since"
+    assert states(plan)["fedprox"] == "failed", "it was begun again since"
     files.write_bytes(log, f"one\n{end}\n".encode())
-    snakemake(made, BEGUN, FAILED, BEGUN)
+    snakemake(plan, BEGUN, FAILED, BEGUN)
     os.utime(log, (0, 0))
-    assert states(made)["fedprox"] == "queued"
-    snakemake(made, BEGUN, FAILED, BEGUN, FAILED)
+    assert states(plan)["fedprox"] == "queued"
+    snakemake(plan, BEGUN, FAILED, BEGUN, FAILED)
     os.utime(log, (moment, moment))
-    assert states(made)["fedprox"] == "failed", "the next one died before its log"
+    assert states(plan)["fedprox"] == "failed", "the next one died before its log"
 
 
-def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
-    """Also if they are of no run."""
-    run = made.runs[0]
+def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
+    """Also jobs that belong to no run."""
+    run = plan.runs[0]
     diagnostic = PlannedDiagnostic(
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
     )
-    made = dataclasses.replace(made, diagnostics=(diagnostic,))
+    plan = dataclasses.replace(plan, diagnostics=(diagnostic,))
     layout.dataset_file(run.dataset).unlink()
     layout.assignment_file(run.partition).unlink()
     outputs = {
@@ -260,48 +260,48 @@ def test_failed_jobs_of_all_kinds_are_told(made: NewPlan) -> None:
             for rule, paths in outputs.items()
         )
     )
-    assert {failure.rule: failure.lines for failure in status.load_progress(made)[1]} == {
+    assert {failure.rule: failure.lines for failure in status.load_progress(plan)[1]} == {
         rule: [f"{rule} failed"] for rule in outputs
     }
-    other = dataclasses.replace(made, params=Path("studies/other.yaml"), diagnostics=())
+    other = dataclasses.replace(plan, params=Path("studies/other.yaml"), diagnostics=())
     assert {failure.rule for failure in status.load_progress(other)[1]} == {"download", "partition"}, "what both need"
     files.write_bytes(diagnostic.files.table, b"")
-    assert "diagnostic" in {failure.rule for failure in status.load_progress(made)[1]}
+    assert "diagnostic" in {failure.rule for failure in status.load_progress(plan)[1]}
     files.write_bytes(diagnostic.files.marker, b"")
-    assert "diagnostic" not in {failure.rule for failure in status.load_progress(made)[1]}, "it was made since"
+    assert "diagnostic" not in {failure.rule for failure in status.load_progress(plan)[1]}, "it is finished now"
 
 
-def test_a_failed_job_is_shown_with_the_end_of_its_log(made: NewPlan) -> None:
-    log = Path(snakemake(made, BEGUN, FAILED))
-    assert "its log is empty: it was killed, or did not start" in shown(made)
-    snakemake(made, BEGUN, FAILED | {"error": "It asks for more time than its partition allows."})
-    assert "its log is empty: It asks for more time than its partition allows." in shown(made)
+def test_a_failed_job_is_shown_with_the_end_of_its_log(plan: NewPlan) -> None:
+    log = Path(snakemake(plan, BEGUN, FAILED))
+    assert "its log is empty: the job was killed" in render(plan)
+    snakemake(plan, BEGUN, FAILED | {"error": "It asks for more time than its partition allows."})
+    assert "its log is empty: It asks for more time than its partition allows." in render(plan)
     files.write_bytes(Path("slurm_logs/8.log"), b"slurmstepd: out of memory\n")
     text = "\n".join(f"line {number}" for number in range(9))
-    assert "  slurmstepd: out of memory\n" in shown(made)
+    assert "  slurmstepd: out of memory\n" in render(plan)
     files.write_bytes(log, f"{text}\n".encode())
-    assert f"segment failed: {log}\n" in shown(made)
-    assert "  line 4\n" in shown(made)
-    assert "line 3" not in shown(made)
+    assert f"segment failed: {log}\n" in render(plan)
+    assert "  line 4\n" in render(plan)
+    assert "line 3" not in render(plan)
 
 
-def test_a_failed_job_of_another_study_is_not_ours(made: NewPlan) -> None:
-    snakemake(made, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
-    assert not status.load_progress(made)[1]
+def test_a_failed_job_of_another_study_is_not_ours(plan: NewPlan) -> None:
+    snakemake(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
+    assert not status.load_progress(plan)[1]
 
 
-def test_runs_at_work_come_first_and_what_has_no_room_is_counted(made: NewPlan) -> None:
-    log = Path(snakemake(made, BEGUN))
+def test_runs_at_work_come_first_and_what_has_no_room_is_counted(plan: NewPlan) -> None:
+    log = Path(snakemake(plan, BEGUN))
     files.write_bytes(log, b"")
-    rows = [line.split()[0] for line in shown(made).splitlines()[3:]]
+    rows = [line.split()[0] for line in render(plan).splitlines()[3:]]
     assert rows == ["FedProx", "SCAFFOLD", "FedAvg"]
-    small = shown(made, height=7)
+    small = render(plan, height=7)
     assert "FedProx" in small
     assert "SCAFFOLD" not in small
     assert "… and 2 more" in small
 
 
-def test_it_ends_when_all_is_done_and_imports_no_torch(made: NewPlan) -> None:
+def test_it_ends_when_all_is_done_and_imports_no_torch(plan: NewPlan) -> None:
     studies.write(studies.settings(LABELS[:1], 3), Path())
     planner.write_plan(planner.make_plan())
     program = (
@@ -314,16 +314,16 @@ def test_it_ends_when_all_is_done_and_imports_no_torch(made: NewPlan) -> None:
 
 
 def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> None:
-    """Else a personal accuracy stands beside a global one, and turns their order around."""
-    made = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
-    for run in studies.open_runs(made)[:2]:
+    """Otherwise a personal accuracy would be next to a global one."""
+    plan = studies.prepare(studies.settings(("fedavg", "local", "fedprox"), 1))
+    for run in studies.open_runs(plan)[:2]:
         list(run.run_segment(1))
-    _, metric, *lines = shown(made).splitlines()
+    _, metric, *lines = render(plan).splitlines()
     assert metric.strip() == "accuracy: Global test accuracy (global model)"
     head, *rows = [line.split() for line in lines]
-    assert head == ["run", "rounds", "accuracy", "s/round", "left", "state"]
-    table = files.read_parquet(made.runs[0].files.round(1).metrics).to_pandas()
-    mine = table[table["protocol"] == "global-on-global"]
-    accuracy = f"{100 * mine['correct'].sum() / mine['total'].sum():.2f}"
+    assert head == ["run", "rounds", "accuracy", "s/round", "time", "left", "state"]
+    table = files.read_parquet(plan.runs[0].files.round(1).metrics).to_pandas()
+    rows_of_protocol = table[table["protocol"] == "global-on-global"]
+    accuracy = f"{100 * rows_of_protocol['correct'].sum() / rows_of_protocol['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"FedAvg": True, "Local": False, "FedProx": False}
     assert {row[0]: "–" in row for row in rows} == {"FedAvg": False, "Local": True, "FedProx": False}

@@ -22,9 +22,9 @@ from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
 
-def cell(table, **wanted):
+def cell(table, **values):
     """The only row with these values."""
-    for name, value in wanted.items():
+    for name, value in values.items():
         table = table[table[name] == value]
     (row,) = table.to_dict("records")
     return row
@@ -47,30 +47,30 @@ def grid(make):
 def test_mean_and_sample_deviation_over_seeds(two):
     table = StudyData(two.plan).table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
-    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
-    assert found["mean"] == pytest.approx(70)
-    assert found["std"] == pytest.approx(math.sqrt(200))
-    assert found["seeds"] == 2
-    assert found["bytes_down"] == 300
-    assert found["bytes_up"] == 300
-    found = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
-    assert found["mean"] == pytest.approx(62.5)
-    assert found["std"] == pytest.approx(math.sqrt(312.5))
-    found = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
-    assert found["mean"] == pytest.approx(65)
+    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
+    assert row["mean"] == pytest.approx(70)
+    assert row["std"] == pytest.approx(math.sqrt(200))
+    assert row["seeds"] == 2
+    assert row["bytes_down"] == 300
+    assert row["bytes_up"] == 300
+    row = cell(table, algorithm="fedavg", protocol="personal-on-local", average="client", round="last")
+    assert row["mean"] == pytest.approx(62.5)
+    assert row["std"] == pytest.approx(math.sqrt(312.5))
+    row = cell(table, algorithm="fedavg", protocol="global-on-global", average="client", round="mean-last")
+    assert row["mean"] == pytest.approx(65)
 
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
-    found = cell(
+    row = cell(
         StudyData(two.plan).table,
         algorithm="local",
         protocol="global-on-global",
         average="sample",
         round="last",
     )
-    assert math.isnan(found["mean"])
-    assert found["seeds"] == 0
-    assert found["bytes_up"] == 200
+    assert math.isnan(row["mean"])
+    assert row["seeds"] == 0
+    assert row["bytes_up"] == 200
 
 
 def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
@@ -94,11 +94,12 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
 
 
 def test_markdown(two):
-    text = tables.render_markdown(StudyData(two.plan))
-    assert text == (
-        "Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation "
-        "over 2 seeds. Bytes are those of one participant in one round. A dash: the method has no such model. "
-        "Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).\n\n"
+    paragraphs = tables.render_markdown(StudyData(two.plan)).split("\n\n")
+    caption, accuracies, names, heterogeneity_note, heterogeneity_table, environment = paragraphs
+    assert "(3 rounds)" in caption
+    assert "over 2 seeds." in caption
+    assert caption.endswith(" Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).")
+    assert accuracies == (
         "| algorithm   |   Global test accuracy (global model) |   Local test accuracy (personalized) "
         "|   bytes down |   bytes up |\n"
         "|:------------|--------------------------------------:|-------------------------------------:"
@@ -106,19 +107,19 @@ def test_markdown(two):
         "| fedavg      |                         70.00 ± 14.14 |                         55.00 ± 7.07 "
         "|        300 B |      300 B |\n"
         "| local       |                                     – |                        50.00 ± 23.57 "
-        "|        200 B |      200 B |\n\n"
-        "In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy "
-        "(personalized) is personal-on-local.\n\n"
-        "How unlike the clients are: label entropy and distance to the label distribution of all (mean over clients), "
-        "inequality of sizes; mean over seeds.\n\n"
+        "|        200 B |      200 B |"
+    )
+    assert "Global test accuracy (global model) is global-on-global" in names
+    assert heterogeneity_note.startswith("Heterogeneity")
+    assert heterogeneity_table == (
         "| data                                                                |   label entropy (bits) |   "
         "Jensen-Shannon distance |   Gini of sizes |\n"
         "|:--------------------------------------------------------------------|-----------------------:|"
         "--------------------------:|----------------:|\n"
         "| digits (official split), 2 clients, partition dirichlet (alpha=0.3) |"
-        "                   0.50 |                     0.293 |           0.100 |\n\n"
-        "Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.\n"
+        "                   0.50 |                     0.293 |           0.100 |"
     )
+    assert all(text in environment for text in ("loop executor", "x86_64", "fedpipe 0.1.0, torch 2.11.0."))
 
 
 def test_settings_of_the_report_choose_the_number(two):
@@ -138,7 +139,7 @@ def test_one_seed_has_no_deviation(make):
     table = StudyData(tree.plan).table
     assert table["std"].isna().all()
     text = tables.render_markdown(StudyData(tree.plan))
-    assert "; one seed." in text
+    assert "One seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
     assert b"fedavg,global-on-global,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_csv(table)
@@ -147,8 +148,8 @@ def test_one_seed_has_no_deviation(make):
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
     text = tables.render_markdown(StudyData(two.plan))
-    assert "Made by the stack of 32 executor on NVIDIA H100, with" in text
-    assert text.count("Made by") == 2
+    assert "NVIDIA H100 by the stack of 32 executor" in text
+    assert text.count(" executor, with fedpipe 0.1.0") == 2
 
 
 def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
@@ -159,11 +160,11 @@ def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
 
 def test_a_grid_adds_columns_and_a_level(grid):
     table = StudyData(grid.plan).table
-    shown = table[
+    rows = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
     ]
     # runs by grid point, then algorithm: fedavg .1, fedprox .1 1, fedprox .1 2, fedavg .5, fedprox .5 1, fedprox .5 2
-    assert shown[["algorithm", "partition.alpha", "algorithms.fedprox.mu", "mean"]].to_numpy().tolist() == [
+    assert rows[["algorithm", "partition.alpha", "algorithms.fedprox.mu", "mean"]].to_numpy().tolist() == [
         ["fedavg", "0.1", "", 0],
         ["fedavg", "0.5", "", 30],
         ["fedprox", "0.1", "1", 10],
@@ -210,22 +211,24 @@ def test_of_a_data_set_all_is_told_that_is_not_by_default():
         "test_fraction": 0.1,
         "stratified": False,
     }
-    told = table_notes.describe_partition(
+    description = table_notes.describe_partition(
         {"dataset": dataset, "partition": {"scheme": "iid", "code": "0123456789ab"}, "clients": 3}
     )
-    assert told == "imdb (pooled split, length=100, test_fraction=0.1), 3 clients, partition iid"
+    assert description == "imdb (pooled split, length=100, test_fraction=0.1), 3 clients, partition iid"
 
 
 def test_two_files_of_ones_own_are_two_data_sets(make):
-    """Each has a row of its own: numbers of how unlike clients are were the mean over both."""
+    """Each has a separate row. Otherwise the heterogeneity would be a mean over both."""
     tree = make(["fedavg"], [0], {"data": ["A", "B"]})
     other = "00000000000b"
-    own = [
+    partition_settings = [
         {"dataset": {"name": "npz", "split": "official", "sha256": 64 * digit}, "partition": {"scheme": "iid"}}
         for digit in "ab"
     ]
     (first,) = tree.plan.partitions
-    settings = {key: {**made, "clients": 2, "seed": 0} for key, made in zip((first, other), own, strict=True)}
+    settings = {
+        key: {**part, "clients": 2, "seed": 0} for key, part in zip((first, other), partition_settings, strict=True)
+    }
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
     path = layout.assignment_file(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
@@ -245,11 +248,15 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(method_protocols={"local": "personal-on-local"})
     text = tables.render_markdown(StudyData(tree.plan))
-    assert "Column `shown`: Global test accuracy (global model), or the metric in parentheses." in text
+    assert "Column `reported accuracy`: Global test accuracy (global model)" in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
     ][:4]
-    assert head[:4] == ["algorithm", "shown", *map(format_metric, ("global-on-global", "personal-on-local"))]
+    assert head[:4] == [
+        "algorithm",
+        "reported accuracy",
+        *map(format_metric, ("global-on-global", "personal-on-local")),
+    ]
     assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
     assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
 
@@ -265,45 +272,43 @@ def test_people_read_titles_and_programs_labels(grid):
     text = tables.render_markdown(StudyData(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
     assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
-    assert "mu: the best of FedProx (μ ≥ 1) lies at the edge of the grid, 2: a wider grid may be better." in text
+    assert "mu: the best value, 2 for FedProx (μ ≥ 1), is at the edge of the grid." in text
     assert "− FedAvg &lt;b&gt; |" in text
-    assert (
-        "Differences of the accuracies above to the best of FedAvg &lt;b&gt; at the same point of the grid are" in text
-    )
+    assert "Differences in accuracy to the best FedAvg &lt;b&gt; at the same grid point" in text
     assert "fedavg" not in text
     assert "fedprox (" not in text
     assert "<td>FedAvg &lt;b&gt;" in tables.render_html(StudyData(grid.plan))
 
 
-def give(tree, own):
-    """Have methods with settings of their own; ``own`` gives them for a cell."""
-    tree.change(cells=tuple(dataclasses.replace(cell, own=own(cell)) for cell in tree.plan.cells))
+def set_overrides(tree, get_overrides):
+    """Give each cell the overrides that a function returns for it."""
+    tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
 
 
 def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     """Else a table mixes budgets of training without a word."""
     plain = contents.build_tables(StudyData(two.plan))
-    alone = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
-    give(two, lambda cell: alone if cell.algorithm == "local" else {})
-    made = contents.build_tables(StudyData(two.plan))
-    told = "local has settings of its own: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
-    place = Path("results/tables/results.md")
-    rows, _, rest = made[place].decode().partition(f"\n\n{told}&lt;adam&gt;.\n\n")
-    assert f"{rows}\n\n{rest}".encode() == plain[place]
+    overrides = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
+    set_overrides(two, lambda cell: overrides if cell.algorithm == "local" else {})
+    contents_by_path = contents.build_tables(StudyData(two.plan))
+    note = "Overrides of local: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
+    path = Path("results/tables/results.md")
+    rows, _, rest = contents_by_path[path].decode().partition(f"\n\n{note}&lt;adam&gt;.\n\n")
+    assert f"{rows}\n\n{rest}".encode() == plain[path]
     assert rows.splitlines()[-1].startswith("| local ")
-    assert f"<p>{told}&lt;adam&gt;.</p>" in made[place.with_suffix(".html")].decode()
-    contents.write_files(made)
-    assert told in contents.render_results(StudyData(two.plan))
-    changed = {path for path in made if made[path] != plain[path]}
-    assert changed == {place, place.with_suffix(".html")}
+    assert f"<p>{note}&lt;adam&gt;.</p>" in contents_by_path[path.with_suffix(".html")].decode()
+    contents.write_files(contents_by_path)
+    assert note in contents.render_results(StudyData(two.plan))
+    changed = {path for path in contents_by_path if contents_by_path[path] != plain[path]}
+    assert changed == {path, path.with_suffix(".html")}
 
 
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
-    give(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
+    set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
     text = tables.render_markdown(StudyData(grid.plan))
-    assert "\nfedavg (alpha=0.1) has settings of its own: federation.rounds=9.\n" in text
-    assert "\nFedProx (alpha=0.1, mu=1; alpha=0.1, mu=2) has settings of its own: federation.rounds=9.\n" in text
+    assert "\nOverrides of fedavg (alpha=0.1): federation.rounds=9.\n" in text
+    assert "\nOverrides of FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2): federation.rounds=9.\n" in text
 
 
 FORMULA = '=HYPERLINK("https://example.org";"x")'
@@ -315,11 +320,11 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    made = contents.build_tables(StudyData(tree.plan))
+    contents_by_path = contents.build_tables(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
-        rows = list(csv.DictReader(io.StringIO(made[Path("results") / name].decode())))
-        found = list(dict.fromkeys(row["data"] for row in rows))
-        assert found == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
+        rows = list(csv.DictReader(io.StringIO(contents_by_path[Path("results") / name].decode())))
+        row = list(dict.fromkeys(row["data"] for row in rows))
+        assert row == [f"'{FORMULA}", "'+1+2", "'-2+3", "'@SUM(A1)", "'\tx", "-0.5", "-1e-3", "a=b"], name
 
 
 def test_nothing_that_a_user_calls_something_is_markup(make):
@@ -350,7 +355,7 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
         ["fedprox", "0.1", "1", "90.00"],
         ["fedprox", "0.5", "2", "50.00"],
     ]
-    assert "Of algorithms.fedprox.mu, each row has the value that is best for it, which was chosen on the test" in text
+    assert "best value of algorithms.fedprox.mu, selected on the test samples" in text
     assert len(table) == 6 * 2 * 3 * 3, "the table for programs has them all"
 
 
@@ -377,8 +382,8 @@ def test_a_grid_of_lists(make):
 
 
 def test_curves(two):
-    found = curves.build_curves(StudyData(two.plan))
-    rows = found[(found["algorithm"] == "fedavg") & (found["protocol"] == "global-on-global")]
+    row = curves.build_curves(StudyData(two.plan))
+    rows = row[(row["algorithm"] == "fedavg") & (row["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
     assert rows["mean"].tolist() == pytest.approx([25, 60, 70])

@@ -24,8 +24,8 @@ GLOBAL, LOCAL = "Global test accuracy (global model)", "Local test accuracy (per
 
 def right(server, clients=None):
     """A run of one round: the server's right answers of 100, if it has any, and each client's."""
-    found = {} if server is None else {LAST: [(server, 100)]}
-    return [found | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
+    result = {} if server is None else {LAST: [(server, 100)]}
+    return [result | ({} if clients is None else {"personal-on-local": [(clients, 100)] * 2})]
 
 
 def latex(tree, **other):
@@ -64,27 +64,27 @@ def one(make):
     return tree
 
 
-def give(tree, own):
-    """Have methods with settings of their own; ``own`` gives them for a cell."""
-    tree.change(cells=tuple(dataclasses.replace(cell, own=own(cell)) for cell in tree.plan.cells))
+def set_overrides(tree, get_overrides):
+    """Give each cell the overrides that a function returns for it."""
+    tree.change(cells=tuple(dataclasses.replace(cell, own=get_overrides(cell)) for cell in tree.plan.cells))
 
 
 def test_settings_that_a_method_has_alone_are_in_comments_and_below_the_table(one):
-    give(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
-    found = latex(one)
-    assert "% fedprox has settings of its own: federation.local_epochs=15.\n" in found
-    assert [row[0] for row in lines(found)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
-    assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in found
+    set_overrides(one, lambda cell: {"federation.local_epochs": 15} if cell.algorithm == "fedprox" else {})
+    result = latex(one)
+    assert "% Overrides of fedprox: federation.local_epochs=15.\n" in result
+    assert [row[0] for row in lines(result)] == ["fedavg", r"fedprox\textsuperscript{a}", "local"]
+    assert r"\multicolumn{3}{l}{\textsuperscript{a} federation.local\_epochs=15} \\" in result
     _, rows = table(one)
     assert [row[0] for row in rows] == ["fedavg", "fedprox (federation.local_epochs=15)", "local"]
 
 
 def test_settings_at_some_points_alone_are_a_note_of_their_numbers(one):
-    give(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
-    found = latex(one)
-    assert "% fedavg (alpha=0.5) has settings of its own: federation.precision=bfloat16.\n" in found
-    assert [row[0] for row in lines(found)] == ["fedavg", "fedprox", "local"]
-    assert ["textsuperscript{a}" in cell for cell in lines(found)[0]] == [False, False, True]
+    set_overrides(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
+    result = latex(one)
+    assert "% Overrides of fedavg (alpha=0.5): federation.precision=bfloat16.\n" in result
+    assert [row[0] for row in lines(result)] == ["fedavg", "fedprox", "local"]
+    assert ["textsuperscript{a}" in cell for cell in lines(result)[0]] == [False, False, True]
     _, rows = table(one)
     assert rows[0][1:] == ["70.00", "90.00 (federation.precision=bfloat16)"]
 
@@ -100,14 +100,21 @@ def test_no_text_of_csv_is_a_formula(make):
 
 
 def test_latex_of_two_axes_and_two_protocols(paper):
-    assert latex(paper) == (
-        r"""% made by fedpipe: `fedpipe show --params params.yaml --format latex`; needs \usepackage{booktabs}.
-% Test accuracy (%) in the last round measured (3 rounds), over all test samples; mean ± standard deviation over 2 seeds.
-% Global test accuracy (global model); Local test accuracy (personalized). A dash: the method has no such model.
-% In params.yaml and results.csv, Global test accuracy (global model) is global-on-global, Local test accuracy (personalized) is personal-on-local.
-% Of each column the best is bold and the second best underlined.
-% Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).
-% Made by the loop executor on x86_64, with fedpipe 0.1.0, torch 2.11.0.
+    text = latex(paper)
+    comments = [line for line in text.splitlines() if line.startswith("%")]
+    facts = (
+        r"`fedpipe show --params params.yaml --format latex`. The table needs \usepackage{booktabs}.",
+        "(3 rounds), over all test samples. Mean ± standard deviation over 2 seeds.",
+        "Global test accuracy (global model), Local test accuracy (personalized).",
+        "Local test accuracy (personalized) is personal-on-local.",
+        "bold",
+        "Data: digits (official split), 2 clients, partition dirichlet (alpha=0.3).",
+        "loop executor, with fedpipe 0.1.0, torch 2.11.0.",
+    )
+    assert len(comments) == len(facts)
+    assert [fact for fact, comment in zip(facts, comments, strict=True) if fact not in comment] == []
+    assert text.removeprefix("\n".join(comments)) == (
+        r"""
 \begin{tabular}{llcccccccc}
 \toprule
 &  & \multicolumn{4}{c}{MNIST} & \multicolumn{4}{c}{own\_set} \\
@@ -149,10 +156,10 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    shown = tables.render_markdown(StudyData(paper.plan))
+    markdown = tables.render_markdown(StudyData(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
-            assert f" {text} |" in shown
+            assert f" {text} |" in markdown
 
 
 def test_best_and_second_of_a_column_and_all_that_equal_them(one):
@@ -185,7 +192,7 @@ def test_without_a_grid_a_column_is_a_protocol(two):
 def test_one_protocol_is_told_above_the_table_and_in_the_head_of_csv(one):
     text = latex(one)
     assert r"algorithm & alpha=0.1 & alpha=0.5 \\" in text
-    assert f"% {GLOBAL}. A dash" in text
+    assert f"% Metrics: {GLOBAL}. " in text
     assert r"\cmidrule" not in text
     assert table(one)[0] == ["algorithm", f"alpha=0.1 / {GLOBAL}", f"alpha=0.5 / {GLOBAL}"]
 
@@ -249,7 +256,7 @@ def test_runs_that_diverged_have_a_note(one):
     assert lines(text)[0][1] == r"\underline{70.00}\textsuperscript{a}"
     assert lines(text)[1][1] == r"\textbf{80.00}\textsuperscript{a}"
     assert r"\textsuperscript{a} diverged in 1 of 1 run}" in text
-    assert "% fedavg (alpha=0.1): 2 updates were not finite and were left out; diverged" in text
+    assert "% fedavg (alpha=0.1): 2 updates were not finite and were omitted. 1 of 1 run diverged" in text
 
 
 @pytest.fixture
@@ -266,8 +273,8 @@ def searched(make):
 
 
 EDGE = (
-    "learning_rate: the best of fedprox lies at the edge of the grid, 0.01; that of fedavg (alpha=0.1) at 0.1: "
-    "a wider grid may be better."
+    "learning_rate: the best values, 0.01 for fedprox and 0.1 for fedavg (alpha=0.1), are at the edge of the grid. "
+    "Try a wider grid."
 )
 
 
@@ -278,8 +285,7 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
         ["fedprox", r"\textbf{30.00}", r"\underline{50.00}"],
     ]
     assert (
-        "% Of federation.learning_rate, each number has the value that is best for it, chosen on the test samples "
-        "themselves:\n"
+        "best value of federation.learning_rate, selected on the test samples:\n"
         "%   fedavg: learning_rate=0.1 (alpha=0.1); learning_rate=0.05 (alpha=0.5)\n"
         "%   fedprox: learning_rate=0.01\n"
         f"% {EDGE}\n"
@@ -298,14 +304,12 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
     """YAML 1.1 has a number in 1.0e-2, and a text in 1e-2."""
     rates = ["5e-2", 0.1, "1e-2"]
     cells = tuple(
-        dataclasses.replace(cell, grid=cell.grid | {"federation.learning_rate": rates[place // 2 % 3]})
-        for place, cell in enumerate(searched.plan.cells)
+        dataclasses.replace(cell, grid=cell.grid | {"federation.learning_rate": rates[index // 2 % 3]})
+        for index, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == [
-        "learning_rate: the best of fedavg (alpha=0.1) lies at the edge of the grid, 1e-2; that of fedavg (alpha=0.5) "
-        "at 0.1: a wider grid may be better."
-    ]
+    (warning,) = table_notes.warn_about_grid_edges(StudyData(searched.plan))
+    assert "learning_rate: the best values, 1e-2 for fedavg (alpha=0.1) and 0.1 for fedavg (alpha=0.5)," in warning
 
 
 def test_no_edge_is_told_of_what_has_none(searched):
@@ -342,7 +346,8 @@ def begun(make):
 
 def test_what_is_complete_is_marked(begun):
     text = contents.render_partial_results(begun.plan, "latex")
-    assert text.startswith("% PARTIAL, and written nowhere: 8 runs (")
+    assert text.startswith("% PARTIAL ")
+    assert ": 8 runs (" in text.splitlines()[0]
     assert lines(text) == [
         ["fedavg", r"\underline{50.50 $\pm$ 0.71}", r"\textbf{54.00}\textsuperscript{a}"],
         ["fedprox", r"\textbf{52.50 $\pm$ 0.71}", r"\dots{}"],
@@ -367,8 +372,8 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
     for index, run in enumerate(tree.runs):
         if run.algorithm == "fedprox":
             tree.write(index, right(50 + index))
-    there = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
-    text = wide.render_latex(StudyData(there), tree.plan)
+    finished_plan = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
+    text = wide.render_latex(StudyData(finished_plan), tree.plan)
     assert "algorithm & hidden & A & B" in text
     assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
@@ -376,13 +381,13 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
 def test_the_command_prints_it(one):
     one.plan.write()
     contents.write_files(contents.build_tables(StudyData(one.plan)))
-    for form, made in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
+    for form, expected_text in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
-        assert result.stdout == made
+        assert result.stdout == expected_text
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
     (one.plan.study_files.tables / "results.md").write_text("edited")
-    with pytest.raises(ArtifactError, match="is not what the runs"):
+    with pytest.raises(ArtifactError, match=r"results.md does not match the runs"):
         contents.render_results(StudyData(one.plan), "latex")
 
 

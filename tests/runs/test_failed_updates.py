@@ -98,7 +98,7 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert left_out_updates["diverged"].tolist() == [2, 0]  # the round in which nobody was left
     table = StudyData(plan).table
     text = tables.render_markdown(StudyData(plan))
-    assert "faulty: 10 updates were not finite" in text
+    assert "faulty: 10 updates were not finite and were omitted. 1 of 1 run diverged, first in round 2" in text
     assert "fedavg: " not in text
     assert table[table["algorithm"] == "faulty"]["mean"].notna().all()
 

@@ -1,5 +1,5 @@
-# The papers' pages: the studies of a folder, run together, and the published numbers next to the measured ones. They are
-# also made after a failure (`onerror`), with a dash and the reason for each missing number.
+# The papers' pages show the published numbers next to the measured ones of all studies of a folder. They are also made
+# after a failure (`onerror`), with a dash and the reason for each missing number.
 
 PAGES = f"results/papers/{SELECTION.preset}"
 
@@ -38,7 +38,7 @@ rule pages:
         CONDA
     params:
         preset=SELECTION.preset,
-        sources=dag.hash_page_sources(),  # the published numbers and the code of the pages
-        fingerprint=STUDY_DAG.plans_fingerprint,
+        page_sources=dag.hash_page_sources(),  # the published numbers and the code of the pages
+        plans_fingerprint=STUDY_DAG.plans_fingerprint,
     shell:
-        "fedpipe papers --preset {params.preset} --plan-fingerprint {params.fingerprint} > {log:q} 2>&1"
+        "fedpipe papers --preset {params.preset} --plan-fingerprint {params.plans_fingerprint} > {log:q} 2>&1"

@@ -56,11 +56,11 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     lines = dict(
         zip(names, (results.describe_configuration(plan.title(label), point) for label, point in pairs), strict=True)
     )
-    sentences = results.own_settings(plan)
+    sentences = results.describe_overrides(plan)
     frame = frame.assign(point=[results.describe_point(point) for point in _get_points(frame, panel_names)], line=names)
     protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
     if len(lines) > MAX_LINES_PER_PANEL:
-        return style.note(_build_small_multiples(plan, frame, lines, protocols), sentences)
+        return style.add_notes(_build_small_multiples(plan, frame, lines, protocols), sentences)
     panels = list(itertools.product(frame["point"].unique(), protocols))
     has_end_labels = len(lines) >= MIN_LABELED_LINES
     columns = PANEL_COLUMNS.get(len(protocols), 2 if has_end_labels else 3)
@@ -86,14 +86,14 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     _label_axes(axes, len(panels), protocols)
     if has_end_labels:
         curves_figure.suptitle(_describe_seeds(plan), x=0.01, ha="left", fontsize=8)
-        style.note(curves_figure, sentences)
+        style.add_notes(curves_figure, sentences)
         _spread_labels(curves_figure)
         return curves_figure
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     shown_handles = [handles[name] for name in lines]
     legend = curves_figure.legend(shown_handles, [*lines.values()], loc="outside right upper", handlelength=3.4)
     legend.set_title(_describe_seeds(plan))
-    return style.note(curves_figure, sentences)
+    return style.add_notes(curves_figure, sentences)
 
 
 def _label_ends(ax: Axes, coinciding_groups: list[list[str]], lines: dict[str, str], width: int) -> None:
@@ -163,7 +163,7 @@ def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str
     """Build one small panel per line and grid point, with the reference's curves in gray."""
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
-    reference_label = f"{lines[reference]}: the same in grey"
+    reference_label = f"{lines[reference]} (gray, for comparison)"
     rows = -(-len(panels) // (columns := 5))
     multiples_figure = Figure(figsize=(style.PAGE_WIDTH + 0.8, 1.35 * rows + 0.8))
     axes = multiples_figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)

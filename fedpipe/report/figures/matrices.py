@@ -42,10 +42,12 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
         )
         for model_matrices in selected_matrices.values()
     ]
-    shown = dataclasses.replace(plan, cells=tuple(model_matrices.cell for model_matrices in selected_matrices.values()))
+    reduced_plan = dataclasses.replace(
+        plan, cells=tuple(model_matrices.cell for model_matrices in selected_matrices.values())
+    )
     style.save_figure(
         build_matrices_figure(
-            dict(zip(lines, selected_matrices.values(), strict=True)), title, results.own_settings(shown)
+            dict(zip(lines, selected_matrices.values(), strict=True)), title, results.describe_overrides(reduced_plan)
         ),
         stem,
     )
@@ -79,7 +81,7 @@ def build_matrices_figure(
         )
         color_bar.set_label(f"{name}: {description}")
         color_bar.outline.set_visible(False)
-    return style.note(matrices_figure, sentences)
+    return style.add_notes(matrices_figure, sentences)
 
 
 def _draw_matrix(ax: Axes, matrix: Floats, classes: Sequence[str], max_value: float) -> AxesImage:

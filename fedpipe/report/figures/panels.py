@@ -58,11 +58,11 @@ def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, li
     """A figure with this number of panels of this height in inches, in one row if they fit."""
     columns = columns or (count if count <= 4 else 4 if count <= 8 else 5)
     rows = -(-count // columns)
-    made = Figure(figsize=(WIDTH, min(rows * height + 0.3, MAX_HEIGHT)))
-    axes = list(made.subplots(rows, columns, squeeze=False).flat)
+    figure = Figure(figsize=(WIDTH, min(rows * height + 0.3, MAX_HEIGHT)))
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes[count:]:
         ax.set_axis_off()
-    return made, axes[:count]
+    return figure, axes[:count]
 
 
 @render_as_svg
@@ -96,7 +96,7 @@ def render_lines(
     frame = _fill_columns(frame, panel="", measure=y_label, line="")
     groups = _group_panels(frame)
     styles = _choose_line_styles(frame, emphasis)
-    made, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
+    figure, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
     columns = _count_columns(axes)
     for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
         ticks = sorted(rows["x"].astype(float).unique())
@@ -114,9 +114,9 @@ def render_lines(
         if is_log:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
-        shown = _choose_ticks(ticks, 0 if is_log else 0.08 if has_tick_per_value else 0.19)
-        ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in shown]))
-        ax.xaxis.set_ticklabels([f"{tick:g}" for tick in shown])
+        labeled_ticks = _choose_ticks(ticks, 0 if is_log else 0.08 if has_tick_per_value else 0.19)
+        ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
+        ax.xaxis.set_ticklabels([f"{tick:g}" for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
         ax.set_title(textwrap.fill(panel.replace(" = ", "\u00a0=\u00a0"), round(70 / columns)) if has_title else "")
         is_bottom, is_first = index + columns >= len(axes), not index or groups[index - 1][0][0] != measure
@@ -124,8 +124,8 @@ def render_lines(
         ax.set_ylabel(measure if is_first else "")
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
     _share_vertical_axes(axes, [(measure, _find_dataset(panel)) for (measure, panel), _ in groups], columns)
-    _add_legend(made, axes, styles)
-    return style.note(made, list(filter(None, (note, _describe_equal_lines(frame)))))
+    _add_legend(figure, axes, styles)
+    return style.add_notes(figure, list(filter(None, (note, _describe_equal_lines(frame)))))
 
 
 @render_as_svg
@@ -136,7 +136,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached")
     """
     frame = _fill_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
-    made, axes = make_panels(len(panels), 0.5 + 0.16 * len(categories) * max(1.3, len(lines)))
+    figure, axes = make_panels(len(panels), 0.5 + 0.16 * len(categories) * max(1.3, len(lines)))
     height = 0.75 / len(lines)
     for ax, panel in zip(axes, panels, strict=True):
         for index, line in enumerate(lines):
@@ -152,8 +152,8 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached")
         ax.set_ylim(len(categories) - 0.5, -0.5)
         ax.grid(visible=False, axis="y")
     if len(lines) > 1:
-        made.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
-    return made
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
+    return figure
 
 
 @render_as_svg
@@ -167,35 +167,35 @@ def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: st
     measures = list(frame["measure"].unique())
     groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
     columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
-    made, axes = make_panels(len(groups), 1.75, columns)
+    figure, axes = make_panels(len(groups), 1.75, columns)
     columns = _count_columns(axes)
     for measure in measures:
-        own = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
+        measure_axes = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
         values = frame[frame["measure"] == measure]["value"]
         reach = float(values.abs().max()) or 1.0
         scale = Normalize(-reach, reach) if values.min() < 0 else PowerNorm(gamma, 0, reach)
-        for ax, rows in own:
+        for ax, rows in measure_axes:
             matrix = rows.pivot(index="row", columns="column", values="value")
             colors = DIVERGING_COLOR_MAP if values.min() < 0 else style.COLOR_MAP
             image = ax.imshow(matrix, cmap=colors, norm=scale, aspect="auto", interpolation="nearest")
             for axis, names in ((ax.xaxis, matrix.columns), (ax.yaxis, matrix.index)):
                 gap = next(gap for gap in (1, 2, 5, 10, 20, 50, 100) if len(names) <= 6 * gap or gap == 100)
                 axis.set_ticks(range(0, len(names), gap), [str(name) for name in names[::gap]])
-        bar = made.colorbar(image, ax=[ax for ax, _ in own], label=measure, aspect=30, pad=0.02)
+        bar = figure.colorbar(image, ax=[ax for ax, _ in measure_axes], label=measure, aspect=30, pad=0.02)
         bar.outline.set_visible(False)
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
         ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=7.5)
         ax.set_xlabel(x_label if index + columns >= len(axes) else "")
         ax.set_ylabel(y_label if index % columns == 0 else "")
-    return made
+    return figure
 
 
 @render_as_svg
 def render_points(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
     """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
     panels = list(frame["panel"].unique())
-    made, axes = make_panels(len(panels), 2.0)
+    figure, axes = make_panels(len(panels), 2.0)
     for ax, panel in zip(axes, panels, strict=True):
         for contrary, color, label in ((False, style.COLORS[0], "as claimed"), (True, WARNING_COLOR, "contradicts it")):
             rows = frame[(frame["panel"] == panel) & (frame["contrary"] == contrary)]
@@ -203,14 +203,14 @@ def render_points(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
         ax.set(title=panel, xlabel=x_label, xlim=(0, None))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     axes[0].set_ylabel(y_label)
-    made.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return made
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    return figure
 
 
 @render_as_svg
 def render_embedding(frame: pd.DataFrame) -> Figure:
     """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
-    made, (ax,) = make_panels(1, 3.4)
+    figure, (ax,) = make_panels(1, 3.4)
     for index, (label, rows) in enumerate(frame.groupby("class")):
         dots, crosses = (rows[rows["kind"] == kind] for kind in ("feature", "row"))
         color = style.COLORS[index % len(style.COLORS)]
@@ -220,7 +220,7 @@ def render_embedding(frame: pd.DataFrame) -> Figure:
             ax.annotate(str(label), (x, y), (5, 4), textcoords="offset points", fontsize=8.5, weight="bold")
     ax.set(xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
     ax.grid(visible=False)
-    return made
+    return figure
 
 
 @render_as_svg
@@ -231,7 +231,7 @@ def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)  # corners are far above
     levels = MaxNLocator(12).tick_values(low, high if high > low else low + 1)
-    made, axes = make_panels(len(panels), 0.75 * WIDTH / max(len(panels), 2), max(len(panels), 2))
+    figure, axes = make_panels(len(panels), 0.75 * WIDTH / max(len(panels), 2), max(len(panels), 2))
     for ax, panel in zip(axes, panels, strict=True):
         grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
         contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
@@ -240,8 +240,8 @@ def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
         ax.set(title=panel, xlabel="direction 1", xticks=[-1, -0.5, 0, 0.5], yticks=[-1, -0.5, 0, 0.5, 1])
         ax.grid(visible=False)
     axes[0].set_ylabel("direction 2")
-    made.colorbar(contours, ax=axes, label=z_label, pad=0.02, ticks=levels[::2])
-    return made
+    figure.colorbar(contours, ax=axes, label=z_label, pad=0.02, ticks=levels[::2])
+    return figure
 
 
 def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
@@ -268,33 +268,33 @@ def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[st
 
 
 def _compute_zero_position(ticks: Sequence[float]) -> float:
-    """The place of 0 on a logarithmic axis: one step below the lowest positive value."""
+    """The position of 0 on a logarithmic axis: one step below the lowest positive value."""
     values = [tick for tick in ticks if tick > 0]
     return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0) if values else 1.0
 
 
 def _choose_ticks(values: Sequence[float], gap: float) -> list[float]:
     """The values, from the last one down, that are this fraction of their span or more apart."""
-    chosen = [values[-1]]
+    chosen_values = [values[-1]]
     for value in values[-2::-1]:
-        if chosen[-1] - value >= gap * (values[-1] - values[0]):
-            chosen.append(value)
-    return chosen[::-1]
+        if chosen_values[-1] - value >= gap * (values[-1] - values[0]):
+            chosen_values.append(value)
+    return chosen_values[::-1]
 
 
 def _share_vertical_axes(axes: Sequence[Axes], keys: Sequence[tuple[str, str]], columns: int) -> None:
     """Give panels with the same measure and data set the same limits, and only the first of a row numbers."""
     for key in dict.fromkeys(keys):
-        own = [ax for ax, ax_key in zip(axes, keys, strict=True) if ax_key == key]
-        low, high = min(ax.get_ylim()[0] for ax in own), max(ax.get_ylim()[1] for ax in own)
+        group_axes = [ax for ax, ax_key in zip(axes, keys, strict=True) if ax_key == key]
+        low, high = min(ax.get_ylim()[0] for ax in group_axes), max(ax.get_ylim()[1] for ax in group_axes)
         lack = max(0.0, MIN_ACCURACY_SPAN - (high - low)) / 2 if key[0].endswith("(%)") else 0.0
-        for ax in own:
+        for ax in group_axes:
             ax.set_ylim(low - lack, high + lack)
     for index, ax in enumerate(axes):
         ax.tick_params(labelleft=index % columns == 0 or keys[index] != keys[index - 1])
 
 
-def _add_legend(made: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, Any]]) -> None:
+def _add_legend(figure: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, Any]]) -> None:
     """One legend for all panels. Gray lines share an entry."""
     handles: dict[str, Any] = {}
     for ax in axes:
@@ -308,7 +308,7 @@ def _add_legend(made: Figure, axes: Sequence[Axes], styles: dict[str, dict[str, 
         entries[", ".join(gray) if len(gray) < 3 else f"{len(gray)} others"] = Line2D([], [], color=GRAY)
     if len(entries) > 1:
         columns = min(len(entries), 85 // (max(map(len, entries)) + 8))
-        made.legend([*entries.values()], [*entries], loc="outside upper left", ncols=columns)
+        figure.legend([*entries.values()], [*entries], loc="outside upper left", ncols=columns)
 
 
 def _describe_equal_lines(frame: pd.DataFrame) -> str:
@@ -324,8 +324,8 @@ def _count_columns(axes: Sequence[Axes]) -> int:
 
 
 def _find_dataset(panel: str) -> str:
-    found = DATASETS.search(panel)
-    return found.group() if found else ""
+    match = DATASETS.search(panel)
+    return match.group() if match else ""
 
 
 def _fill_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:

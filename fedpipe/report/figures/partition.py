@@ -83,6 +83,6 @@ def _format_title(settings: dict[str, Any]) -> str:
         f"{name} = {value}" for name, value in partition.items() if name not in {"scheme", "code", "sha256"}
     ]
     parameter_texts += [f"{partition['sha256'][:12]}…"] if "sha256" in partition else []
-    parameter_texts += [f"seed {settings['seed']}"] if "seed" in settings else ["split as the file says"]
+    parameter_texts += [f"seed {settings['seed']}"] if "seed" in settings else ["split from the file"]
     title = ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *parameter_texts])
     return textwrap.fill(title, 90)

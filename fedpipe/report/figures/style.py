@@ -95,13 +95,13 @@ def get_line_style(index: int) -> dict[str, Any]:
     }
 
 
-def note(made: Figure, sentences: Sequence[str]) -> Figure:
+def add_notes(figure: Figure, sentences: Sequence[str]) -> Figure:
     """Add notes below a figure."""
     if sentences:
-        width = round(16 * made.get_figwidth())  # characters per line
+        width = round(16 * figure.get_figwidth())  # characters per line
         text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences)
-        made.supxlabel(text, x=0.01, ha="left", fontsize=7)
-    return made
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=7)
+    return figure
 
 
 def get_text_color(shade: float) -> str:
