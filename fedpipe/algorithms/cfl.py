@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import State
@@ -74,6 +75,7 @@ class CFL(Algorithm):
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.0
     after: Annotated[int, Field(ge=0)] = 20
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """All clients in one cluster, whose model is in the slot of client 0."""
         model, clients = fresh(0), self.federation.clients
@@ -87,11 +89,13 @@ class CFL(Algorithm):
             "norms": parameters.new_zeros(2),
         }
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model of each client's cluster."""
         slots = server["cluster"][list(ids)]
         return {}, {"model": server["models"].map(lambda value: value[slots])}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Record the updates, split the clusters that are due, then average each cluster."""
         recorded = self._record_updates(server, uploads)
@@ -146,15 +150,18 @@ class CFL(Algorithm):
         ]
         return replace_models(server["models"], slots, models)
 
+    @override
     def global_model(self, server: State) -> None:
         """Each cluster has its own model."""
 
+    @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """The number of clusters, and the largest norm of a cluster's mean update and of a client's update."""
         mean_norm, max_norm = server["norms"]
         clusters = torch.tensor(len(_list_clusters(server["cluster"])))
         return {"clusters": clusters, "mean_norm": mean_norm, "max_norm": max_norm}
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """A study that ends before the first split."""
         if self.after < study.rounds:

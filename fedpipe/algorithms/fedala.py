@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -82,11 +83,13 @@ class FedALA(FedAvg):
         """Names of the parameters that are mixed."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
         local = server["model"].only(self.mixed_names)
         return {"local": local, "weights": local.ones(), "settled": torch.zeros_like(local.norm())}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, whose top is mixed with the local one if there is one."""
         model, local = received["model"], kept["local"]
@@ -96,6 +99,7 @@ class FedALA(FedAvg):
         window = LossWindow.start(info.size)
         return {"model": model | top, "difference": difference, "first": info.first, "window": window, **kept}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """Learn the weights."""
         mixing = Train(
@@ -133,6 +137,7 @@ class FedALA(FedAvg):
         has_mixed = (client["window"]["passes"] > 0).to(client["settled"].dtype)
         return client | {"settled": torch.maximum(client["settled"], has_mixed)}
 
+    @override
     def keep(self, client: State) -> State:
         """The trained top, and the weights."""
         local = client["model"].only(self.mixed_names)

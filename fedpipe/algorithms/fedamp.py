@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import ClientInfo, State
@@ -82,6 +83,7 @@ class FedAMP(Algorithm):
     attraction: Annotated[float, Field(ge=0)] = 1.0
     begin_at: Literal["mixture", "own"] = "mixture"
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """No client has uploaded, and no models are mixed."""
         model, clients = fresh(0), self.federation.clients
@@ -92,32 +94,39 @@ class FedAMP(Algorithm):
             "seen": torch.zeros_like(mixing_weights[0]),
         }
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"model": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Each client's mixture u_i."""
         weights = server["mixing"][list(ids)]
         return {}, {"mixture": server["models"].map(lambda value: torch.tensordot(weights, value, 1))}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model and the mixture."""
         return {"model": kept["model"], "mixture": received["mixture"]}
 
+    @override
     def training(self) -> Train:
         """Training near the mixture."""
         return Train(self.loss, pull=Pull("mixture", self.attraction / self.alpha))
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from the mixture or from the personal model."""
         start = (Update.copy("mixture", to="model"),) if self.begin_at == "mixture" else ()
         return (*start, self.training())
 
+    @override
     def keep(self, client: State) -> State:
         """The personal model."""
         return {"model": client["model"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and how they are mixed."""
         models = replace_models(server["models"], uploads.ids, uploads["model"])
@@ -134,6 +143,7 @@ class FedAMP(Algorithm):
         off_diagonal = attention - attention.diag().diag()
         return off_diagonal + (1 - off_diagonal.sum(1)).diag()
 
+    @override
     def global_model(self, server: State) -> None:
         """There are personal models only."""
 

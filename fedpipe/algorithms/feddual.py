@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.adaptive_loss import AdaptiveLoss
 from fedpipe.algorithms.barycenter import Barycenter
@@ -107,15 +108,18 @@ class FedDUAL(Barycenter, AdaptiveLoss):
     # -- the authors' code -------------------------------------------------------------------------------------------
 
     @property
+    @override
     def has_adaptive_beta(self) -> bool:
         """Beta is 1/2 in the authors' code."""
         return super().has_adaptive_beta and self.mode == "paper"
 
     @property
+    @override
     def has_underflow(self) -> bool:
         """The kernel of the authors' code."""
         return self.mode == "code"
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk in eq. 5, of which the authors' code has half."""
         loss = super().loss(client, batch)

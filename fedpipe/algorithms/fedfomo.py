@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -69,16 +70,19 @@ class FedFomo(Algorithm):
         """M, or as many other clients as there are."""
         return min(self.downloads, self.federation.clients - 1)
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Initial state without uploads."""
         model, clients = fresh(0), self.federation.clients
         affinity = model["head.weight"].new_zeros(clients, clients)
         return {"models": repeat_model(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, twice."""
         return {"model": fresh(0), "previous": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The models of each client's candidates, and how many there are; of M slots, shape (M, ...), the rest is 0."""
         candidates = [self.select_candidates(server, client) for client in ids]
@@ -101,10 +105,12 @@ class FedFomo(Algorithm):
         order = server["affinity"][client].sort(descending=True, stable=True).indices
         return order[(order != client) & (server["seen"][order] > 0)][: self.slot_count]
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The last trained model, and what it is compared with."""
         return {**kept, **received, "gains": info.size.new_zeros(self.slot_count)}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """The mixture."""
         return (Measure(self.sum_losses, self.mix_models, on="validation"),)
@@ -133,14 +139,17 @@ class FedFomo(Algorithm):
         model = models.map(lambda value: torch.tensordot(weights, value, 1))
         return client | {"model": model, "gains": gains[1:]}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, from what is the next comparison's baseline."""
         return (Update.copy("model", to="previous"), self.training())
 
+    @override
     def upload(self, client: State) -> State:
         """The model, and the others' weights, as many as there were others."""
         return {"model": client["model"], "gains": client["gains"], "found": client["found"]}
 
+    @override
     def traffic(self, state: State) -> State:
         """Without the slots that hold nothing, nor their number."""
         candidate_count = int(state["found"])
@@ -150,10 +159,12 @@ class FedFomo(Algorithm):
             for part, value in content.items()
         }
 
+    @override
     def keep(self, client: State) -> State:
         """The model before and after training."""
         return {"model": client["model"], "previous": client["previous"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and the affinities grown by this round's weights."""
         affinity = server["affinity"].clone()
@@ -163,9 +174,11 @@ class FedFomo(Algorithm):
         models = replace_models(server["models"], uploads.ids, uploads["model"])
         return {"models": models, "affinity": affinity, "seen": uploads.mark(server["seen"])}
 
+    @override
     def global_model(self, server: State) -> None:
         """There are personal models only."""
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Without validation data, models that fit the training data rank first."""
         if study.has_validation:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -67,6 +68,7 @@ class FedNH(Algorithm):
         """What clients train: all but the prototypes."""
         return tuple(name for name in self.net.names if name != "head.weight")
 
+    @override
     def adapt(self, network: Network) -> Network:
         """The network with prototypes as its head.
 
@@ -81,15 +83,18 @@ class FedNH(Algorithm):
         network.head = PrototypeHead(head.in_features, head.out_features, self.scale)
         return network
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model."""
         model = received["model"]
         return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.classes}
 
+    @override
     def training(self) -> Train:
         """Training under fixed prototypes."""
         return Train(self.loss, only=self.trained_names, clip=CLIP_NORM)
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's prototypes."""
         return (self.training(), Measure(self.sum_features, self.store_prototypes))
@@ -103,11 +108,13 @@ class FedNH(Algorithm):
         """The client's prototypes, with rows of zeros for classes it does not own."""
         return client | {"own": F.normalize(sums["sums"], dim=-1)}
 
+    @override
     def upload(self, client: State) -> State:
         """What was trained, the client's prototypes and its class counts."""
         model = client["model"].without(["head.weight"])
         return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean of what was trained, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]

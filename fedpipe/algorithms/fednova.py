@@ -8,6 +8,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedprox import FedProx
@@ -56,15 +57,18 @@ class FedNova(FedProx):
     adam: bool = False
 
     @property
+    @override
     def needs_sgd(self) -> bool:
         """The weights of gradients are SGD's."""
         return not self.adam
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to stay near, and no step taken."""
         zero = torch.zeros_like(info.size)
         return super().start(kept, received, info) | {"a": zero, "v": zero}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """FedProx's steps, which are counted."""
         return (replace(self.training(), step=self.step),)
@@ -76,10 +80,12 @@ class FedNova(FedProx):
         v = rho * client["v"] + 1 - shrink * client["a"]
         return gradient.descend(client, gradient(client)) | {"a": client["a"] + v, "v": v}
 
+    @override
     def upload(self, client: State) -> State:
         """The model, and the sum of the gradients' weights."""
         return {"model": client["model"], "a": client["a"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean update per step, times the mean number of steps."""
         theta, effective_entries = (

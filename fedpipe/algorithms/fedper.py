@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.partial_sharing import SharedBody
 
@@ -43,6 +44,7 @@ class FedPer(SharedBody):
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
+    @override
     def personal_names(self) -> tuple[str, ...]:
         """Names of the personal layers' tensors."""
         return self.net.last_layer_names(self.layers)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.uploads import Uploads
@@ -25,34 +27,42 @@ class SharedBody(Algorithm):
         """Names of the personal tensors."""
         return self.net.head_names
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The shared tensors."""
         return {self.shared_part: fresh(0).without(self.personal_names)}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The personal tensors of the common initial model."""
         return {self.personal_part: fresh(0).only(self.personal_names)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The shared tensors."""
         return {self.shared_part: server[self.shared_part]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The downloaded tensors with the client's own ones."""
         return {"model": self.net.to_model(received[self.shared_part] | kept[self.personal_part])}
 
+    @override
     def upload(self, client: State) -> State:
         """The shared tensors."""
         return {self.shared_part: client["model"].without(self.personal_names)}
 
+    @override
     def keep(self, client: State) -> State:
         """The personal tensors."""
         return {self.personal_part: client["model"].only(self.personal_names)}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the shared tensors."""
         return {self.shared_part: uploads.mean(self.shared_part)}
 
+    @override
     def global_model(self, server: State) -> Tensors | None:
         """The shared tensors if they are the complete model, otherwise None."""
         return None if self.personal_names else server[self.shared_part]

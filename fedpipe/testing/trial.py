@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
@@ -35,6 +36,7 @@ CLASSES = 4
 class Normalized(Model):
     """An MLP with batch normalization."""
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
         """Linear, BatchNorm and ReLU; then the head."""
         return Network(nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, classes))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -54,31 +55,38 @@ class WithDW(Algorithm):
 
     dw: DW | None = None
 
+    @override
     def code_objects(self) -> tuple[Any, ...]:
         """X, and this."""
         return (*super().code_objects(), WithDW)
 
+    @override
     def adapt(self, network: Network) -> Network:
         """X's network with a head without bias."""
         return remove_head_bias(super().adapt(network))
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
         return super().init(fresh) | {OMEGA: make_identity(fresh(0))}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
         common, per_client = super().send(server, ids)
         return common | {OMEGA: server[OMEGA]}, per_client
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """As X begins, with the SL matrix."""
         return super().start(kept, received, info) | {OMEGA: received[OMEGA]}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """X's passes, regularized."""
         return [*map(self._regularize_pass, super().personalize())]
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """X's passes, regularized, then the client's own SL matrix."""
         measure = Measure(self._sum_soft_labels, self._store_soft_labels)
@@ -96,15 +104,18 @@ class WithDW(Algorithm):
     def _store_soft_labels(self, client: State, sums: dict[str, Tensor]) -> State:
         return client | {CLIENT_OMEGA: compute_soft_labels(sums), COUNTS: sums["counts"]}
 
+    @override
     def upload(self, client: State) -> State:
         """What X uploads, the client's SL matrix and its class counts."""
         return super().upload(client) | {CLIENT_OMEGA: client[CLIENT_OMEGA], COUNTS: client[COUNTS]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
         omega = class_mean(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
         return super().aggregate(server, uploads) | {OMEGA: omega}
 
+    @override
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """What X exchanges, and the SL matrix as it travels."""
         return {**super().matrices(state), "SL": state[OMEGA] if OMEGA in state else state[CLIENT_OMEGA]}
