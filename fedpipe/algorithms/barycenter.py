@@ -25,7 +25,7 @@ from fedpipe.models.base import FunctionalNetwork
 class Barycenter(FedAvg):
     """Part (ii) of FedDUAL, eq. 7-13: FedAvg with uniform means, except for the last layers."""
 
-    excess_layers_effect: ClassVar[str] = "so that the barycenter combines all of them"
+    excess_layers_effect: ClassVar[str] = "so the barycenter combines all layers"
 
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     iterations: Annotated[int, Field(ge=1)] | None = None
@@ -142,7 +142,7 @@ def compute_barycenter(
     sorted_updates, b = updates.sort(1).values, updates.mean(0)
     weights = updates.new_full((len(updates),), 1 / len(updates))
     for _ in range(iterations):
-        distances = (b.sort().values - sorted_updates).abs().mean(1)  # of as many values each: rank by rank
+        distances = (b.sort().values - sorted_updates).abs().mean(1)  # equal lengths: compare by rank
         weights = (-distances / epsilon).softmax(0)
         previous, b = b, weights @ updates
         if has_underflow:

@@ -49,11 +49,10 @@ class CFL(Algorithm):
         Here: as the code, after round ``after``, and the gap with ``gamma``. If ``federation.rounds`` is not larger
         than ``after``, CFL is FedAvg.
     Absent clients of a split cluster
-        Here: assigned by their last update. Clients that have never
-        uploaded stay with the part that contains the lowest index.
+        Here: assigned by their last update. Clients that have never uploaded stay with the part that contains the
+        lowest index.
     Local optimizer
-        Code: momentum persists over rounds. Here: the federation's optimizer, restarted in every
-        round.
+        Code: momentum persists over rounds. Here: the federation's optimizer, restarted in every round.
     Thresholds
         Paper: eps1 about a tenth of the largest norm. Here: fixed values. Norms depend on learning rate, epochs and
         model, so choose eps1 and eps2 by the recorded largest and mean norms.
@@ -166,8 +165,8 @@ class CFL(Algorithm):
         """A study that ends before the first split."""
         if self.after < study.rounds:
             return ()
-        problem = f"{key}.after: {self.after} is no less than federation.rounds ({study.rounds})"
-        return (f"{problem}, so that no cluster is ever split and CFL is FedAvg.",)
+        problem = f"{key}.after: {self.after} is not less than federation.rounds ({study.rounds})"
+        return (f"{problem}, so no cluster is ever split and CFL is FedAvg.",)
 
 
 def _list_clusters(cluster: Tensor) -> list[int]:

@@ -41,10 +41,9 @@ class FedALA(FedAvg):
     Deviations
     ----------
     Clients that have not trained yet
-        Code: every client mixes in every round except the first, also if
-        it is not sampled, so that a late client has learned W against the untrained initial model and trains from that
-        mixture. Here: such a client trains and is evaluated with the global model. Its first mixing is at its second
-        participation.
+        Code: every client mixes in every round except the first, also if it is not sampled, so that a late client has
+        learned W against the untrained initial model and trains from that mixture. Here: such a client trains and is
+        evaluated with the global model. Its first mixing is at its second participation.
     Fraction of the data
         Paper: a random fraction. Code: a random stretch of the stored order. Here: a random fraction, drawn in each
         round.
@@ -53,8 +52,7 @@ class FedALA(FedAvg):
     Passes of the first mixing
         Paper: until the losses converge. Code: the same, without a maximum. Here: at most ``passes``.
     BatchNorm's running statistics
-        Here: only parameters are mixed. Statistics begin as the global ones, and every pass updates
-        them.
+        Here: only parameters are mixed. Statistics begin as the global ones, and every pass updates them.
 
     Parameters
     ----------
@@ -70,7 +68,7 @@ class FedALA(FedAvg):
         Maximum number of passes in the first mixing.
     """
 
-    excess_layers_effect: ClassVar[str] = "so that all are mixed"
+    excess_layers_effect: ClassVar[str] = "so all layers are mixed"
 
     rate: Annotated[float, Field(ge=0)] = 1.0
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -145,7 +143,7 @@ class FedALA(FedAvg):
 
 
 class LossWindow:
-    """The losses of the last ten passes (authors' code), by which the first mixing converges."""
+    """The losses of the last ten passes (authors' code), which decide when the first mixing has converged."""
 
     LENGTH = 10
 

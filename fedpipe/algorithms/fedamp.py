@@ -19,7 +19,7 @@ from fedpipe.algorithms.passes import Pass, Pull, Train, Update
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
-CHUNK_COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
+CHUNK_COLUMNS = 4096  #: coordinates per comparison, so that those of all points fit in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class FedAMP(Algorithm):
         attention = (
             self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)
         )
-        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
+        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture for any alpha
         off_diagonal = attention - attention.diag().diag()
         return off_diagonal + (1 - off_diagonal.sum(1)).diag()
 

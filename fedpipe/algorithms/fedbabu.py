@@ -48,7 +48,7 @@ class FedBABU(SharedBody):
 
     @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The body, and the head that stays."""
+        """The body and the common head."""
         return super().init(fresh) | {"head": fresh(0).only(self.personal_names)}
 
     @override
@@ -58,7 +58,7 @@ class FedBABU(SharedBody):
 
     @override
     def finetune(self, epochs: int) -> Sequence[Pass]:
-        """The whole model, or a part of it."""
+        """The complete model, or a part of it."""
         names_by_part = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
         return (Train(self.loss, only=names_by_part[self.finetuned], epochs=epochs, stream="finetune"),)
 

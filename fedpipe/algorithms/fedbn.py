@@ -37,8 +37,8 @@ class FedBN(SharedBody):
     Averages
         Code: uniform. Here: ``federation.weighting``.
     Normalization layers
-        Code: those with "bn" in their names, which misses those of shortcuts. Here: found by their type,
-        anywhere in the network.
+        Code: those with "bn" in their names, which misses those of shortcuts. Here: all layers of these types, anywhere
+        in the network.
 
     Parameters
     ----------
@@ -83,5 +83,5 @@ class FedBN(SharedBody):
         """A network without normalization layers."""
         if study.network is None or study.network.norm_names:
             return ()
-        hint = "; model.batch_norm true adds some" if study.has_batch_norm_setting else ""
-        return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{hint}.",)
+        hint = " Use model.batch_norm true." if study.has_batch_norm_setting else ""
+        return (f"{key}: the network of model.name has no normalization layers, so FedBN is FedAvg.{hint}",)

@@ -48,15 +48,15 @@ class FedDistillPlus(SoftLabels):
         round 1, smoothed by a half, as in FedDW's ``mode: code``. Here: all clients of the last round, by counts. With
         ``mode: paper`` without what k uploaded in that round, by counts. With ``mode: code`` as the code.
     Classes without samples in a round
-        Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it
-        does not change for client k if no other client in the round has samples of the class.
+        Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it does not change for
+        client k if no other client in the round has samples of the class.
     Distance
         Paper: the cross-entropy, whose gradient is that of the divergence. Code: FedDW's uses probabilities instead of
         their logarithms, :math:`\sum_c \Omega[y]_c (\log \Omega[y]_c - p_c)`, which increases
         :math:`\langle \Omega[y], p \rangle`. Here: the divergence. As the code with ``mode: code``.
     Before the first table
-        Code: FedDW's begins with the identity, FedGen's has no distillation term. Here: the
-        identity. With ``mode: code`` the term is :math:`-p_y`, not a cross-entropy.
+        Code: FedDW's begins with the identity, FedGen's has no distillation term. Here: the identity. With
+        ``mode: code`` the term is :math:`-p_y`, not a cross-entropy.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class FedDW(SoftLabels):
         The paper's definition, or the authors' code. See the deviations.
     """
 
-    dw_refusal: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
+    dw_refusal: ClassVar[str] = "FedDW already has this regularizer. Use its parameter mu"
 
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"
@@ -75,7 +75,7 @@ class FedDW(SoftLabels):
 
     @override
     def adapt(self, network: Network) -> Network:
-        """The network, whose last layer has no bias in the paper."""
+        """The network. In the paper its last layer has no bias."""
         return remove_head_bias(network) if self.mode == "paper" else network
 
     @override

@@ -75,7 +75,7 @@ class FedDyn(FedAvg):
     @property
     @override
     def needs_sgd(self) -> bool:
-        """The local solver is SGD's."""
+        """The paper's local solver is SGD."""
         return not self.adam
 
     @override
@@ -90,7 +90,7 @@ class FedDyn(FedAvg):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train; the same as an anchor; the linear term; and where it moves the anchor to."""
+        """The global model, the same as an anchor, the linear term, and the target of the pull."""
         model, anchor = received["model"], self.net.parameters(received["model"])
         return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
 
@@ -105,7 +105,7 @@ class FedDyn(FedAvg):
         return (replace(self.training(), clip=self.clip), Update(self.update_linear_term))
 
     def update_linear_term(self, client: State) -> State:
-        """The gradient's memory: at an exact minimum, the risk's gradient there."""
+        """Update g. At an exact minimum it is the gradient of the risk."""
         drift = self.net.parameters(client["model"]) - client["anchor"]
         return client | {"g": client["g"] - self.alpha * drift}
 
@@ -116,27 +116,27 @@ class FedDyn(FedAvg):
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean model, moved by what all clients remember."""
+        """The mean model, moved by h."""
         theta, mean = map(self.net.parameters, (server["model"], uploads.uniform().mean("model")))
         h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
         return {"model": mean - h / self.alpha, "h": h}
 
     def get_models(self, server: State) -> dict[str, Tensors]:
-        """What is sent, and the participants' mean."""
+        """The cloud, and the participants' mean."""
         cloud: Tensors = server["model"]
         return {"cloud": cloud, "mean": cloud | (self.net.parameters(cloud) + server["h"] / self.alpha)}
 
     @override
     def global_model(self, server: State) -> Tensors:
-        """The one that counts as global."""
+        """The cloud, or the mean with ``evaluated: mean``."""
         return self.get_models(server)[self.evaluated]
 
     @override
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
-        """The other one."""
+        """The other one of cloud and mean."""
         return {name: model for name, model in self.get_models(server).items() if name != self.evaluated}
 
     @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:
-        """How far the global model is from the participants' mean."""
+        """Distance of the cloud from the participants' mean."""
         return {"distance_from_mean": server["h"].norm() / self.alpha}

@@ -59,12 +59,12 @@ class FedNova(FedProx):
     @property
     @override
     def needs_sgd(self) -> bool:
-        """The weights of gradients are SGD's."""
+        """The weights of gradients assume SGD."""
         return not self.adam
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to stay near, and no step taken."""
+        """FedProx's state, and counters of steps."""
         zero = torch.zeros_like(info.size)
         return super().start(kept, received, info) | {"a": zero, "v": zero}
 
@@ -74,7 +74,7 @@ class FedNova(FedProx):
         return (replace(self.training(), step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of the federation's optimizer, and the same with a gradient of 1."""
+        """A step of the federation's optimizer, and the same step for a gradient of 1."""
         federation, is_sgd = self.federation, self.federation.optimizer == "sgd"
         rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if is_sgd else (0.0, 0.0)
         v = rho * client["v"] + 1 - shrink * client["a"]

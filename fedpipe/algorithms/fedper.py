@@ -39,7 +39,7 @@ class FedPer(SharedBody):
         How many parametrized layers, from the output, are personal.
     """
 
-    excess_layers_effect: ClassVar[str] = "so that all are personal and clients train alone"
+    excess_layers_effect: ClassVar[str] = "so all layers are personal and clients train alone"
 
     layers: Annotated[int, Field(ge=0)] = 1
 

@@ -86,18 +86,18 @@ class FedProto(Algorithm):
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The prototypes, and which there are."""
+        """The prototypes, and flags of classes that have one."""
         return {"prototypes": server["prototypes"], "known": server["known"]}, {}
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's own model, and the global prototypes."""
+        """The client's model and the global prototypes."""
         zeros = torch.zeros_like(received["prototypes"])
         return {"model": kept["model"], **received, "own": zeros, "counts": info.classes}
 
     @override
     def local_passes(self) -> Sequence[Pass]:
-        """Training, then the client's own prototypes."""
+        """Training, then the client's prototypes."""
         return (self.training(), Measure(self.sum_features, self.store_prototypes))
 
     @override
@@ -114,7 +114,7 @@ class FedProto(Algorithm):
         return {"sums": batch.class_sums(z, len(client["counts"]))}
 
     def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's prototypes, with rows of zeros for classes it does not own."""
+        """The client's prototypes, with rows of zeros for classes without samples."""
         return client | {"own": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
 
     @override
@@ -136,7 +136,7 @@ class FedProto(Algorithm):
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean prototype of each class over those who own it."""
+        """The mean prototype of each class over the clients that have samples of it."""
         weights = uploads["counts"]
         if self.prototype_weights == "uniform":
             weights = [(counts > 0).to(counts.dtype) for counts in weights]
@@ -148,4 +148,4 @@ class FedProto(Algorithm):
 
     @override
     def global_model(self, server: State) -> None:
-        """Nothing but prototypes is global."""
+        """There is no global model, only global prototypes."""

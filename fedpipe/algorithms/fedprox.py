@@ -43,7 +43,7 @@ class FedProx(FedAvg):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, twice: to train, and to stay near."""
+        """The global model, and the same as the target of the pull."""
         return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
     @override

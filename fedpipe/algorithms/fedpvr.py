@@ -52,7 +52,7 @@ class FedPVR(Scaffold):
     """
 
     unsupported_settings: ClassVar[tuple[str, ...]] = ()  # momentum acts outside V
-    excess_layers_effect: ClassVar[str] = "so that all are corrected, which is SCAFFOLD"
+    excess_layers_effect: ClassVar[str] = "so all layers are corrected, which is SCAFFOLD"
 
     layers: Annotated[int, Field(ge=0)] = 1
 
@@ -80,4 +80,4 @@ class FedPVR(Scaffold):
         if not momentum or study.network is None or self.layers < len(study.network.layers()):
             return warnings
         problem = f"{key}.layers: {self.layers} corrects all layers"
-        return (*warnings, f"{problem}, so that federation.momentum ({momentum}) acts nowhere.")
+        return (*warnings, f"{problem}, so federation.momentum ({momentum}) has no effect.")

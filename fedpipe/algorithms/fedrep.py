@@ -60,8 +60,8 @@ class FedRep(SharedBody):
     @property
     @override
     def local_steps_refusal(self) -> str | None:
-        """It has its own numbers of epochs."""
-        return "whose head_epochs and body_epochs say how long it trains"
+        """It has parameters for the numbers of epochs."""
+        return "whose length of training is set by head_epochs and body_epochs"
 
     @override
     def training(self) -> Train:

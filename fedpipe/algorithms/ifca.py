@@ -68,7 +68,7 @@ class IFCA(Algorithm):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """All models; the first is chosen until the losses are known."""
+        """All models, with the first one chosen until the losses are measured."""
         models = received["models"]
         return {"models": models, "model": select_model(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
@@ -86,7 +86,7 @@ class IFCA(Algorithm):
     def choose_model(self, client: State, sums: dict[str, Tensor]) -> State:
         """The model with the lowest loss."""
         is_best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
-        order = torch.arange(self.clusters, device=is_best.device)  # the lowest index of those that are best
+        order = torch.arange(self.clusters, device=is_best.device)  # the lowest index of the best models
         index = torch.where(is_best, order, self.clusters - 1).amin(-1)
         model = client["models"].map(lambda value: value.index_select(0, index.reshape(1)).squeeze(0))
         return client | {"model": model, "cluster": index}
@@ -108,4 +108,4 @@ class IFCA(Algorithm):
 
     @override
     def global_model(self, server: State) -> None:
-        """There are k models and none that is global."""
+        """There is no single global model, but k models."""

@@ -34,7 +34,7 @@ class Local(Algorithm):
 
     @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The server has nothing to do."""
+        """The server has no state."""
         return {}
 
     @override
@@ -49,7 +49,7 @@ class Local(Algorithm):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's own model."""
+        """The client's model."""
         return {"model": kept["model"]}
 
     @override
@@ -64,7 +64,7 @@ class Local(Algorithm):
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """Nothing to combine."""
+        """The server's state does not change."""
         return server
 
     @override

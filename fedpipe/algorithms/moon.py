@@ -59,12 +59,12 @@ class MOON(FedAvg):
 
     @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The initial model, as long as there is no previous one."""
+        """The initial model, because there is no previous one."""
         return {"previous": server["model"]}
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to compare with, and the previous one."""
+        """The global model, the same for the contrast, and the previous model."""
         model = received["model"]
         return {"model": model, "global": model, "previous": kept["previous"], "first": info.first}
 
@@ -76,7 +76,7 @@ class MOON(FedAvg):
         return risk + self.mu * (1 - client["first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
 
     def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
-        """Eq. 3 for each sample, shape (B,); z are its features, shape (B, d)."""
+        """Eq. 3 for each sample, shape (B,). Its features z have shape (B, d)."""
         global_similarity, previous_similarity = (
             F.cosine_similarity(z, self.net.features(client[part], x, teacher=True), dim=-1)
             for part in ("global", "previous")
@@ -85,5 +85,5 @@ class MOON(FedAvg):
 
     @override
     def keep(self, client: State) -> State:
-        """The trained model, which is the previous one next time."""
+        """The trained model, which is the previous model of the next round."""
         return {"previous": client["model"]}

@@ -1,4 +1,4 @@
-"""Partial sharing: one part of the model is averaged over the clients, and each client keeps its own rest."""
+"""Partial sharing: one part of the model is averaged over clients, and the rest is personal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Algorithm):
-    """A body that travels and is averaged, and personal tensors, by default the head, that stay at the client."""
+    """A body that clients upload and the server averages. Personal tensors, by default the head, stay at the client."""
 
     shared_part: ClassVar[str] = "body"  #: name of the shared tensors in states
     personal_part: ClassVar[str] = "head"  #: name of the personal tensors in states
@@ -44,7 +44,7 @@ class SharedBody(Algorithm):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The downloaded tensors with the client's own ones."""
+        """The downloaded tensors with the client's personal ones."""
         return {"model": self.net.to_model(received[self.shared_part] | kept[self.personal_part])}
 
     @override

@@ -76,7 +76,7 @@ class PerFedAvg(FedAvg):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to make the personal one of."""
+        """The global model, and the same as the start of the personal model."""
         return {"model": received["model"], "personal": received["model"]}
 
     @override

@@ -78,7 +78,7 @@ class PFedMe(Algorithm):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to move and to minimize from, and the personal model so far."""
+        """The global model, w_k, which starts there, and the last personal model."""
         w = received["model"]
         return {"model": w, "local": self.net.parameters(w), "personal": kept["personal"]}
 

@@ -71,7 +71,7 @@ class PFPSLWC(SharedBody):
 
     @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The downloaded extractor with the client's own head, and what to recall."""
+        """The downloaded extractor with the client's head, and the extractor to recall."""
         return super().start(kept, received, info) | {"extractor": kept["extractor"], "first": info.first}
 
     @override
@@ -87,7 +87,7 @@ class PFPSLWC(SharedBody):
         return (recall_pass,)
 
     def recall_loss(self, client: State, batch: Batch) -> Tensor:
-        """Eq. 3: how far the features point away from those of the last uploaded extractor."""
+        """Eq. 3: mean cosine distance of the features from those of the last uploaded extractor."""
         teacher = self.net.features(client["extractor"], batch.x, teacher=True)
         return batch.mean(1 - F.cosine_similarity(teacher, self.net.features(client["model"], batch.x), dim=-1))
 

@@ -46,8 +46,7 @@ class Scaffold(FedAvg):
         Paper: plain SGD. Here: plain SGD, or Adam with ``adam: true``. Weight decay is part of the gradient, and
         momentum is an error.
     Clipping
-        Here: ``federation.clip_norm`` clips the corrected gradient, so that the control contains the
-        clipped one.
+        Here: ``federation.clip_norm`` clips the corrected gradient, so that the control contains the clipped one.
 
     Parameters
     ----------
@@ -140,7 +139,7 @@ class Scaffold(FedAvg):
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """A step along the mean update; the control moves by what the participants' controls moved."""
+        """A step along the mean update. The control changes by the mean change of the controls, times m / N."""
         uploads, theta, participation_rate = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
         return {
             "model": theta + self.server_rate * (uploads.mean("model") - theta),

@@ -93,7 +93,7 @@ def test_all_of_a_users_yaml_is_read_so(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match=f"{place} is damaged"):
             read()
     printed = CliRunner().invoke(app.app, ["check", "fedprox", "--set", "mu=&m [*m]"])
-    assert printed.output == "--set: 'mu=&m [*m]' can't be read; its value should be as in params.yaml.\n"
+    assert printed.output.startswith("--set: 'mu=&m [*m]' can't be read.")
 
 
 def test_a_change_at_one_place_is_none_at_an_alias_of_it() -> None:

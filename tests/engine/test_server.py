@@ -57,7 +57,7 @@ def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads
     for _ in range(12):
         before = trial.net.parameters(trial.server["model"])
         trial.run()
-        raw = trial.algorithm.aggregate(raw, trial.uploads(trial.outcomes))
+        raw = trial.algorithm.aggregate(raw, trial.collect_uploads(trial.outcomes))
         lowest.append(float(raw["model"]["body.1.running_var"].min()))
         model, wanted = trial.server["model"], mean(trial, "model")
         assert_same(trial.net.buffers(model), trial.net.buffers(wanted), within=1e-14)
@@ -223,7 +223,7 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
     """Its own next state, of which the averaged part is moved; all else is its own, statistics too."""
     trial = make_trial(build(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
     part, before = trial.algorithm.server_optimizer_part, trial.server
-    uploads = trial.uploads(trial.train())
+    uploads = trial.collect_uploads(trial.train())
     own = trial.algorithm.aggregate(before, uploads)
     state = aggregate_uploads(trial.algorithm, before, uploads)
     x, target = (trial.net.parameters(found[part]) for found in (before, own))

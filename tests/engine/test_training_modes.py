@@ -128,7 +128,7 @@ def test_training_images_change(trial, assert_same):
 
 def test_averaged_statistics_are_the_mean_of_the_clients(trial):
     made = trial()
-    uploads = made.uploads(made.train())
+    uploads = made.collect_uploads(made.train())
     made.run()
     for name in ("body.1.running_mean", "body.6.running_var"):
         mean = sum(weight * upload["model"][name] for _, weight, upload in uploads)

@@ -23,7 +23,7 @@ from fedpipe.report.data import StudyData
 from tests import small_studies as studies
 from tests.report.conftest import Tree
 
-LAYERS = "parametrized layers of the network, so that"
+LAYERS = "parametrized layers of the network, so"
 
 
 class Unbuildable(Model):
@@ -61,17 +61,17 @@ def warned(settings: dict[str, Any]) -> list[str]:
 
 
 CIFAR = {"dataset": {"name": "cifar10"}}
-FEDBN = "algorithms.x: the network of model.name has no normalization layers, so that FedBN is FedAvg"
+FEDBN = "algorithms.x: the network of model.name has no normalization layers, so FedBN is FedAvg."
 FEDFOMO = (
-    "algorithms.x: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on; "
-    "0.2 is usual."
+    "algorithms.x: dataset.validation_fraction is 0, so clients evaluate models on their training data. "
+    "A usual value is 0.2."
 )
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
-    "fedbn-mlp": ({"algorithm": "fedbn"}, {}, f"{FEDBN}."),
+    "fedbn-mlp": ({"algorithm": "fedbn"}, {}, FEDBN),
     "fedbn-cnn": (
         {"algorithm": "fedbn"},
         {"model": {"name": "cnn", "hidden": 8}},
-        f"{FEDBN}; model.batch_norm true adds some.",
+        f"{FEDBN} Use model.batch_norm true.",
     ),
     "fedbn-cnn-normalized": (
         {"algorithm": "fedbn"},
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "fedbn-cnn5": (
         {"algorithm": "fedbn"},
         {"model": {"name": "cnn5", "hidden": [8, 8]}, **CIFAR},
-        f"{FEDBN}; model.batch_norm true adds some.",
+        f"{FEDBN} Use model.batch_norm true.",
     ),
     "fedbn-cnn5-normalized": (
         {"algorithm": "fedbn"},
@@ -91,8 +91,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "cfl": (
         {"algorithm": "cfl", "after": 4},
         {},
-        "algorithms.x.after: 4 is no less than federation.rounds (4), so that no cluster is ever split and CFL is "
-        "FedAvg.",
+        "algorithms.x.after: 4 is not less than federation.rounds (4), so no cluster is ever split and CFL is FedAvg.",
     ),
     "cfl-that-may-split": ({"algorithm": "cfl", "after": 3}, {}, None),
     "fedfomo": ({"algorithm": "fedfomo"}, {}, FEDFOMO),
@@ -100,24 +99,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
     "fedpvr": (
         {"algorithm": "fedpvr", "layers": 3},
         {},
-        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all are corrected, which is SCAFFOLD.",
+        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all layers are corrected, which is SCAFFOLD.",
     ),
     "fedpvr-scaffold": ({"algorithm": "fedpvr", "layers": 2}, {}, None),
     "feddual": (
         {"algorithm": "feddual", "layers": 3},
         {},
-        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} the barycenter combines all of them.",
+        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} the barycenter combines all layers.",
     ),
     "feddual-ablation": ({"algorithm": "feddual", "layers": 3, "dynamic_aggregation": False}, {}, None),
     "fedper": (
         {"algorithm": "fedper", "layers": 3},
         {},
-        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all are personal and clients train alone.",
+        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all layers are personal and clients train alone.",
     ),
     "fedala": (
         {"algorithm": "fedala", "layers": 3},
         {},
-        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all are mixed.",
+        f"algorithms.x.layers: 3 is more than the 2 {LAYERS} all layers are mixed.",
     ),
     "fedavg": ({"algorithm": "fedavg"}, {}, None),
 }
@@ -171,7 +170,7 @@ def test_the_command_prints_them_beside_its_output_and_records_them() -> None:
     dry = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(dry.stdout.splitlines()) == 1
     (line,) = dry.stderr.splitlines()
-    assert line.startswith("fedpipe: warning: algorithms.x.after: 20 is no less than federation.rounds (4)")
+    assert line.startswith("fedpipe: warning: algorithms.x.after: 20 is not less than federation.rounds (4)")
     assert not Path("results").exists()
     done = CliRunner().invoke(app.app, ["plan"], catch_exceptions=False)
     assert done.stderr == dry.stderr
@@ -187,7 +186,7 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
     command = [sys.executable, "-m", "fedpipe", "plan", "--params", "studies/a", "--dry-run"]
     *told, last = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
     assert last.startswith("fedpipe: 2 studies: ")
-    assert [line.partition(" is no less")[0] for line in told] == [
+    assert [line.partition(" is not less")[0] for line in told] == [
         f"fedpipe: warning: studies/a/{name}.yaml: algorithms.x.after: 20" for name in ("one", "two")
     ]
 

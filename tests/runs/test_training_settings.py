@@ -186,8 +186,8 @@ def test_a_mistake_is_told(
 def test_methods_that_contradict_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for label, reason in {
-        "fedrep": "whose head_epochs and body_epochs say how long it trains",
-        "feddual": "whose adaptive loss is weighed anew before each epoch",
+        "fedrep": "whose length of training is set by head_epochs and body_epochs",
+        "feddual": "whose beta is measured before each epoch",
     }.items():
         assert refused(studies.settings((label,), federation={"local_steps": 5})) == (
             f"federation.local_steps: 5 can't be used with {label}, {reason}. Use null, or study.algorithms "
