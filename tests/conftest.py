@@ -40,8 +40,8 @@ def _no_proxy() -> Iterator[None]:
 
 @pytest.fixture
 def make_clients() -> Callable[..., FederatedData]:
-    """Makes the small federation of :func:`fedpipe.testing.synthetic`."""
-    return testing.synthetic
+    """Makes the small federation of :func:`fedpipe.testing.make_synthetic_clients`."""
+    return testing.make_synthetic_clients
 
 
 @pytest.fixture

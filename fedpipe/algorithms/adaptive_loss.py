@@ -1,4 +1,4 @@
-"""FedDUAL's adaptive loss: the risk, weighed against the divergence from the global weights."""
+"""FedDUAL's adaptive loss: the risk, weighted against the divergence from the global weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -26,15 +27,18 @@ class AdaptiveLoss(FedAvg):
         return self.adaptive_loss
 
     @property
+    @override
     def local_steps_refusal(self) -> str | None:
         """Beta is measured before each epoch."""
-        return "whose adaptive loss is weighed anew before each epoch" if self.has_adaptive_beta else None
+        return "whose beta is measured before each epoch" if self.has_adaptive_beta else None
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, to train and to compare with."""
         anchor, zero = self.net.parameters(received["model"]).flat(), torch.zeros_like(info.size)
         return super().start(kept, received, info) | {"anchor": anchor, "global_accuracy": zero, "beta": zero}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """The global accuracy, then for each epoch beta and training."""
         if not self.has_adaptive_beta:
@@ -43,8 +47,9 @@ class AdaptiveLoss(FedAvg):
         epochs = cast(int, self.federation.local_epochs)
         return (Measure(self.count_correct, self.store_global_accuracy), *epoch * epochs)
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """The part of the risk in eq. 5. In fine-tuning beta is not measured and 0."""
+        """The risk's part of eq. 5. In fine-tuning beta is 0, because it is not measured."""
         return (1 - client["beta"]) * self.risk(client, batch) if self.has_adaptive_beta else self.risk(client, batch)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
@@ -54,7 +59,7 @@ class AdaptiveLoss(FedAvg):
         return gradient.descend(client, g + theta.unflat(divergence))
 
     def count_correct(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        """Number of samples that the client's model classifies correctly, and of all samples."""
+        """Number of correctly classified samples, and of all samples."""
         is_correct = self.net(client["model"], batch.x).argmax(-1) == batch.y
         return {"correct": batch.sum(is_correct.to(client["beta"].dtype)), "all": batch.size()}
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import StudyFacts
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -24,7 +25,7 @@ from fedpipe.models.base import FunctionalNetwork
 class Barycenter(FedAvg):
     """Part (ii) of FedDUAL, eq. 7-13: FedAvg with uniform means, except for the last layers."""
 
-    excess_layers_effect: ClassVar[str] = "so that the barycenter combines all of them"
+    excess_layers_effect: ClassVar[str] = "so the barycenter combines all layers"
 
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     iterations: Annotated[int, Field(ge=1)] | None = None
@@ -47,6 +48,7 @@ class Barycenter(FedAvg):
         self._check_layer_names("algorithms.feddual", self.net)
         return tuple(name for name in self.net.names if get_layer_name(name) in self.layers)
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model, and all participants as effective clients."""
         model = fresh(0)
@@ -54,11 +56,13 @@ class Barycenter(FedAvg):
         effective = Tensors((name, one * self.federation.participants) for name in self.barycenter_names)
         return {"model": model, "effective": effective}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, and a sum of gradients."""
         gradient = received["model"].only(self.barycenter_names).zeros()
         return super().start(kept, received, info) | {"gradient": gradient}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the gradient at the trained model if the barycenter combines gradients."""
         if not self.dynamic_aggregation or self.vector != "gradient":
@@ -77,10 +81,12 @@ class Barycenter(FedAvg):
         """Add the gradient of the batch's summed loss. The model does not change."""
         return client | {"gradient": client["gradient"] + batch.size() * gradient(client)}
 
+    @override
     def upload(self, client: State) -> State:
         """The model, and the gradient if the barycenter combines gradients."""
         return super().upload(client) | ({"gradient": client["gradient"]} if self.vector == "gradient" else {})
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Alg. 1, lines 17-24."""
         uploads, theta = uploads.uniform(), server["model"]
@@ -98,10 +104,12 @@ class Barycenter(FedAvg):
             return [gradient[name] for gradient in uploads["gradient"]]
         return [theta[name] - model[name] for model in uploads["model"]]
 
+    @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """The effective number of clients of each tensor of the last layers."""
         return {f"effective_clients.{name}": value for name, value in server["effective"].items()}
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Too many layers. Unknown names of layers are an error."""
         if isinstance(self.layers, int):
@@ -134,7 +142,7 @@ def compute_barycenter(
     sorted_updates, b = updates.sort(1).values, updates.mean(0)
     weights = updates.new_full((len(updates),), 1 / len(updates))
     for _ in range(iterations):
-        distances = (b.sort().values - sorted_updates).abs().mean(1)  # of as many values each: rank by rank
+        distances = (b.sort().values - sorted_updates).abs().mean(1)  # equal lengths: compare by rank
         weights = (-distances / epsilon).softmax(0)
         previous, b = b, weights @ updates
         if has_underflow:

@@ -52,7 +52,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.federation import Federation
 
-#: What a custom method imports from here.
+#: names for custom methods
 __all__ = [
     "Algorithm",
     "Batch",
@@ -75,7 +75,7 @@ __all__ = [
 
 
 class StudyFacts(NamedTuple):
-    """What the planner knows of a study before it runs, for an algorithm's warnings."""
+    """Facts about a study before it runs, for an algorithm's warnings."""
 
     rounds: int
     momentum: float
@@ -91,31 +91,31 @@ class StudyFacts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(Component):
-    """Base of all algorithms: a model that travels whole and is trained on the mean cross-entropy.
+    """Base of all algorithms. Clients receive the complete model, train it on the mean cross-entropy and upload it.
 
-    What is left to an algorithm is ``aggregate``, and whatever else it does differently.
+    An algorithm defines ``aggregate``, and overrides the hooks that it changes.
     """
 
     has_prototype_logits: ClassVar[bool] = False  #: whether `prototype_logits` is defined
-    #: keys of the section `federation` that its steps do not use; a study that sets one is an error
+    #: keys of the section `federation` that its steps do not use. A study that sets one of them is an error.
     unsupported_settings: ClassVar[tuple[str, ...]] = ()
 
-    #: The part of the server's state that is the uploads' mean, or else a step along the mean of their updates, which
-    #: `federation.server` may scale; None where nothing is, or where other parts count on where that step leads.
+    #: Part of the server's state that the server optimizer (`federation.server`) updates: the uploads' mean, or a step
+    #: along the mean of their updates. None: there is no such part, or other parts of the state depend on the step.
     server_optimizer_part: ClassVar[str | None] = None
 
-    #: what follows if the parameter `layers` is larger than the network; empty: it does not count layers
+    #: Effect of a parameter `layers` that is larger than the network, as ``so ...``. Empty: there is no such parameter.
     excess_layers_effect: ClassVar[str] = ""
-    #: why FedDW's regularizer can't be added to this method (the key `dw`). Empty: it can.
+    #: Why FedDW's regularizer can't be added to this method (the key `dw`), with the cure. Empty: it can.
     dw_refusal: ClassVar[str] = ""
-    #: whether it begins with several initial models, which no file of weights has
+    #: whether it begins with several initial models, so `model.weights` can't be used
     needs_several_models: ClassVar[bool] = False
 
     net: ClassVar[FunctionalNetwork]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
 
     def bind(self, net: FunctionalNetwork, federation: Federation) -> Self:
-        """A copy at work: with the network that it trains and the federation's settings.
+        """A copy with the network that it trains and the federation's settings.
 
         In hooks of a client, and in `send` and `aggregate`, ``federation.learning_rate`` is that of the round.
         """
@@ -126,41 +126,41 @@ class Algorithm(Component):
 
     @property
     def needs_sgd(self) -> bool:
-        """Whether its theory divides by SGD's learning rate, and its settings do not insist on another optimizer."""
+        """Whether it requires SGD: its theory does, and no parameter such as `adam` allows another optimizer."""
         return False
 
     @property
     def local_steps_refusal(self) -> str | None:
-        """Why clients can't train for `federation.local_steps`, as ``whose ...``; None where they can."""
+        """Why clients can't train for `federation.local_steps`, as ``whose ...``. None: they can."""
         return None
 
     def bind_round(self, number: int) -> Self:
-        """The same at work in a round, whose learning rate its federation has."""
+        """A copy for a round: ``federation.learning_rate`` is the learning rate of the round."""
         federation = self.federation.with_round_learning_rate(number)
         return self if federation is self.federation else self.bind(self.net, federation)
 
     # -- model and initial states ------------------------------------------------------------------------------------
 
     def adapt(self, network: Network) -> Network:
-        """The network that this algorithm trains, where it needs another head."""
+        """The network that this algorithm trains, for example with another head."""
         return network
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The server's state before round 1; ``fresh(i)`` is the i-th initial model."""
+        """The server's state before round 1. ``fresh(i)`` is the i-th initial model."""
         return {"model": fresh(0)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """What a client keeps before its first round; the same for all clients. ``server`` is the initial state."""
+        """What a client keeps before its first round, the same for all clients. ``server`` is the initial state."""
         return {}
 
     # -- one client --------------------------------------------------------------------------------------------------
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's tensors as it begins."""
+        """The client's tensors at the start of a round."""
         return {"model": received["model"]}
 
     def personalize(self) -> Sequence[Pass]:
-        """Passes that make the client's personal model of what it received, before training and before evaluation."""
+        """Passes that make the client's personal model from what it received, before training and evaluation."""
         return ()
 
     def training(self) -> Train:
@@ -196,17 +196,17 @@ class Algorithm(Component):
         return self.net(client["model"], x)
 
     def prototype_logits(self, client: State, x: Tensor) -> Tensor:
-        """Minus the distance from each class's prototype, shape (B, C), for the protocols of the nearest prototype."""
+        """Minus the distance from each class's prototype, shape (B, C), for protocols such as prototype-on-local."""
         raise NotImplementedError
 
     def traffic(self, state: State) -> State:
-        """What of a download or an upload travels, for counting its bytes: all, unless slots of it are empty."""
+        """The part of a download or an upload whose bytes are counted: all of it, except empty slots."""
         return state
 
     # -- server ------------------------------------------------------------------------------------------------------
 
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """What the clients ``ids`` receive: a part common to all, and own parts stacked along a first axis."""
+        """What the clients ``ids`` receive: a state for all, and one per client, stacked along a first axis."""
         return {"model": server["model"]}, {}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
@@ -218,12 +218,12 @@ class Algorithm(Component):
         raise NotImplementedError
 
     def global_model(self, server: State) -> Tensors | None:
-        """The global model; None where a method has none."""
+        """The global model. None: the method has no global model."""
         model: Tensors = server["model"]
         return model
 
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
-        """Further models of the server, by name: NAME-on-global is recorded wherever global-on-global is."""
+        """Further models of the server, by name. NAME-on-global is recorded whenever global-on-global is."""
         return {}
 
     # -- what is recorded --------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Algorithm(Component):
         return {}
 
     def matrices(self, state: State) -> Mapping[str, Tensor]:
-        """Matrices of shape (C, C) to record, of a server's state or of an upload."""
+        """Matrices of shape (C, C) to record, from a server's state or an upload."""
         return {}
 
     # -- for the plan ------------------------------------------------------------------------------------------------

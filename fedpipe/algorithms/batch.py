@@ -1,4 +1,4 @@
-"""What a client sees: a batch of its samples, and what it knows of itself."""
+"""A batch of a client's samples, and information about the client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Batch(NamedTuple):
 
     x: Tensor  #: inputs, shape ``(B, *shape)``
     y: Tensor  #: classes, shape (B,)
-    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,); None where nothing is padded
-    key: Tensor | None = None  #: of the noise that goes with these samples, an int64 scalar
+    mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,). None: no padding
+    key: Tensor | None = None  #: key of the random noise for these samples, an int64 scalar
 
     def split(self, parts: int) -> list[Batch]:
-        """Every ``parts``-th sample, from each of the first ones on; where none is left for a part, the first part."""
+        """Split into ``parts`` batches: part i has the samples i, i + parts and so on. Empty parts equal the first."""
         first = self._take_strided(parts, 0)
         return [first] + [self._take_strided(parts, index)._replace_if_empty(first) for index in range(1, parts)]
 
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
         return values.mean() if self.mask is None else self.sum(values) / self.mask.sum().clamp(min=1)
 
     def variance(self, values: Tensor) -> Tensor:
-        """Unbiased variance over the samples of ``values``, shape (B, ...); of one sample 0."""
+        """Unbiased variance over the samples of ``values``, shape (B, ...). It is 0 for one sample."""
         if self.mask is None:
             return values.var(0, correction=min(len(values) - 1, 1))
         n = self.size()
@@ -69,11 +69,11 @@ class Batch(NamedTuple):
 
 
 class ClientInfo(NamedTuple):
-    """What a client knows of itself: floating-point tensors."""
+    """Information about a client, in floating-point tensors."""
 
     size: Tensor  #: number of samples n_k, a scalar
     classes: Tensor  #: samples of each class n_kc, shape (C,)
-    round: Tensor  #: the round that begins, from 1, a scalar
+    round: Tensor  #: number of the round, from 1, a scalar
     first: Tensor  #: 1 until the client has trained in a round, then 0, a scalar
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import State
@@ -48,11 +49,10 @@ class CFL(Algorithm):
         Here: as the code, after round ``after``, and the gap with ``gamma``. If ``federation.rounds`` is not larger
         than ``after``, CFL is FedAvg.
     Absent clients of a split cluster
-        Here: assigned by their last update. Clients that have never
-        uploaded stay with the part that contains the lowest index.
+        Here: assigned by their last update. Clients that have never uploaded stay with the part that contains the
+        lowest index.
     Local optimizer
-        Code: momentum persists over rounds. Here: the federation's optimizer, restarted in every
-        round.
+        Code: momentum persists over rounds. Here: the federation's optimizer, restarted in every round.
     Thresholds
         Paper: eps1 about a tenth of the largest norm. Here: fixed values. Norms depend on learning rate, epochs and
         model, so choose eps1 and eps2 by the recorded largest and mean norms.
@@ -74,6 +74,7 @@ class CFL(Algorithm):
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.0
     after: Annotated[int, Field(ge=0)] = 20
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """All clients in one cluster, whose model is in the slot of client 0."""
         model, clients = fresh(0), self.federation.clients
@@ -87,11 +88,13 @@ class CFL(Algorithm):
             "norms": parameters.new_zeros(2),
         }
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model of each client's cluster."""
         slots = server["cluster"][list(ids)]
         return {}, {"model": server["models"].map(lambda value: value[slots])}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Record the updates, split the clusters that are due, then average each cluster."""
         recorded = self._record_updates(server, uploads)
@@ -146,21 +149,24 @@ class CFL(Algorithm):
         ]
         return replace_models(server["models"], slots, models)
 
+    @override
     def global_model(self, server: State) -> None:
         """Each cluster has its own model."""
 
+    @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """The number of clusters, and the largest norm of a cluster's mean update and of a client's update."""
         mean_norm, max_norm = server["norms"]
         clusters = torch.tensor(len(_list_clusters(server["cluster"])))
         return {"clusters": clusters, "mean_norm": mean_norm, "max_norm": max_norm}
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """A study that ends before the first split."""
         if self.after < study.rounds:
             return ()
-        problem = f"{key}.after: {self.after} is no less than federation.rounds ({study.rounds})"
-        return (f"{problem}, so that no cluster is ever split and CFL is FedAvg.",)
+        problem = f"{key}.after: {self.after} is not less than federation.rounds ({study.rounds})"
+        return (f"{problem}, so no cluster is ever split and CFL is FedAvg.",)
 
 
 def _list_clusters(cluster: Tensor) -> list[int]:

@@ -1,4 +1,4 @@
-"""Means over clients of what they measure by class: a row for each class, weighted by a count."""
+"""Means over clients of their measurements by class: one row per class, weighted by a count."""
 
 from __future__ import annotations
 

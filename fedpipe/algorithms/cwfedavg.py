@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -80,6 +81,7 @@ class CwFedAvg(Algorithm):
         count = {"all": len(self.net.layers()), "output": 1}.get(str(self.class_wise), self.class_wise)
         return self.net.last_layer_names(int(count))
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Equal class models, and uniform distributions."""
         model = fresh(0)
@@ -92,6 +94,7 @@ class CwFedAvg(Algorithm):
             "distributions": uniform,
         }
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Eq. 7: the averaged tensors, and each client's mixture of the class models."""
         distributions = server["distributions"][list(ids)]
@@ -100,11 +103,13 @@ class CwFedAvg(Algorithm):
         p = p / p.sum(1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
         return {"base": server["base"]}, {"upper": server["classes"].map(lambda value: torch.tensordot(p, value, 1))}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model, and the client's true class distribution."""
         model = self.net.to_model(received["base"] | received["upper"])
         return {"model": model, "p": info.classes / info.size, "counts": info.classes}
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and WDR (eq. 8)."""
         if not self.wdr:
@@ -112,11 +117,13 @@ class CwFedAvg(Algorithm):
         distance = torch.linalg.vector_norm(client["p"] - approximate_distribution(client["model"]["head.weight"]))
         return self.risk(client, batch) + self.wdr_factor * self.wdr * distance
 
+    @override
     def upload(self, client: State) -> State:
         """The model, and the class counts where they are asked for."""
         extra = {"counts": client["counts"]} if self.distribution == "empirical" else {}
         return {"model": client["model"]} | extra
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Eq. 5-6 for the class-wise tensors, FedAvg for the others."""
         distributions, mass = server["distributions"].clone(), torch.zeros_like(server["owned"])
@@ -137,6 +144,7 @@ class CwFedAvg(Algorithm):
             return p
         return approximate_distribution(upload["model"]["head.weight"])
 
+    @override
     def global_model(self, server: State) -> None:
         """There are class models and personal mixtures, but no global model."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -40,10 +41,9 @@ class FedALA(FedAvg):
     Deviations
     ----------
     Clients that have not trained yet
-        Code: every client mixes in every round except the first, also if
-        it is not sampled, so that a late client has learned W against the untrained initial model and trains from that
-        mixture. Here: such a client trains and is evaluated with the global model. Its first mixing is at its second
-        participation.
+        Code: every client mixes in every round except the first, also if it is not sampled, so that a late client has
+        learned W against the untrained initial model and trains from that mixture. Here: such a client trains and is
+        evaluated with the global model. Its first mixing is at its second participation.
     Fraction of the data
         Paper: a random fraction. Code: a random stretch of the stored order. Here: a random fraction, drawn in each
         round.
@@ -52,8 +52,7 @@ class FedALA(FedAvg):
     Passes of the first mixing
         Paper: until the losses converge. Code: the same, without a maximum. Here: at most ``passes``.
     BatchNorm's running statistics
-        Here: only parameters are mixed. Statistics begin as the global ones, and every pass updates
-        them.
+        Here: only parameters are mixed. Statistics begin as the global ones, and every pass updates them.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ class FedALA(FedAvg):
         Maximum number of passes in the first mixing.
     """
 
-    excess_layers_effect: ClassVar[str] = "so that all are mixed"
+    excess_layers_effect: ClassVar[str] = "so all layers are mixed"
 
     rate: Annotated[float, Field(ge=0)] = 1.0
     share: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -82,11 +81,13 @@ class FedALA(FedAvg):
         """Names of the parameters that are mixed."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
         local = server["model"].only(self.mixed_names)
         return {"local": local, "weights": local.ones(), "settled": torch.zeros_like(local.norm())}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, whose top is mixed with the local one if there is one."""
         model, local = received["model"], kept["local"]
@@ -96,6 +97,7 @@ class FedALA(FedAvg):
         window = LossWindow.start(info.size)
         return {"model": model | top, "difference": difference, "first": info.first, "window": window, **kept}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """Learn the weights."""
         mixing = Train(
@@ -133,6 +135,7 @@ class FedALA(FedAvg):
         has_mixed = (client["window"]["passes"] > 0).to(client["settled"].dtype)
         return client | {"settled": torch.maximum(client["settled"], has_mixed)}
 
+    @override
     def keep(self, client: State) -> State:
         """The trained top, and the weights."""
         local = client["model"].only(self.mixed_names)
@@ -140,7 +143,7 @@ class FedALA(FedAvg):
 
 
 class LossWindow:
-    """The losses of the last ten passes (authors' code), by which the first mixing converges."""
+    """The losses of the last ten passes (authors' code), which decide when the first mixing has converged."""
 
     LENGTH = 10
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import ClientInfo, State
@@ -18,7 +19,7 @@ from fedpipe.algorithms.passes import Pass, Pull, Train, Update
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
-CHUNK_COLUMNS = 4096  #: coordinates that are compared at a time, so that those of all points stay in a core's cache
+CHUNK_COLUMNS = 4096  #: coordinates per comparison, so that those of all points fit in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class FedAMP(Algorithm):
     attraction: Annotated[float, Field(ge=0)] = 1.0
     begin_at: Literal["mixture", "own"] = "mixture"
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """No client has uploaded, and no models are mixed."""
         model, clients = fresh(0), self.federation.clients
@@ -92,32 +94,39 @@ class FedAMP(Algorithm):
             "seen": torch.zeros_like(mixing_weights[0]),
         }
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"model": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Each client's mixture u_i."""
         weights = server["mixing"][list(ids)]
         return {}, {"mixture": server["models"].map(lambda value: torch.tensordot(weights, value, 1))}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The personal model and the mixture."""
         return {"model": kept["model"], "mixture": received["mixture"]}
 
+    @override
     def training(self) -> Train:
         """Training near the mixture."""
         return Train(self.loss, pull=Pull("mixture", self.attraction / self.alpha))
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from the mixture or from the personal model."""
         start = (Update.copy("mixture", to="model"),) if self.begin_at == "mixture" else ()
         return (*start, self.training())
 
+    @override
     def keep(self, client: State) -> State:
         """The personal model."""
         return {"model": client["model"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The last uploads, and how they are mixed."""
         models = replace_models(server["models"], uploads.ids, uploads["model"])
@@ -130,10 +139,11 @@ class FedAMP(Algorithm):
         attention = (
             self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)
         )
-        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture, whatever alpha is
+        attention = attention / attention.sum(1, keepdim=True).clamp(min=1)  # a convex mixture for any alpha
         off_diagonal = attention - attention.diag().diag()
         return off_diagonal + (1 - off_diagonal.sum(1)).diag()
 
+    @override
     def global_model(self, server: State) -> None:
         """There are personal models only."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
@@ -26,6 +28,7 @@ class FedAvg(Algorithm):
 
     server_optimizer_part: ClassVar[str | None] = "model"
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the participants' models."""
         return {"model": uploads.mean("model")}

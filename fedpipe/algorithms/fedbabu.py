@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import override
+
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Pass, Train
@@ -44,23 +46,28 @@ class FedBABU(SharedBody):
 
     finetuned: Literal["model", "head", "body"] = "model"
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The body, and the head that stays."""
+        """The body and the common head."""
         return super().init(fresh) | {"head": fresh(0).only(self.personal_names)}
 
+    @override
     def training(self) -> Train:
         """The body."""
         return Train(self.loss, only=self.net.body_names)
 
+    @override
     def finetune(self, epochs: int) -> Sequence[Pass]:
-        """The whole model, or a part of it."""
+        """The complete model, or a part of it."""
         names_by_part = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
         return (Train(self.loss, only=names_by_part[self.finetuned], epochs=epochs, stream="finetune"),)
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the bodies."""
         return super().aggregate(server, uploads) | {"head": server["head"]}
 
+    @override
     def global_model(self, server: State) -> Tensors:
         """The body under the common head."""
         model: Tensors = server["body"] | server["head"]

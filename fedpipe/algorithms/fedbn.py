@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from fedpipe.algorithms.base import StudyFacts
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.partial_sharing import SharedBody
@@ -35,8 +37,8 @@ class FedBN(SharedBody):
     Averages
         Code: uniform. Here: ``federation.weighting``.
     Normalization layers
-        Code: those with "bn" in their names, which misses those of shortcuts. Here: found by their type,
-        anywhere in the network.
+        Code: those with "bn" in their names, which misses those of shortcuts. Here: all layers of these types, anywhere
+        in the network.
 
     Parameters
     ----------
@@ -51,29 +53,35 @@ class FedBN(SharedBody):
     average: bool = False
 
     @property
+    @override
     def personal_names(self) -> tuple[str, ...]:
         """Names of the normalization layers' tensors."""
         return self.net.norm_names
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The shared layers, with ``average`` also the normalization layers."""
         return super().init(fresh) | (self.init_client({}, fresh) if self.average else {})
 
+    @override
     def upload(self, client: State) -> State:
         """The shared layers, with ``average`` also the normalization layers."""
         return super().upload(client) | (self.keep(client) if self.average else {})
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted means."""
         return super().aggregate(server, uploads) | ({"norm": uploads.mean("norm")} if self.average else {})
 
+    @override
     def global_model(self, server: State) -> Tensors | None:
         """The shared layers with the mean normalization layers, if there are any."""
         return self.net.to_model(server["model"] | server["norm"]) if self.average else super().global_model(server)
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """A network without normalization layers."""
         if study.network is None or study.network.norm_names:
             return ()
-        hint = "; model.batch_norm true adds some" if study.has_batch_norm_setting else ""
-        return (f"{key}: the network of model.name has no normalization layers, so that FedBN is FedAvg{hint}.",)
+        hint = " Use model.batch_norm true." if study.has_batch_norm_setting else ""
+        return (f"{key}: the network of model.name has no normalization layers, so FedBN is FedAvg.{hint}",)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, State
@@ -47,15 +48,15 @@ class FedDistillPlus(SoftLabels):
         round 1, smoothed by a half, as in FedDW's ``mode: code``. Here: all clients of the last round, by counts. With
         ``mode: paper`` without what k uploaded in that round, by counts. With ``mode: code`` as the code.
     Classes without samples in a round
-        Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it
-        does not change for client k if no other client in the round has samples of the class.
+        Code: the mean over earlier rounds. Here: the row does not change. With ``mode: paper`` it does not change for
+        client k if no other client in the round has samples of the class.
     Distance
         Paper: the cross-entropy, whose gradient is that of the divergence. Code: FedDW's uses probabilities instead of
         their logarithms, :math:`\sum_c \Omega[y]_c (\log \Omega[y]_c - p_c)`, which increases
         :math:`\langle \Omega[y], p \rangle`. Here: the divergence. As the code with ``mode: code``.
     Before the first table
-        Code: FedDW's begins with the identity, FedGen's has no distillation term. Here: the
-        identity. With ``mode: code`` the term is :math:`-p_y`, not a cross-entropy.
+        Code: FedDW's begins with the identity, FedGen's has no distillation term. Here: the identity. With
+        ``mode: code`` the term is :math:`-p_y`, not a cross-entropy.
 
     Parameters
     ----------
@@ -70,10 +71,12 @@ class FedDistillPlus(SoftLabels):
     mode: Literal["kl", "paper", "code"] = "kl"
 
     @property
+    @override
     def has_running_means(self) -> bool:
         """As in FedDW's code."""
         return self.mode == "code"
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and the identity, with ``mode: paper`` for each client."""
         state = super().init(fresh)
@@ -81,12 +84,14 @@ class FedDistillPlus(SoftLabels):
             state["omega"] = state["omega"].repeat(self.federation.clients, 1, 1)
         return state
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model and the table, with ``mode: paper`` that of each client."""
         if self.mode == "paper":
             return {"model": server["model"]}, {"omega": server["omega"][list(ids)]}
         return super().send(server, ids)
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the distance from the teacher."""
         logits = self.net(client["model"], batch.x)
@@ -94,6 +99,7 @@ class FedDistillPlus(SoftLabels):
         divergences = divergence_function(client["omega"][batch.y], logits.log_softmax(-1))
         return cross_entropy(logits, batch) + self.mu * batch.mean(divergences)
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model and the mean rows, with ``mode: paper`` for each client over the others."""
         if self.mode != "paper":
@@ -101,6 +107,7 @@ class FedDistillPlus(SoftLabels):
         tables = [average_others(uploads, client, omega) for client, omega in enumerate(server["omega"])]
         return {"model": uploads.mean("model"), "omega": torch.stack(tables)}
 
+    @override
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """The table as it travels, if it is the same for all clients."""
         return {"SL": state["omega"]} if state["omega"].dim() == 2 else {}

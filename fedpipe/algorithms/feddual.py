@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.adaptive_loss import AdaptiveLoss
 from fedpipe.algorithms.barycenter import Barycenter
@@ -49,13 +50,13 @@ class FedDUAL(Barycenter, AdaptiveLoss):
     Deviations
     ----------
     Beta
-        Paper: both accuracies, measured when is not stated. Code: :math:`A_{local}`
-        and p before any training, so that beta is 1/2, the divergence is 0 without a gradient, and the loss is half the
-        risk. Here: :math:`A_{global}` when the round begins, :math:`A_{local}` before each epoch. As the code with
-        ``mode: code``.
+        Paper: does not state when the accuracies are measured. Code: :math:`A_{local}` and p before any training, so
+        that beta is 1/2, the divergence is 0 without a gradient, and the loss is half the risk. Here:
+        :math:`A_{global}` when the round begins, :math:`A_{local}` before each epoch. As the code with ``mode: code``.
     Kernel
         Paper: :math:`\gamma`, which underflows. Code: not in the log domain. With mean kernel g it multiplies b by
-        g / (g + 1e-10). That is 0 if all distances are larger than some 25 epsilon, and the tensor does not change.
+        g / (g + 1e-10). This factor is almost 0 if all distances are larger than about 25 epsilon. The tensor then does
+        not change.
         Here: a softmax in the log domain. As the code with ``mode: code``.
     Distance W
         Code: the exact 1-D distance. Here: as the code.
@@ -94,29 +95,32 @@ class FedDUAL(Barycenter, AdaptiveLoss):
         for name, value in MODE_SETTINGS[self.mode].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        conflicts = [
-            f"{name}: {getattr(self, name)}" for name, value in CODE_SETTINGS.items() if getattr(self, name) != value
-        ]
+        conflicts = {name: getattr(self, name) for name, value in CODE_SETTINGS.items() if getattr(self, name) != value}
         if self.mode == "code" and conflicts:
-            required_settings = ", ".join(f"{name}: {value}" for name, value in CODE_SETTINGS.items())
+            conflict_text, code_text = (
+                ", ".join(f"{name}: {value}" for name, value in settings.items())
+                for settings in (conflicts, CODE_SETTINGS)
+            )
             raise ValueError(
-                f"{', '.join(conflicts)} can't be used with mode: code, which is {required_settings}; leave it to the "
-                "mode."
+                f"{conflict_text} can't be used with mode: code, which sets {code_text}. Remove {', '.join(conflicts)}."
             )
 
     # -- the authors' code -------------------------------------------------------------------------------------------
 
     @property
+    @override
     def has_adaptive_beta(self) -> bool:
         """Beta is 1/2 in the authors' code."""
         return super().has_adaptive_beta and self.mode == "paper"
 
     @property
+    @override
     def has_underflow(self) -> bool:
         """The kernel of the authors' code."""
         return self.mode == "code"
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """The risk in eq. 5, of which the authors' code has half."""
+        """The risk in eq. 5. The authors' code has half of it."""
         loss = super().loss(client, batch)
         return loss / 2 if self.mode == "code" and self.adaptive_loss else loss

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.soft_labels import SoftLabels
@@ -61,31 +62,36 @@ class FedDW(SoftLabels):
         The paper's definition, or the authors' code. See the deviations.
     """
 
-    dw_refusal: ClassVar[str] = "FedDW regularizes by itself; set mu instead"
+    dw_refusal: ClassVar[str] = "FedDW already has this regularizer. Use its parameter mu"
 
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"
 
     @property
+    @override
     def has_running_means(self) -> bool:
         """As in the authors' code."""
         return self.mode == "code"
 
+    @override
     def adapt(self, network: Network) -> Network:
-        """The network, whose last layer has no bias in the paper."""
+        """The network. In the paper its last layer has no bias."""
         return remove_head_bias(network) if self.mode == "paper" else network
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model and SL matrix, with this round's mu."""
         decay = torch.floor(info.round / 9) if self.mode == "code" else torch.zeros_like(info.round)
         return super().start(kept, received, info) | {"mu": self.mu * 10**-decay}
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 12: the risk and the distance of CR from SL."""
         return self.risk(client, batch) + client["mu"] * compute_regularizer(
             client["model"]["head.weight"], client["omega"]
         )
 
+    @override
     def matrices(self, state: State) -> Mapping[str, Tensor]:
         """The SL matrix as it travels, and the CR matrix of the model."""
         return {"SL": state["omega"], "CR": compute_class_relations(state["model"]["head.weight"])}

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -72,59 +73,70 @@ class FedDyn(FedAvg):
     adam: bool = False
 
     @property
+    @override
     def needs_sgd(self) -> bool:
-        """The local solver is SGD's."""
+        """The paper's local solver is SGD."""
         return not self.adam
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and a memory of zeros."""
         return {"model": fresh(0), "h": self.net.parameters(fresh(0)).zeros()}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A memory of zeros."""
         return {"g": server["h"]}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train; the same as an anchor; the linear term; and where it moves the anchor to."""
+        """The global model, the same as an anchor, the linear term, and the target of the pull."""
         model, anchor = received["model"], self.net.parameters(received["model"])
         return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
 
+    @override
     def training(self) -> Train:
         r"""The minimization: the linear term and the proximal one are a pull to :math:`\theta^t + g_k / \alpha`."""
         return Train(self.loss, pull=Pull("target", self.alpha))
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """The minimization with clipped gradients, then the new linear term."""
         return (replace(self.training(), clip=self.clip), Update(self.update_linear_term))
 
     def update_linear_term(self, client: State) -> State:
-        """The gradient's memory: at an exact minimum, the risk's gradient there."""
+        """Update g. At an exact minimum it is the gradient of the risk."""
         drift = self.net.parameters(client["model"]) - client["anchor"]
         return client | {"g": client["g"] - self.alpha * drift}
 
+    @override
     def keep(self, client: State) -> State:
         """The linear term."""
         return {"g": client["g"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean model, moved by what all clients remember."""
+        """The mean model, moved by h."""
         theta, mean = map(self.net.parameters, (server["model"], uploads.uniform().mean("model")))
         h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
         return {"model": mean - h / self.alpha, "h": h}
 
     def get_models(self, server: State) -> dict[str, Tensors]:
-        """What is sent, and the participants' mean."""
+        """The cloud, and the participants' mean."""
         cloud: Tensors = server["model"]
         return {"cloud": cloud, "mean": cloud | (self.net.parameters(cloud) + server["h"] / self.alpha)}
 
+    @override
     def global_model(self, server: State) -> Tensors:
-        """The one that counts as global."""
+        """The cloud, or the mean with ``evaluated: mean``."""
         return self.get_models(server)[self.evaluated]
 
+    @override
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
-        """The other one."""
+        """The other one of cloud and mean."""
         return {name: model for name, model in self.get_models(server).items() if name != self.evaluated}
 
+    @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:
-        """How far the global model is from the participants' mean."""
+        """Distance of the cloud from the participants' mean."""
         return {"distance_from_mean": server["h"].norm() / self.alpha}

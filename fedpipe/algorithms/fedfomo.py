@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -69,18 +70,21 @@ class FedFomo(Algorithm):
         """M, or as many other clients as there are."""
         return min(self.downloads, self.federation.clients - 1)
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """Initial state without uploads."""
         model, clients = fresh(0), self.federation.clients
         affinity = model["head.weight"].new_zeros(clients, clients)
         return {"models": repeat_model(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model, twice."""
         return {"model": fresh(0), "previous": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The models of each client's candidates, and how many there are; of M slots, shape (M, ...), the rest is 0."""
+        """The candidates' models of each client in M slots, shape (M, ...), and their number. Empty slots are 0."""
         candidates = [self.select_candidates(server, client) for client in ids]
         candidate_counts = torch.tensor([len(client_candidates) for client_candidates in candidates]).to(server["seen"])
         slots = torch.stack(
@@ -101,23 +105,25 @@ class FedFomo(Algorithm):
         order = server["affinity"][client].sort(descending=True, stable=True).indices
         return order[(order != client) & (server["seen"][order] > 0)][: self.slot_count]
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The last trained model, and what it is compared with."""
+        """The last trained model, the baseline and the candidates."""
         return {**kept, **received, "gains": info.size.new_zeros(self.slot_count)}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """The mixture."""
         return (Measure(self.sum_losses, self.mix_models, on="validation"),)
 
     def sum_losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
-        """Summed cross-entropy of the baseline, the own model and the others, shape (2 + M,), and the sample count."""
+        """Summed cross-entropy of baseline, local model and candidates, shape (2 + M,), and the sample count."""
         other_models = [select_model(client["others"], index) for index in range(self.slot_count)]
         logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *other_models)]
         losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
         return {"loss": torch.stack(losses), "size": batch.size()}
 
     def mix_models(self, client: State, sums: dict[str, Tensor]) -> State:
-        """Weights of the candidates, own model first, and what they make."""
+        """Weights of the candidates, with the local model first, and their mixture."""
         local_model, other_models = client["model"], client["others"]
         models = Tensors(
             (name, torch.cat([local_model[name].unsqueeze(0), other_models[name]])) for name in local_model
@@ -133,16 +139,19 @@ class FedFomo(Algorithm):
         model = models.map(lambda value: torch.tensordot(weights, value, 1))
         return client | {"model": model, "gains": gains[1:]}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
-        """Training, from what is the next comparison's baseline."""
+        """Training. The model before it is the baseline of the next comparison."""
         return (Update.copy("model", to="previous"), self.training())
 
+    @override
     def upload(self, client: State) -> State:
-        """The model, and the others' weights, as many as there were others."""
+        """The model, the candidates' weights and their number."""
         return {"model": client["model"], "gains": client["gains"], "found": client["found"]}
 
+    @override
     def traffic(self, state: State) -> State:
-        """Without the slots that hold nothing, nor their number."""
+        """The state without empty slots and without their number."""
         candidate_count = int(state["found"])
         content = {part: value for part, value in state.items() if part != "found"}
         return {
@@ -150,12 +159,14 @@ class FedFomo(Algorithm):
             for part, value in content.items()
         }
 
+    @override
     def keep(self, client: State) -> State:
         """The model before and after training."""
         return {"model": client["model"], "previous": client["previous"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The last uploads, and the affinities grown by this round's weights."""
+        """The last uploads, and the affinities plus this round's weights."""
         affinity = server["affinity"].clone()
         for client, _, upload in uploads:
             candidates = self.select_candidates(server, client)
@@ -163,17 +174,17 @@ class FedFomo(Algorithm):
         models = replace_models(server["models"], uploads.ids, uploads["model"])
         return {"models": models, "affinity": affinity, "seen": uploads.mark(server["seen"])}
 
+    @override
     def global_model(self, server: State) -> None:
-        """There are personal models only."""
+        """There is no global model, only personal ones."""
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Without validation data, models that fit the training data rank first."""
         if study.has_validation:
             return ()
-        problem = (
-            f"{key}: dataset.validation_fraction is 0, so that clients weigh models on the data that they train on"
-        )
-        return (f"{problem}; 0.2 is usual.",)
+        problem = f"{key}: dataset.validation_fraction is 0, so clients evaluate models on their training data"
+        return (f"{problem}. A usual value is 0.2.",)
 
 
 def _take_first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -57,39 +58,45 @@ class FedNH(Algorithm):
         Initial scale s.
     """
 
-    dw_refusal: ClassVar[str] = "FedNH trains no classification layer to regularize; leave it out"
+    dw_refusal: ClassVar[str] = "FedNH does not train a classification layer. Remove dw"
 
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Annotated[float, Field(gt=0)] = 1.0
 
     @property
     def trained_names(self) -> tuple[str, ...]:
-        """What clients train: all but the prototypes."""
+        """Names of the trained tensors: all except the prototypes."""
         return tuple(name for name in self.net.names if name != "head.weight")
 
+    @override
     def adapt(self, network: Network) -> Network:
         """The network with prototypes as its head.
 
         Raises
         ------
         SettingsError
-            The model's head is no linear layer.
+            The model's head is not a linear layer.
         """
         head = network.head
         if not isinstance(head, nn.Linear):
-            raise SettingsError(f"model.name: FedNH can't replace a head of {type(head).__name__}. Use Linear.")
+            raise SettingsError(
+                f"model.name: FedNH can't replace the head {type(head).__name__}. Use a model with a Linear head."
+            )
         network.head = PrototypeHead(head.in_features, head.out_features, self.scale)
         return network
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model."""
         model = received["model"]
         return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.classes}
 
+    @override
     def training(self) -> Train:
         """Training under fixed prototypes."""
         return Train(self.loss, only=self.trained_names, clip=CLIP_NORM)
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's prototypes."""
         return (self.training(), Measure(self.sum_features, self.store_prototypes))
@@ -100,16 +107,18 @@ class FedNH(Algorithm):
         return {"sums": batch.class_sums(z, len(client["counts"]))}
 
     def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's prototypes, with rows of zeros for classes it does not own."""
+        """The client's prototypes, with rows of zeros for classes without samples."""
         return client | {"own": F.normalize(sums["sums"], dim=-1)}
 
+    @override
     def upload(self, client: State) -> State:
-        """What was trained, the client's prototypes and its class counts."""
+        """The trained tensors, the client's prototypes and its class counts."""
         model = client["model"].without(["head.weight"])
         return {"model": model, "prototypes": client["own"], "counts": client["counts"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean of what was trained, and the smoothed prototypes."""
+        """The mean of the trained tensors, and the smoothed prototypes."""
         weight = server["model"]["head.weight"]
         sums, _ = sum_class_rows(uploads["prototypes"], uploads["counts"])
         smoothed_prototypes = F.normalize(self.rho * weight + (1 - self.rho) * F.normalize(sums, dim=-1), dim=-1)
@@ -122,7 +131,7 @@ class FedNH(Algorithm):
 
 
 class PrototypeHead(nn.Module):
-    """A head without bias whose rows are points of the unit sphere, orthogonal where there are not too many."""
+    """A head without bias whose rows are on the unit sphere, and orthogonal if the width allows it."""
 
     def __init__(self, features: int, classes: int, scale: float) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedprox import FedProx
@@ -56,30 +57,35 @@ class FedNova(FedProx):
     adam: bool = False
 
     @property
+    @override
     def needs_sgd(self) -> bool:
-        """The weights of gradients are SGD's."""
+        """The weights of gradients assume SGD."""
         return not self.adam
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to stay near, and no step taken."""
+        """FedProx's state, and counters of steps."""
         zero = torch.zeros_like(info.size)
         return super().start(kept, received, info) | {"a": zero, "v": zero}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """FedProx's steps, which are counted."""
         return (replace(self.training(), step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
-        """A step of the federation's optimizer, and the same with a gradient of 1."""
+        """A step of the federation's optimizer, and the same step for a gradient of 1."""
         federation, is_sgd = self.federation, self.federation.optimizer == "sgd"
         rho, shrink = (federation.momentum, federation.learning_rate * self.mu) if is_sgd else (0.0, 0.0)
         v = rho * client["v"] + 1 - shrink * client["a"]
         return gradient.descend(client, gradient(client)) | {"a": client["a"] + v, "v": v}
 
+    @override
     def upload(self, client: State) -> State:
         """The model, and the sum of the gradients' weights."""
         return {"model": client["model"], "a": client["a"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean update per step, times the mean number of steps."""
         theta, effective_entries = (

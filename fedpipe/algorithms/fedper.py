@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.partial_sharing import SharedBody
 
@@ -38,11 +39,12 @@ class FedPer(SharedBody):
         How many parametrized layers, from the output, are personal.
     """
 
-    excess_layers_effect: ClassVar[str] = "so that all are personal and clients train alone"
+    excess_layers_effect: ClassVar[str] = "so all layers are personal and clients train alone"
 
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
+    @override
     def personal_names(self) -> tuple[str, ...]:
         """Names of the personal layers' tensors."""
         return self.net.last_layer_names(self.layers)

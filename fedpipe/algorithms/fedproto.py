@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, cross_entropy
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -72,28 +73,34 @@ class FedProto(Algorithm):
     penalty: Annotated[float, Field(ge=0)] = 1.0
     prototype_weights: Literal["uniform", "count"] = "uniform"
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """No class has a prototype."""
         head = fresh(0)["head.weight"]
         return {"prototypes": torch.zeros_like(head), "known": head.new_zeros(len(head))}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"model": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
-        """The prototypes, and which there are."""
+        """The prototypes, and flags of classes that have one."""
         return {"prototypes": server["prototypes"], "known": server["known"]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's own model, and the global prototypes."""
+        """The client's model and the global prototypes."""
         zeros = torch.zeros_like(received["prototypes"])
         return {"model": kept["model"], **received, "own": zeros, "counts": info.classes}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
-        """Training, then the client's own prototypes."""
+        """Training, then the client's prototypes."""
         return (self.training(), Measure(self.sum_features, self.store_prototypes))
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
         z = self.net.features(client["model"], batch.x)
@@ -107,25 +114,29 @@ class FedProto(Algorithm):
         return {"sums": batch.class_sums(z, len(client["counts"]))}
 
     def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's prototypes, with rows of zeros for classes it does not own."""
+        """The client's prototypes, with rows of zeros for classes without samples."""
         return client | {"own": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
 
+    @override
     def upload(self, client: State) -> State:
         """The client's prototypes and its class counts."""
         return {"prototypes": client["own"], "counts": client["counts"]}
 
+    @override
     def keep(self, client: State) -> State:
         """The model."""
         return {"model": client["model"]}
 
+    @override
     def prototype_logits(self, client: State, x: Tensor) -> Tensor:
         """Minus the distance of the features from each class's global prototype, shape (B, C)."""
         z, compute_mode = self.net.features(client["model"], x), "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(z, client["prototypes"], compute_mode=compute_mode)
         return torch.where(client["known"] > 0, -distance, -torch.inf)
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The mean prototype of each class over those who own it."""
+        """The mean prototype of each class over the clients that have samples of it."""
         weights = uploads["counts"]
         if self.prototype_weights == "uniform":
             weights = [(counts > 0).to(counts.dtype) for counts in weights]
@@ -135,5 +146,6 @@ class FedProto(Algorithm):
             "known": torch.maximum(server["known"], is_owned),
         }
 
+    @override
     def global_model(self, server: State) -> None:
-        """Nothing but prototypes is global."""
+        """There is no global model, only global prototypes."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -40,10 +41,12 @@ class FedProx(FedAvg):
 
     mu: Annotated[float, Field(ge=0)] = 0.01
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, twice: to train, and to stay near."""
+        """The global model, and the same as the target of the pull."""
         return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
 
+    @override
     def training(self) -> Train:
         """Training near the global model."""
         return Train(self.loss, pull=Pull("anchor", self.mu))

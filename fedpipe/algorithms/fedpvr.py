@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.base import StudyFacts
 from fedpipe.algorithms.batch import State
@@ -51,15 +52,17 @@ class FedPVR(Scaffold):
     """
 
     unsupported_settings: ClassVar[tuple[str, ...]] = ()  # momentum acts outside V
-    excess_layers_effect: ClassVar[str] = "so that all are corrected, which is SCAFFOLD"
+    excess_layers_effect: ClassVar[str] = "so all layers are corrected, which is SCAFFOLD"
 
     layers: Annotated[int, Field(ge=0)] = 1
 
     @property
+    @override
     def corrected_names(self) -> tuple[str, ...]:
         """Names of V's parameters."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
+    @override
     def descend(self, client: State, direction: Tensors, gradient: Gradient) -> State:
         """The client after a step of the federation's optimizer, with a step of plain SGD on V."""
         federation, new_client = self.federation, super().descend(client, direction, gradient)
@@ -70,10 +73,11 @@ class FedPVR(Scaffold):
         y = y - federation.learning_rate * (direction + federation.weight_decay * y)
         return new_client | {"model": new_client["model"] | y}
 
+    @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
         """Too many layers, and momentum without an effect."""
         warnings, momentum = super().warnings(study, key), study.momentum
         if not momentum or study.network is None or self.layers < len(study.network.layers()):
             return warnings
         problem = f"{key}.layers: {self.layers} corrects all layers"
-        return (*warnings, f"{problem}, so that federation.momentum ({momentum}) acts nowhere.")
+        return (*warnings, f"{problem}, so federation.momentum ({momentum}) has no effect.")

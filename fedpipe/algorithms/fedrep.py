@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Pass, Train
@@ -57,14 +58,17 @@ class FedRep(SharedBody):
     body_epochs: Annotated[int, Field(ge=0)] = 1
 
     @property
+    @override
     def local_steps_refusal(self) -> str | None:
-        """It has its own numbers of epochs."""
-        return "whose head_epochs and body_epochs say how long it trains"
+        """It has parameters for the numbers of epochs."""
+        return "whose length of training is set by head_epochs and body_epochs"
 
+    @override
     def training(self) -> Train:
         """The head."""
         return Train(self.loss, only=self.net.head_names)
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """The head, then the representation."""
         return (

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, State
@@ -56,6 +57,7 @@ class FedUV(FedAvg):
     variance: Annotated[float, Field(ge=0)] | Literal["C/4"] = 2.5
     uniformity: Annotated[float, Field(ge=0)] = 0.5
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and both regularizers."""
         z = self.net.features(client["model"], batch.x)

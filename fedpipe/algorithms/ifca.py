@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -54,20 +55,24 @@ class IFCA(Algorithm):
 
     clusters: Annotated[int, Field(ge=1)] = 2
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """K different models, stacked along a first axis."""
         models = [fresh(index) for index in range(self.clusters)]
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """All models."""
         return {"models": server["models"]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """All models; the first is chosen until the losses are known."""
+        """All models, with the first one chosen until the losses are measured."""
         models = received["models"]
         return {"models": models, "model": select_model(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """The choice."""
         return (Measure(self.sum_losses, self.choose_model),)
@@ -81,15 +86,17 @@ class IFCA(Algorithm):
     def choose_model(self, client: State, sums: dict[str, Tensor]) -> State:
         """The model with the lowest loss."""
         is_best = sums["loss"] == sums["loss"].amin(-1, keepdim=True)
-        order = torch.arange(self.clusters, device=is_best.device)  # the lowest index of those that are best
+        order = torch.arange(self.clusters, device=is_best.device)  # the lowest index of the best models
         index = torch.where(is_best, order, self.clusters - 1).amin(-1)
         model = client["models"].map(lambda value: value.index_select(0, index.reshape(1)).squeeze(0))
         return client | {"model": model, "cluster": index}
 
+    @override
     def upload(self, client: State) -> State:
         """The trained model and its index."""
         return {"model": client["model"], "cluster": client["cluster"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of each cluster."""
         models = [select_model(server["models"], index) for index in range(self.clusters)]
@@ -99,5 +106,6 @@ class IFCA(Algorithm):
                 models[index] = Uploads(*zip(*members, strict=True)).mean("model")
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
 
+    @override
     def global_model(self, server: State) -> None:
-        """There are k models and none that is global."""
+        """There is no single global model, but k models."""

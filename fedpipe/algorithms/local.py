@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.uploads import Uploads
@@ -30,33 +32,41 @@ class Local(Algorithm):
         all methods of a study take as many steps.
     """
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The server has nothing to do."""
+        """The server has no state."""
         return {}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial model."""
         return {"model": fresh(0)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """Nothing."""
         return {}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's own model."""
+        """The client's model."""
         return {"model": kept["model"]}
 
+    @override
     def upload(self, client: State) -> State:
         """Nothing."""
         return {}
 
+    @override
     def keep(self, client: State) -> State:
         """The model."""
         return {"model": client["model"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """Nothing to combine."""
+        """The server's state does not change."""
         return server
 
+    @override
     def global_model(self, server: State) -> None:
         """There is no global model."""

@@ -1,4 +1,4 @@
-"""Many models at the server, stacked along a first axis: one slot each."""
+"""Stacks of models at the server, with one slot per model along the first axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedpipe.core.tensors import Tensors
 
 
 def repeat_model(model: Tensors, count: int) -> Tensors:
-    """So many slots that hold the same model."""
+    """A stack of ``count`` copies of the model."""
     return model.map(lambda value: value.expand(count, *value.shape))
 
 
@@ -20,7 +20,7 @@ def select_model(models: Tensors, slot: int) -> Tensors:
 
 
 def replace_models(models: Tensors, slots: Sequence[int], new_models: Sequence[Tensors]) -> Tensors:
-    """The models with those of some slots replaced by others, in the same order."""
+    """A stack in which ``new_models`` replace the models of ``slots``, in this order."""
     index = torch.tensor(slots)
     return Tensors(
         (name, value.index_copy(0, index, torch.stack([new_model[name] for new_model in new_models])))

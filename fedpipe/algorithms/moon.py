@@ -9,6 +9,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -56,15 +57,18 @@ class MOON(FedAvg):
     mu: Annotated[float, Field(ge=0)] = 1.0
     temperature: Annotated[float, Field(gt=0)] = 0.5
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """The initial model, as long as there is no previous one."""
+        """The initial model, because there is no previous one."""
         return {"previous": server["model"]}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to compare with, and the previous one."""
+        """The global model, the same for the contrast, and the previous model."""
         model = received["model"]
         return {"model": model, "global": model, "previous": kept["previous"], "first": info.first}
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the contrast."""
         z = self.net.features(client["model"], batch.x)
@@ -72,13 +76,14 @@ class MOON(FedAvg):
         return risk + self.mu * (1 - client["first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
 
     def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
-        """Eq. 3 for each sample, shape (B,); z are its features, shape (B, d)."""
+        """Eq. 3 for each sample, shape (B,). Its features z have shape (B, d)."""
         global_similarity, previous_similarity = (
             F.cosine_similarity(z, self.net.features(client[part], x, teacher=True), dim=-1)
             for part in ("global", "previous")
         )
         return -F.logsigmoid((global_similarity - previous_similarity) / self.temperature)
 
+    @override
     def keep(self, client: State) -> State:
-        """The trained model, which is the previous one next time."""
+        """The trained model, which is the previous model of the next round."""
         return {"previous": client["model"]}

@@ -1,10 +1,12 @@
-"""Partial sharing: one part of the model is averaged over the clients, and each client keeps its own rest."""
+"""Partial sharing: one part of the model is averaged over clients, and the rest is personal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import ClientInfo, State
@@ -14,7 +16,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Algorithm):
-    """A body that travels and is averaged, and personal tensors, by default the head, that stay at the client."""
+    """A body that clients upload and the server averages. Personal tensors, by default the head, stay at the client."""
 
     shared_part: ClassVar[str] = "body"  #: name of the shared tensors in states
     personal_part: ClassVar[str] = "head"  #: name of the personal tensors in states
@@ -25,34 +27,42 @@ class SharedBody(Algorithm):
         """Names of the personal tensors."""
         return self.net.head_names
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The shared tensors."""
         return {self.shared_part: fresh(0).without(self.personal_names)}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The personal tensors of the common initial model."""
         return {self.personal_part: fresh(0).only(self.personal_names)}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The shared tensors."""
         return {self.shared_part: server[self.shared_part]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The downloaded tensors with the client's own ones."""
+        """The downloaded tensors with the client's personal ones."""
         return {"model": self.net.to_model(received[self.shared_part] | kept[self.personal_part])}
 
+    @override
     def upload(self, client: State) -> State:
         """The shared tensors."""
         return {self.shared_part: client["model"].without(self.personal_names)}
 
+    @override
     def keep(self, client: State) -> State:
         """The personal tensors."""
         return {self.personal_part: client["model"].only(self.personal_names)}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The weighted mean of the shared tensors."""
         return {self.shared_part: uploads.mean(self.shared_part)}
 
+    @override
     def global_model(self, server: State) -> Tensors | None:
         """The shared tensors if they are the complete model, otherwise None."""
         return None if self.personal_names else server[self.shared_part]

@@ -13,10 +13,10 @@ from fedpipe.core.tensors import Tensors
 
 
 class Gradient(Protocol):
-    """Gradient of a pass's loss and pull in the parameters that it trains, clipped to the pass's norm."""
+    """Gradient of a pass's loss and pull with respect to its trained parameters, clipped to the pass's norm."""
 
     def __call__(self, client: State, batch: Batch | None = None) -> Tensors:
-        """The gradient at this client's tensors, on the batch of the step or on another one."""
+        """The gradient at this client's tensors, on the batch of the step or another batch."""
 
     def with_value(self, client: State, batch: Batch | None = None) -> tuple[Tensors, Tensor]:
         """The gradient and the value of the loss."""
@@ -33,7 +33,7 @@ Condition = Callable[[State], Tensor]
 class Pull(NamedTuple):
     """A proximal term: half of a strength times the squared distance from a part of the client's state."""
 
-    to: str  #: the part that is pulled to: it holds a tensor of the same shape for each one that is trained
+    to: str  #: part of the state that is the target, with a tensor of the same shape for each trained tensor
     strength: float
 
 
@@ -43,28 +43,28 @@ class Train:
 
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
     group: str = "model"  #: the part of the client's state that is trained
-    pull: Pull | None = None  #: added to the loss, whose value leaves it out: cheaper than as a term of `loss`
-    clip: float | None = None  #: the gradient of both is scaled down to this norm where it is longer
-    only: tuple[str, ...] | None = None  #: the tensors of the group that are trained; all of them by default
-    epochs: int | None = None  #: at most; by default the federation's local epochs or steps
-    step: Step | None = None  #: (client, batch, gradient) -> client; by default the federation's optimizer
-    steps: int | None = None  #: at most, in each epoch; by default as many as the data give
-    batches: int = 1  #: batches that go into one step, which :meth:`Batch.split` gives apart
-    when: Condition | None = None  #: asked before each epoch; the pass ends where it is false
-    after: Callable[[State], State] | None = None  #: follows each epoch: client -> client; both need `epochs` by steps
-    share: float = 1.0  #: share of the training data that is used, chosen at random in each round
-    stream: str = "batches"  #: random stream and optimizer state; passes of one stream go on where the last one ended
-    eval_mode: bool = False  #: the network is in evaluation mode, and images are as they are
+    pull: Pull | None = None  #: added to the gradient, but not to the value of the loss. Cheaper than a term of `loss`
+    clip: float | None = None  #: maximum norm of the gradient of loss and pull
+    only: tuple[str, ...] | None = None  #: trained tensors of the group. By default all
+    epochs: int | None = None  #: maximum number of epochs. By default the federation's local epochs or steps
+    step: Step | None = None  #: (client, batch, gradient) -> client. By default the federation's optimizer
+    steps: int | None = None  #: maximum number of steps per epoch. By default all batches
+    batches: int = 1  #: batches per step, which :meth:`Batch.split` separates
+    when: Condition | None = None  #: evaluated before each epoch. The pass ends if it is false
+    after: Callable[[State], State] | None = None  #: client -> client, after each epoch. With local steps set `epochs`
+    share: float = 1.0  #: fraction of the training data, drawn in each round
+    stream: str = "batches"  #: stream of random batches and optimizer state, which passes of one stream continue
+    eval_mode: bool = False  #: whether the network is in evaluation mode and images are not augmented
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Sums over the client's data, without gradient, and what follows from them."""
+    """Sums over the client's data without gradient, and a change of the client's tensors that depends on them."""
 
     sums: Callable[[State, Batch], dict[str, Tensor]]  #: (client, batch) -> sums over the batch's samples
     then: Callable[[State, dict[str, Tensor]], State]  #: (client, sums over all data) -> client
-    on: Literal["train", "validation"] = "train"  #: validation: where a client has no such part, its training data
-    is_augmented: bool = False  #: whether images are changed at random, as those are that a Train pass sees
+    on: Literal["train", "validation"] = "train"  #: clients without validation data use their training data
+    is_augmented: bool = False  #: whether images are augmented as in a Train pass
 
 
 @dataclass(frozen=True)

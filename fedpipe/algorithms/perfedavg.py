@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -73,10 +74,12 @@ class PerFedAvg(FedAvg):
         """How many batches a step needs."""
         return 1 if self.same_batch else {"first-order": 2, "hessian-free": 3}[self.variant]
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to train and to make the personal one of."""
+        """The global model, and the same as the start of the personal model."""
         return {"model": received["model"], "personal": received["model"]}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """The personal step."""
         personal_pass = Train(
@@ -84,11 +87,13 @@ class PerFedAvg(FedAvg):
         )
         return (Update.copy("model", to="personal"), personal_pass)
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Meta-learning, then the personal step."""
         epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches_per_step
         return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches_per_step), *self.personalize())
 
+    @override
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model."""
         return (Train(self.personal_risk, "personal", epochs=epochs, stream="finetune"),)
@@ -118,6 +123,7 @@ class PerFedAvg(FedAvg):
         rate, decay = self.federation.learning_rate, self.federation.weight_decay
         return client | {"model": model | (w - rate * (v + decay * w))}
 
+    @override
     def predict(self, client: State, x: Tensor) -> Tensor:
         """The personal model's logits."""
         return self.net(client["personal"], x)

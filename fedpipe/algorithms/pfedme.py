@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -70,20 +71,24 @@ class PFedMe(Algorithm):
     inner_rate: Annotated[float, Field(ge=0)] = 0.09
     beta: Annotated[float, Field(ge=0)] = 1.0
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"personal": server["model"]}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The global model, to move and to minimize from, and the personal model so far."""
+        """The global model, w_k, which starts there, and the last personal model."""
         w = received["model"]
         return {"model": w, "local": self.net.parameters(w), "personal": kept["personal"]}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
         training_pass = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
         return (training_pass, Update.copy("model", to="personal"))
 
+    @override
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model itself."""
         return (Train(self.personal_risk, group="personal", epochs=epochs, stream="finetune"),)
@@ -102,18 +107,22 @@ class PFedMe(Algorithm):
         rate = self.federation.learning_rate * self.attraction
         return client | {"model": model | theta, "local": w - rate * (w - theta)}
 
+    @override
     def upload(self, client: State) -> State:
         """w_k."""
         return {"model": client["model"] | client["local"]}
 
+    @override
     def keep(self, client: State) -> State:
         """The personal model."""
         return {"personal": client["personal"]}
 
+    @override
     def predict(self, client: State, x: Tensor) -> Tensor:
         """The personal model's logits."""
         return self.net(client["personal"], x)
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step towards the mean."""
         return {"model": (1 - self.beta) * server["model"] + self.beta * uploads.mean("model")}

@@ -9,6 +9,7 @@ from typing import Annotated
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.partial_sharing import SharedBody
@@ -63,14 +64,17 @@ class PFPSLWC(SharedBody):
     recall_epochs: Annotated[int, Field(ge=0)] = 1
     squared: bool = False
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """The common initial head and extractor."""
         return super().init_client(server, fresh) | {"extractor": server["body"]}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The downloaded extractor with the client's own head, and what to recall."""
+        """The downloaded extractor with the client's head, and the extractor to recall."""
         return super().start(kept, received, info) | {"extractor": kept["extractor"], "first": info.first}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """The recall, Alg. 1, lines 4-7."""
         recall_pass = Train(
@@ -83,15 +87,17 @@ class PFPSLWC(SharedBody):
         return (recall_pass,)
 
     def recall_loss(self, client: State, batch: Batch) -> Tensor:
-        """Eq. 3: how far the features point away from those of the last uploaded extractor."""
+        """Eq. 3: mean cosine distance of the features from those of the last uploaded extractor."""
         teacher = self.net.features(client["extractor"], batch.x, teacher=True)
         return batch.mean(1 - F.cosine_similarity(teacher, self.net.features(client["model"], batch.x), dim=-1))
 
+    @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """Eq. 7 and 9: the risk and the head's norm."""
         norm = self.net.parameters(client["model"].only(self.net.head_names)).norm()
         return self.risk(client, batch) + self.penalty * (norm.square() if self.squared else norm)
 
+    @override
     def keep(self, client: State) -> State:
         """The head, and the extractor as uploaded."""
         return super().keep(client) | {"extractor": self.upload(client)["body"]}

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.fedavg import FedAvg
@@ -45,8 +46,7 @@ class Scaffold(FedAvg):
         Paper: plain SGD. Here: plain SGD, or Adam with ``adam: true``. Weight decay is part of the gradient, and
         momentum is an error.
     Clipping
-        Here: ``federation.clip_norm`` clips the corrected gradient, so that the control contains the
-        clipped one.
+        Here: ``federation.clip_norm`` clips the corrected gradient, so that the control contains the clipped one.
 
     Parameters
     ----------
@@ -63,6 +63,7 @@ class Scaffold(FedAvg):
     adam: bool = False
 
     @property
+    @override
     def needs_sgd(self) -> bool:
         """Option II divides by SGD's learning rate."""
         return not self.adam
@@ -72,18 +73,22 @@ class Scaffold(FedAvg):
         """Names of the parameters that have controls."""
         return self.net.names
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and a control of zeros."""
         return {"model": fresh(0), "control": fresh(0).only(self.corrected_names).zeros()}
 
+    @override
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
         """A control of zeros."""
         return {"control": server["control"]}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model and the server's control."""
         return {"model": server["model"], "control": server["control"]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model, both controls, their difference, and the number of steps."""
         return {
@@ -95,6 +100,7 @@ class Scaffold(FedAvg):
             "steps": torch.zeros_like(info.size),
         } | (start_gradient_sum(kept["control"]) if self.federation.optimizer == "adam" else {})
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
         return (Train(self.loss, step=self.step), Update(self.update_control))
@@ -121,16 +127,19 @@ class Scaffold(FedAvg):
         change = (client["anchor"] - y) / learning_rate_sum - client["all"]
         return client | {"own": client["own"] + change, "change": change}
 
+    @override
     def upload(self, client: State) -> State:
         """The model and the change of the control."""
         return {"model": client["model"], "change": client["change"]}
 
+    @override
     def keep(self, client: State) -> State:
         """The client's control."""
         return {"control": client["own"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """A step along the mean update; the control moves by what the participants' controls moved."""
+        """A step along the mean update. The control changes by the mean change of the controls, times m / N."""
         uploads, theta, participation_rate = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
         return {
             "model": theta + self.server_rate * (uploads.mean("model") - theta),

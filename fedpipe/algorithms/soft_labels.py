@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -32,6 +33,7 @@ class SoftLabels(Algorithm):
         """Whether the table follows FedDW's code: it moves half-way to the means over all uploads since round 1."""
         return False
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """The model and the identity."""
         model = fresh(0)
@@ -39,14 +41,17 @@ class SoftLabels(Algorithm):
         totals = {"sums": torch.zeros_like(omega), "counts": torch.zeros_like(omega[0])}
         return {"model": model, "omega": omega} | (totals if self.has_running_means else {})
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """The model and the table."""
         return {"model": server["model"], "omega": server["omega"]}, {}
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
         """The global model and the table."""
         return {"model": received["model"], "omega": received["omega"]}
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's table, which FedDW's code measures on augmented images."""
         measure = Measure(self.sum_soft_labels, self.store_soft_labels, is_augmented=self.has_running_means)
@@ -60,10 +65,12 @@ class SoftLabels(Algorithm):
         """The client's table and class counts."""
         return client | {"own": compute_soft_labels(sums), "counts": sums["counts"]}
 
+    @override
     def upload(self, client: State) -> State:
         """The model, the client's table and its class counts."""
         return {"model": client["model"], "omega": client["own"], "counts": client["counts"]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model and the mean rows."""
         state, omega = {"model": uploads.mean("model")}, server["omega"]

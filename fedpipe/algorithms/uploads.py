@@ -1,4 +1,4 @@
-"""What the participants of a round sent, as the server reads it."""
+"""Uploads of a round's participants, as the server reads them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedpipe.algorithms.batch import State
 
 
 class Uploads(Sequence[tuple[int, float, State]]):
-    """What the participants of a round sent: (client, weight, upload) in client order; the weights sum to 1."""
+    """Uploads of a round: (client, weight, upload) in client order. The weights sum to 1."""
 
     def __init__(self, ids: Sequence[int], weights: Sequence[float], uploads: Sequence[State]) -> None:
         total = sum(weights)
         self.ids, self.weights = tuple(ids), tuple(weight / total for weight in weights)
-        self.states = uploads  #: what each client sent
-        self.effective_uploads = self  #: with the weights that a method took: these, or those of `uniform`
+        self.states = uploads  #: upload of each client
+        self.effective_uploads = self  #: uploads with the weights that the method uses: these, or those of `uniform`
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -33,16 +33,16 @@ class Uploads(Sequence[tuple[int, float, State]]):
         return zip(self.ids, self.weights, self.states, strict=True)
 
     def uniform(self) -> Uploads:
-        """The same uploads with equal weights, for methods that are defined so."""
+        """The same uploads with equal weights, for methods that define uniform averages."""
         self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self.states)
         return self.effective_uploads
 
     def mark(self, flags: Tensor) -> Tensor:
-        """The flags of all clients, shape (N,), with 1 for those of these uploads."""
+        """The flags of all clients, shape (N,), with 1 for the clients of these uploads."""
         return flags.index_fill(0, torch.tensor(self.ids), 1)
 
     def mean(self, part: str, names: Iterable[str] | None = None) -> Any:
-        """Weighted mean of one part of the uploads, or of these tensors of it, summed in client order."""
+        """Weighted mean of one part of the uploads, or of its tensors ``names``, summed in client order."""
         total = None
         for _, weight, upload in self:
             term = (upload[part] if names is None else upload[part].only(names)) * weight

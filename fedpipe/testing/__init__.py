@@ -1,4 +1,4 @@
-"""The contract of algorithms as tests, which `fedpipe check` and fedpipe's tests run.
+"""The contract of algorithms as tests. `fedpipe check` and fedpipe's own tests run them.
 
 Use it in your test::
 
@@ -7,20 +7,29 @@ Use it in your test::
     def test_it_keeps_the_contract():
         assert testing.check_algorithm(Prox(mu=0.1)) == []
 
-or one test for each part of it::
+or one test for each check::
 
-    @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.title)
+    @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_title)
     def test_it_keeps(check):
         assert check(Prox(mu=0.1)) == []
 
-:func:`make_trial` gives a small federation in memory, for tests of what the algorithm alone does, and
-:func:`assert_same` compares the states that it leaves.
+:func:`make_trial` makes a small federation in memory, for tests of one algorithm. :func:`assert_same` compares its
+states.
 """
 
-from fedpipe.testing.checks import CHECKS, check_algorithm, title
+from fedpipe.testing.checks import CHECKS, check_algorithm, get_title
 from fedpipe.testing.comparisons import Check
 from fedpipe.testing.expected import Expected, Sizes, check_expected
-from fedpipe.testing.trial import CLASSES, MODELS, SIZES, Trial, assert_same, difference, make_trial, synthetic
+from fedpipe.testing.trial import (
+    CLASSES,
+    MODELS,
+    SIZES,
+    Trial,
+    assert_same,
+    describe_difference,
+    make_synthetic_clients,
+    make_trial,
+)
 
 __all__ = [
     "CHECKS",
@@ -34,8 +43,8 @@ __all__ = [
     "assert_same",
     "check_algorithm",
     "check_expected",
-    "difference",
+    "describe_difference",
+    "get_title",
+    "make_synthetic_clients",
     "make_trial",
-    "synthetic",
-    "title",
 ]

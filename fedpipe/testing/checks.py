@@ -40,6 +40,7 @@ from fedpipe.testing.comparisons import (
     collect_all,
     collect_results,
     compare_loop_and_stacks,
+    compute_mean_loss,
     describe_trial_difference,
     explain_outlying_statistic,
     find_invalid_tensors,
@@ -47,55 +48,54 @@ from fedpipe.testing.comparisons import (
     list_models,
     list_remembered_values,
     make_digit_clients,
-    mean_loss,
     watch_generators,
 )
-from fedpipe.testing.trial import difference, make_trial, synthetic
+from fedpipe.testing.trial import describe_difference, make_synthetic_clients, make_trial
 
 
 def _make_check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
-    """What :data:`CHECKS` holds: a list of sentences, also of what fails on the way."""
+    """Make a check of a generator of messages. An error of the algorithm is one more message."""
 
     @functools.wraps(body)
     def check(algorithm: Algorithm) -> list[str]:
-        breaches = []
+        messages = []
         try:
             with contract.explain_user_errors(algorithm):
-                breaches += [f"{contract.get_algorithm_name(algorithm)}: {sentence}" for sentence in body(algorithm)]
+                messages += [f"{contract.get_algorithm_name(algorithm)}: {message}" for message in body(algorithm)]
         except SettingsError as error:
-            breaches.append(str(error))
-        return breaches
+            messages.append(str(error))
+        return messages
 
     return check
 
 
-def title(check: Check) -> str:
-    """What a check looks at, in a few words."""
+def get_title(check: Check) -> str:
+    """Title of a check, such as ``order of uploads``."""
     return check.__name__.removeprefix("check_").replace("_", " ")
 
 
 def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], None] | None = None) -> list[str]:
-    """A sentence for each breach of the contract; none where it is kept.
+    """Run all checks. Return one message per violation of the contract.
 
-    Where hooks, memory or randomness are wrong already, it ends there: what compares numbers would only say the same
-    again.
+    If hooks, memory or randomness have a violation, the checks that compare numbers are skipped, because they would
+    only repeat it.
 
     Parameters
     ----------
     algorithm
-        With its parameters.
+        The algorithm with its parameters.
     progress
         Called before each check with its title, its number and their count.
     """
-    breaches = check_names(algorithm)
-    naming_breach_count = len(breaches)
+    messages = check_names(algorithm)
+    naming_message_count = len(messages)
     for number, check in enumerate(CHECKS):
-        if len(breaches) > naming_breach_count and check in (check_memory, check_loop_and_stack):
+        if len(messages) > naming_message_count and check in (check_memory, check_loop_and_stack):
             break
         if progress:
-            progress(title(check), number, len(CHECKS))
-        breaches += [sentence for sentence in check(algorithm) if sentence not in breaches]
-    return breaches
+            progress(get_title(check), number, len(CHECKS))
+        messages += [message for message in check(algorithm) if message not in messages]
+    return messages
 
 
 def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
@@ -107,13 +107,13 @@ def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:
 
 
 def check_names(algorithm: Algorithm) -> list[str]:
-    """Public names that are nearly a hook's, and arguments of hooks."""
+    """Names that are similar to a hook's, and hooks with wrong arguments."""
     return list(names.find_naming_mistakes(algorithm))
 
 
 @_make_check
 def check_hooks(algorithm: Algorithm) -> Iterator[str]:
-    """What each hook gives, in loop and stack: of the right kind, and of the same shapes in every round."""
+    """Results of hooks have the right types, and the same shapes in every round, in loop and stack."""
     for width in (None, 3):
         trial = make_trial(algorithm, width=width)
         initial_server = trial.server
@@ -130,36 +130,35 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
             trial.train([0, 1, 2], TESTS, phase)
         model = call_recording_hooks(trial)
         if model is not None and (missing_names := [name for name in trial.net.names if name not in model]):
-            yield (
-                f"global_model gives no '{missing_names[0]}'. It must have all parameters of the network, or be None."
-            )
+            yield f"`global_model` returns no '{missing_names[0]}'. Return all parameters of the network, or None."
 
 
 @_make_check
 def check_memory(algorithm: Algorithm) -> Iterator[str]:
-    """All memory is in the states: nothing on the algorithm, and nothing changed in place."""
+    """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
     workers = cast(Loop, trial.executor)._idle_workers
     remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
-    previous_states = pytree.tree_map(torch.clone, (trial.server, trial.kept))
-    trial.aggregate(trial.uploads(trial.train(tests=TESTS)))
-    if message := difference((trial.server, trial.kept), previous_states):
-        owner = "the server's state" if message.startswith("0") else "what clients keep"
-        yield f"a round changes {owner} in place ({message}); hooks should make new tensors, as a = a + b."
+    states = {"server": trial.server} | {f"client {client}": state for client, state in trial.kept.items()}
+    previous_states = pytree.tree_map(torch.clone, states)
+    trial.aggregate(trial.collect_uploads(trial.train(tests=TESTS)))
+    if message := describe_difference(states, previous_states):
+        owner = "the server's state" if message.startswith("server") else "a client's state"
+        yield f"a round changes {owner} in place ({message}). Make new tensors, such as a = a + b."
     for old, new in zip(remembered_values, map(list_remembered_values, (trial.algorithm, *workers)), strict=True):
         for name in new:
             if new[name] != old.get(name):
                 yield (
-                    f"'{name}' changes while clients train; what a client remembers should be given by `keep`, what "
-                    "the server remembers by `aggregate`: nothing else is stored, sent or resumed."
+                    f"'{name}' changes while clients train, but only states are saved. Return what a client remembers "
+                    "from `keep`, and what the server remembers from `aggregate`."
                 )
                 return
 
 
 @_make_check
 def check_randomness(algorithm: Algorithm) -> Iterator[str]:
-    """A run repeats bit by bit, whatever the global generators hold; it draws nothing from them."""
+    """A run repeats bit by bit with any state of the global generators, and draws nothing from them."""
     for width in (None, 3):
         trials = []
         for seed in (1, 2):
@@ -167,27 +166,26 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
             if used_generators:
                 yield (
-                    f"random numbers are drawn from {used_generators[0]}'s global generator, which no seed of the "
-                    "study sets; an "
-                    "algorithm should leave what is random to batches, dropout and initial models."
+                    f"random numbers are drawn from {used_generators[0]}'s global generator, which the study's seed "
+                    "does not control. Use no randomness except that of batches, dropout and initial models."
                 )
                 return
-        if message := difference(collect_all(trials[1]), collect_all(trials[0])):
-            yield f"the same run twice gives other numbers ({message}). It must repeat bit by bit."
+        if message := describe_difference(collect_all(trials[1]), collect_all(trials[0])):
+            yield f"the same run twice has different results ({message}). Make hooks pure functions of their arguments."
 
 
-# -- the same numbers on every way -------------------------------------------------------------------------------------
+# -- equal results of all executors ------------------------------------------------------------------------------------
 
 
 @_make_check
 def check_loop_and_stack(algorithm: Algorithm) -> Iterator[str]:
-    """Four participants of unequal sizes: a width of 3 pads the last stack, a width of 7 the only one."""
+    """Four participants of unequal sizes. A width of 3 pads the last stack, a width of 7 pads the only one."""
     yield from compare_loop_and_stacks(algorithm, (3, 7), 3, **SGD)
 
 
 @_make_check
 def check_loop_and_stack_with_adam(algorithm: Algorithm) -> Iterator[str]:
-    """As with SGD, where the algorithm can do with Adam."""
+    """The same with Adam, unless the algorithm needs SGD."""
     if not algorithm.needs_sgd:
         yield from compare_loop_and_stacks(algorithm, (3,), 3, **ADAM)
 
@@ -200,38 +198,35 @@ def check_loop_and_stack_with_convolutions(algorithm: Algorithm) -> Iterator[str
 
 @_make_check
 def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
-    """All clients' models before training, and fine-tuned: in loop and stack alike, on all test samples."""
-    loop, other = (make_trial(algorithm, width=width).run(2) for width in (None, 3))
+    """Evaluation of all clients before training and after fine-tuning: equal in loop and stack, on all test samples."""
+    loop, stack = (make_trial(algorithm, width=width).run(2) for width in (None, 3))
     all_clients = range(len(loop.clients))
     for phase in _list_evaluation_phases(algorithm):
-        stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (other, loop))
-        if message := difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
+        stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (stack, loop))
+        if message := describe_difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
             yield (
-                f"in the phase '{phase}', clients in one call differ from clients one by one ({message}); "
-                f"{PADDING_ADVICE}."
+                f"in the phase '{phase}', clients in one call differ from clients one after the other ({message}). "
+                f"{PADDING_ADVICE}"
             )
         totals = [outcome.scores["local"].total for outcome in stack_outcomes]
         assert totals == [len(indices) for indices in loop.clients.test]
-    # All clients together: one alone may have nothing to learn, as of a single class.
+    # All clients together, because a single client may have nothing to learn, for example from one class.
     received_outcomes, finetuned_outcomes = (
         [outcome.scores["local"].loss for outcome in loop.train(all_clients[1:], ("local",), phase)]
         for phase in ("receive", "finetune")
     )
     if finetuned_outcomes == received_outcomes:
-        yield (
-            "fine-tuning leaves the personal model as it is; the passes of `finetune` should train what `predict` "
-            "reads."
-        )
+        yield "fine-tuning does not change the personal model. Train what `predict` reads in the passes of `finetune`."
 
 
 @_make_check
 def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
-    """Running statistics move, stay finite, and are averaged: none leaves the span of those that were there."""
-    loop, other = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
+    """Running statistics change and stay finite. Their averages are within the range of the clients' statistics."""
+    loop, stack = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
     initial_model, buffer_names = loop.fresh(0), loop.net.buffer_names
     for _ in range(3):
         previous_server = loop.server
-        for trial in (loop, other):
+        for trial in (loop, stack):
             trial.run(tests=TESTS)
         for outcome in loop.outcomes:
             models = list_models(outcome.upload) + list_models(outcome.keep)
@@ -239,18 +234,21 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
                 (model[name], initial_model[name]) for model in models for name in buffer_names if name in model
             ]
             if not all(value.isfinite().all() for value, _ in statistics):
-                yield "running statistics of batch normalization become infinite or NaN."
+                yield (
+                    "running statistics of batch normalization become infinite or NaN. Keep divisions and logarithms "
+                    "away from 0."
+                )
                 return
             if loop.clients.sizes[outcome.client] > 1 and all(torch.equal(value, start) for value, start in statistics):
                 yield (
-                    "running statistics of batch normalization never move; `upload` or `keep` should give the model as "
-                    "training left it, buffers too."
+                    "running statistics of batch normalization never change. Return the trained model with its buffers "
+                    "from `upload` or `keep`."
                 )
                 return
-        if message := describe_trial_difference(other, loop, BATCH_NORM_ROUNDING):
+        if message := describe_trial_difference(stack, loop, BATCH_NORM_ROUNDING):
             yield (
-                f"with batch normalization, clients in one call differ from clients one by one ({message}); "
-                f"{PADDING_ADVICE}."
+                f"with batch normalization, clients in one call differ from clients one after the other ({message}). "
+                f"{PADDING_ADVICE}"
             )
             return
         known_models = [
@@ -269,43 +267,40 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_blocks(algorithm: Algorithm) -> Iterator[str]:
-    """Participants in blocks, the last block first, or over two threads send the same bits."""
+    """Clients in blocks, in reverse order, or over two threads send the same bits."""
     for width in (None, 4):
         trial = make_trial(algorithm, width=width).run(2)
         all_clients = list(range(len(trial.clients)))
         outcomes = trial.train(all_clients, tests=("local",))
         blocks = [all_clients[first : first + 3] for first in (6, 3, 0)]
         block_outcomes = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
-        if message := difference(
+        if message := describe_difference(
             collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), collect_results(outcomes)
         ):
             yield (
-                f"clients send other bits where other clients train before or beside them ({message}); what a client "
-                "does "
-                "should depend on what it keeps and receives alone."
+                f"a client's results depend on the clients that train before or together with it ({message}). Use only "
+                "what the client keeps and receives."
             )
             return
-    one, two = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
-    if message := difference(collect_all(two), collect_all(one)):
+    loop, threaded_loop = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
+    if message := describe_difference(collect_all(threaded_loop), collect_all(loop)):
         yield (
-            f"two threads give other bits than one ({message}); passes should be pure functions of the client's state."
+            f"results of two threads differ from results of one ({message}). Make passes pure functions of the "
+            "client's state."
         )
 
 
 @_make_check
 def check_order_of_uploads(algorithm: Algorithm) -> Iterator[str]:
-    """The server's next state is the same in whatever order uploads come."""
+    """The server's next state does not depend on the order of uploads."""
     trial = make_trial(algorithm, participation=1.0).run(1)
-    uploads = trial.uploads(trial.train())
-    shuffled_indices = [
-        (3 * index + 1) % len(uploads) for index in range(len(uploads))
-    ]  # of eight, none stays in its place
+    uploads = trial.collect_uploads(trial.train())
+    shuffled_indices = [(3 * index + 1) % len(uploads) for index in range(len(uploads))]  # moves all eight
     ids, weights, states = zip(*(uploads[index] for index in shuffled_indices), strict=True)
     assert ids != uploads.ids
-    if message := difference(trial.aggregate(Uploads(ids, weights, states)), trial.aggregate(uploads), ROUNDING):
-        yield (
-            f"aggregate gives another state where uploads come in another order ({message}); all clients should count."
-        )
+    shuffled_uploads = Uploads(ids, weights, states)
+    if message := describe_difference(trial.aggregate(shuffled_uploads), trial.aggregate(uploads), ROUNDING):
+        yield f"`aggregate` depends on the order of uploads ({message}). Combine all uploads alike."
 
 
 @_make_check
@@ -330,12 +325,15 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         for outcome in resumed_trial.train():
             block.add(outcome)
         loaded_block = Block.from_tensors(store_and_read(block.to_tensors()))
-        ids = [outcome.client for outcome in straight_trial.outcomes]
-        uploads = Uploads(ids, straight_trial.uploads(straight_trial.outcomes).weights, loaded_block.uploads)
+        straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
+        uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)
         actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}
         expected = {"server": straight_trial.server, "keep": [outcome.keep for outcome in straight_trial.outcomes]}
-        if message := difference(actual, expected):
-            yield f"a run that goes on from its files gives other bits ({message}); states should hold all that counts."
+        if message := describe_difference(actual, expected):
+            yield (
+                f"a resumed run differs from an uninterrupted run ({message}). Return all that a round needs from "
+                "`keep` and `aggregate`, because only states are saved."
+            )
 
 
 @_make_check
@@ -354,7 +352,10 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
             if byte_count != expected_bytes or (
                 byte_count != size_in_bytes(state) if not has_traffic_hook else byte_count > size_in_bytes(state)
             ):
-                yield f"{byte_count} bytes are counted where {size_in_bytes(state)} travel."
+                yield (
+                    f"{byte_count} bytes are counted, but {size_in_bytes(state)} are sent. Return only tensors of the "
+                    "state from `traffic`."
+                )
                 return
         if has_traffic_hook and width is None:
             yield from check_omitted_parts(trial, outcomes, received_states)
@@ -362,45 +363,44 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
 
 @_make_check
 def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
-    """One class has no owner, another's first owner joins in the third round, and a client has one sample."""
-    clients = synthetic(labels=lambda client: [1, 2] if client in (3, 6) else [0, 1])
-    advice = "no class needs to have an owner, and a client may have one sample"
+    """No client has one of the classes, another class first appears in the third round, and a client has one sample."""
+    clients = make_synthetic_clients(labels=lambda client: [1, 2] if client in (3, 6) else [0, 1])
+    advice = "Handle classes without samples and clients with one sample."
     for width in (None, 3):
         trial = make_trial(algorithm, clients=clients, width=width, participation=0.3)
         for ids in ([0, 1], [1, 7], [0, 3]):
             trial.run(1, ids=ids, tests=TESTS)
             client_states = [(outcome.upload, outcome.keep) for outcome in trial.outcomes]
             if not all(leaf.isfinite().all() for leaf in pytree.tree_leaves([trial.server, client_states])):
-                yield f"states become infinite or NaN where the clients {ids} train, who lack classes; {advice}."
+                yield f"states become infinite or NaN when the clients {ids} train, which lack classes. {advice}"
                 return
         outcomes = trial.train(range(8), TESTS, "receive")
         if not all(math.isfinite(score.loss) for outcome in outcomes for score in outcome.scores.values()):
-            yield f"losses become infinite or NaN where clients lack classes; {advice}."
+            yield f"losses of clients that lack classes become infinite or NaN. {advice}"
             return
 
 
 @_make_check
 def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
-    """Clients that train fit their own digits better than the initial model does, and no number is NaN."""
+    """Training lowers the clients' loss on handwritten digits, and no number is infinite or NaN."""
     clients, family = make_digit_clients(), MLP(hidden=(16,))
     settings: dict[str, Any] = {"participation": 1.0, "learning_rate": 0.1, "batch_size": 10, "dtype": "float32"}
     trial = make_trial(algorithm, lambda: family.build((1, 8, 8), 10), clients, **settings)
-    initial_loss = mean_loss(trial.train(tests=("local",), phase="begin"))
-    final_loss = mean_loss(trial.run(3, tests=("local",)).outcomes)
+    initial_loss = compute_mean_loss(trial.train(tests=("local",), phase="begin"))
+    final_loss = compute_mean_loss(trial.run(3, tests=("local",)).outcomes)
     if not math.isfinite(final_loss) or not all(leaf.isfinite().all() for leaf in pytree.tree_leaves(trial.server)):
         yield (
-            f"three rounds on handwritten digits end at a loss of {final_loss:.3g}; no number should be infinite or "
-            "NaN."
+            f"three rounds on handwritten digits end with infinite or NaN values (the loss is {final_loss:.3g}). Keep "
+            "divisions and logarithms away from 0."
         )
     elif final_loss >= initial_loss:
         yield (
-            f"three rounds on handwritten digits do not help: the clients' mean loss was {initial_loss:.3g} and is "
-            f"{final_loss:.3g}; "
-            "it should fall, if the parameters are right for a learning rate of 0.1."
+            f"three rounds on handwritten digits do not lower the clients' mean loss ({initial_loss:.3g} before, "
+            f"{final_loss:.3g} after). Check the loss, and whether the parameters suit a learning rate of 0.1."
         )
 
 
-#: All of them, the causes before what follows from them.
+#: All checks. Causes come before their consequences.
 CHECKS: tuple[Check, ...] = (
     check_names,
     check_hooks,

@@ -1,4 +1,4 @@
-"""What `fedpipe check` does: builds an algorithm as params.yaml would, and holds it to the contract."""
+"""The command `fedpipe check`: builds an algorithm as params.yaml would and runs the checks of the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedpipe.testing.checks import check_algorithm
 def run_check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """Check an algorithm. Return one message per violation, also if it can't be built.
 
-    The contract uses its own small federations, which reveal violations.
+    Checks run small federations that are made to reveal violations, not the study's data.
 
     Parameters
     ----------
@@ -42,8 +42,11 @@ def run_check(name: str, settings: Sequence[str], params: Path | None = None) ->
         )
     except SettingsError as error:
         return str(error).splitlines()
-    except Exception as error:  # of its __post_init__: whatever a class of the user's own does as it is made
-        return [f"{name}: can't be made with these parameters ({contract.describe_error(error)}). It must accept them."]
+    except Exception as error:  # any error in the __post_init__ of a user's class
+        return [
+            f"{name}: the class fails with these parameters ({contract.describe_error(error)}). Correct the class or "
+            "use other parameters."
+        ]
     try:
         return check_algorithm(cast(Algorithm, algorithm), _print_progress if sys.stderr.isatty() else None)
     finally:
@@ -56,11 +59,11 @@ def _parse_parameters(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not (key and equals):
-            raise SettingsError(f"--set: '{setting}' can't be used. Use KEY=VALUE, as mu=0.1.")
+            raise SettingsError(f"--set: '{setting}' can't be used. Use KEY=VALUE, such as mu=0.1.")
         try:
             parameters[key] = read_yaml(text, key)
         except SettingsError:
-            raise SettingsError(f"--set: '{setting}' can't be read; its value should be as in params.yaml.") from None
+            raise SettingsError(f"--set: '{setting}' can't be read. Write the value as in params.yaml.") from None
     return parameters
 
 

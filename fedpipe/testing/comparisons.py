@@ -1,4 +1,4 @@
-"""What the checks compare: runs of a small federation in several ways."""
+"""Comparisons for the checks: runs of a small federation by several executors."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Outcome, Test
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
-from fedpipe.testing.trial import Trial, difference, make_trial
+from fedpipe.testing.trial import Trial, describe_difference, make_trial
 
 Check = Callable[[Algorithm], list[str]]
 
 TESTS: tuple[Test, ...] = ("local", "global")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01}
 ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
-ROUNDING = 1e-12  #: share of a tensor's largest entry by which float64 may differ where sums are in another order
-BATCH_NORM_ROUNDING = 1e-10  #: the same with batch normalization, which divides by small variances
+ROUNDING = 1e-12  #: tolerance for sums in another order in float64, relative to a tensor's largest entry
+BATCH_NORM_ROUNDING = 1e-10  #: tolerance with batch normalization, which divides by small variances
 
 PADDING_ADVICE = (
-    "no number should depend on how many train at once: the samples that pad a batch are left out by batch.mean, "
-    "batch.sum and batch.size, and nothing may be shared between clients"
+    "Use batch.mean, batch.sum and batch.size, which leave out the samples that pad a batch, and share nothing between "
+    "clients."
 )
 
 
 def call_recording_hooks(trial: Trial) -> Tensors | None:
-    """The global model after the rounds so far; also asks for all else that is recorded."""
+    """Call the hooks whose results are recorded. Return the global model."""
     algorithm, server = trial.algorithm, trial.server
     contract.validate_extra_models(algorithm, algorithm.extra_models(server))
     algorithm.matrices(server)
@@ -54,18 +54,18 @@ def find_invalid_tensors(trial: Trial) -> Iterator[str]:
     for hook, hook_states in states.items():
         for value in pytree.tree_leaves(hook_states):
             if value.requires_grad:
-                yield f"{hook} gives a tensor with a gradient. Use detached."
+                yield f"`{hook}` returns a tensor that requires a gradient. Detach it."
             elif value.dtype == torch.bool or value.is_complex():
-                yield f"{hook} gives a tensor of {value.dtype}. Use of floating point or of integers."
+                yield f"`{hook}` returns a tensor of {value.dtype}. Convert it to floating point or integers."
             elif not value.isfinite().all():
-                yield f"{hook} gives infinity or NaN on easy data; divisions and logarithms should be kept from 0."
+                yield f"`{hook}` returns infinity or NaN on simple data. Keep divisions and logarithms away from 0."
             else:
                 continue
             break
 
 
 def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_states: Sequence[State]) -> Iterator[str]:
-    """Other values where `traffic` counts nothing change nothing."""
+    """Check that other values in the parts that `traffic` leaves out have no effect."""
     states = dict(zip((outcome.client for outcome in outcomes), received_states, strict=True))
 
     def send(ids: Sequence[int]) -> tuple[State, State]:
@@ -73,21 +73,21 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
 
     task = ClientTask("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send)
     new_outcomes = list(trial.executor.run(task))
-    advice = "it should count all tensors, or leave out what nobody reads"
+    advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
-        if difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
-            yield f"traffic leaves out a part of the download that clients read; {advice}."
+        if describe_difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
+            yield f"`traffic` leaves out a part of the download that clients read. {advice}"
             return
-    ids, weights = zip(*((client, weight) for client, weight, _ in trial.uploads(outcomes)), strict=True)
+    ids, weights = zip(*((client, weight) for client, weight, _ in trial.collect_uploads(outcomes)), strict=True)
     scrambled_uploads = Uploads(
         ids, weights, [_scramble_omitted_parts(trial.algorithm, outcome.upload) for outcome in outcomes]
     )
-    if difference(trial.aggregate(scrambled_uploads), trial.aggregate(trial.uploads(outcomes))):
-        yield f"traffic leaves out a part of the upload that the server reads; {advice}."
+    if describe_difference(trial.aggregate(scrambled_uploads), trial.aggregate(trial.collect_uploads(outcomes))):
+        yield f"`traffic` leaves out a part of the upload that the server reads. {advice}"
 
 
 def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
-    """The state with other values in what `traffic` leaves out; single numbers, which tell how much that is, stay."""
+    """Change the values that `traffic` leaves out. Single numbers stay, because they may be counts of filled slots."""
     counted_state = algorithm.traffic(state)
 
     def scramble_tensor(value: Tensor, counted_tensor: Tensor | None) -> Tensor:
@@ -112,7 +112,7 @@ def _scramble_omitted_parts(algorithm: Algorithm, state: State) -> State:
     return new_state
 
 
-# -- what they are made of ---------------------------------------------------------------------------------------------
+# -- runs and their results --------------------------------------------------------------------------------------------
 
 
 def compare_loop_and_stacks(
@@ -128,19 +128,22 @@ def compare_loop_and_stacks(
         for trial in stacks:
             trial.run(tests=TESTS)
             if message := describe_trial_difference(trial, loop, ROUNDING):
-                yield f"clients that train in one call differ from clients one by one ({message}); {PADDING_ADVICE}."
+                yield (
+                    f"clients trained in one call differ from clients trained one after the other ({message}). "
+                    f"{PADDING_ADVICE}"
+                )
                 return
-    assert rounds < 3 or 0 in trained_clients, "the client with a single sample should be among the participants"
+    assert rounds < 3 or 0 in trained_clients, "the client with a single sample must be a participant"
 
 
 def describe_trial_difference(trial: Trial, other: Trial, within: float) -> str | None:
-    """Where two trials differ after a round."""
+    """Describe how two trials differ after a round, or return None."""
     results, other_results = (collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
-    return difference(results, other_results, within)
+    return describe_difference(results, other_results, within)
 
 
 def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What clients sent, kept and scored, as one tree."""
+    """Uploads, kept states, scores and bytes of clients as one tree."""
     return {
         f"client {outcome.client}": {
             "upload": outcome.upload,
@@ -153,7 +156,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def collect_all(trial: Trial) -> dict[str, Any]:
-    """All parts of a state."""
+    """Results of the last round and all states as one tree."""
     return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
 
 
@@ -169,36 +172,36 @@ def get_received_state(trial: Trial, client: int) -> State:
 
 
 def explain_outlying_statistic(name: str, value: Tensor, known_models: Sequence[Tensors]) -> str | None:
-    """A statistic that is no mean of those that were known, if a sentence can be said of it."""
-    advice = "the server should average running statistics, and move self.net.parameters alone further than that"
+    """Explain why a running statistic of the server can't be an average of known ones, or return None."""
+    advice = "Average running statistics at the server, and apply other rules only to self.net.parameters."
     if name.endswith("running_var") and bool((value < 0).any()):
-        return f"the server's '{name}' has a variance of {value.min():.3g}; {advice}."
+        return f"the server's '{name}' has a negative variance ({value.min():.3g}). {advice}"
     rows = torch.cat([model[name].reshape(-1, *value.shape[-1:]) for model in known_models if name in model])
     low, high = rows.min(0).values, rows.max(0).values
     slack = BATCH_NORM_ROUNDING * rows.abs().max()
     if bool((value < low - slack).any()) or bool((value > high + slack).any()):
-        return f"the server's '{name}' lies outside of what clients sent; {advice}."
+        return f"the server's '{name}' is outside the range of the clients' uploads. {advice}"
     return None
 
 
 def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
-    """All that an algorithm could keep a number in: itself, its classes and their modules."""
-    kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
+    """Values that an algorithm could change: its attributes, those of its classes, and globals of their modules."""
+    classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
     values = {f"self.{name}": value for name, value in vars(algorithm).items() if name not in ("net", "federation")}
-    for kind in kinds:
-        cached_names = {name for name, value in vars(kind).items() if isinstance(value, functools.cached_property)}
+    for base in classes:
+        cached_names = {name for name, value in vars(base).items() if isinstance(value, functools.cached_property)}
         values = {name: value for name, value in values.items() if name.removeprefix("self.") not in cached_names}
-        values |= {f"{kind.__name__}.{name}": value for name, value in vars(kind).items() if not name.startswith("__")}
-        module = sys.modules.get(kind.__module__)
+        values |= {f"{base.__name__}.{name}": value for name, value in vars(base).items() if not name.startswith("__")}
+        module = sys.modules.get(base.__module__)
         module_values = (
             {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
         )
-        values |= {f"{kind.__module__}.{name}": value for name, value in module_values.items()}
+        values |= {f"{base.__module__}.{name}": value for name, value in module_values.items()}
     return {name: _make_comparable(value) for name, value in values.items()}
 
 
 def _make_comparable(value: Any) -> Any:
-    """A value that compares by content where it is a number, a tensor or holds such ones, else by what it is."""
+    """Convert a value so that numbers, tensors and their containers compare by content, other objects by identity."""
     match value:
         case Tensor():
             return (value.shape, value.detach().cpu().contiguous().view(-1).tolist())
@@ -215,7 +218,7 @@ def _make_comparable(value: Any) -> Any:
 
 @contextmanager
 def watch_generators(seed: int) -> Iterator[list[str]]:
-    """The global generators begin at a seed, and are put back; gives the names of those that were drawn from."""
+    """Seed the global generators and restore them afterwards. Yields the libraries whose generators were used."""
     saved_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     used_generators: list[str] = []
     torch.default_generator.manual_seed(seed)
@@ -237,7 +240,7 @@ def watch_generators(seed: int) -> Iterator[list[str]]:
         random.setstate(saved_states[2])
 
 
-def mean_loss(outcomes: Sequence[Outcome]) -> float:
+def compute_mean_loss(outcomes: Sequence[Outcome]) -> float:
     """Mean loss of the clients."""
     scores = [outcome.scores["local"] for outcome in outcomes]
     return sum(score.loss for score in scores) / sum(score.total for score in scores)
@@ -245,7 +248,7 @@ def mean_loss(outcomes: Sequence[Outcome]) -> float:
 
 @functools.cache
 def make_digit_clients() -> FederatedData:
-    """Ten clients of 30 handwritten digits each, of three kinds; 6 more to test."""
+    """Ten clients with 30 training and 6 test images of handwritten digits, of three classes each."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -19,15 +19,15 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import FIRST
 from fedpipe.models.mlp import MLP
 from fedpipe.testing.comparisons import ADAM, SGD, TESTS
-from fedpipe.testing.trial import CLASSES, difference, make_trial, synthetic
+from fedpipe.testing.trial import CLASSES, describe_difference, make_synthetic_clients, make_trial
 
-Build = Callable[..., Algorithm]  #: parameters to an algorithm
+Build = Callable[..., Algorithm]  #: builds an algorithm from parameters
 
 
 class Sizes(NamedTuple):
-    """Numbers in a model and its parts, of which traffic is made."""
+    """Counts of numbers in a model, for formulas of traffic."""
 
-    all: int  #: in the whole model
+    all: int  #: numbers in the complete model
     body: int
     head: int
     classes: int  #: C
@@ -39,23 +39,24 @@ Formula = Callable[[Sizes], tuple[int, int]]  #: numbers down and up, for a clie
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What is expected of an algorithm.
+    """Expectations of an algorithm.
 
     Parameters
     ----------
     traffic
-        Numbers down and up, for each of some parameters.
+        Parameters, each with the counts of numbers down and up.
     centralized
-        The parameters that switch off all that it adds to training, so that one client alone trains as PyTorch would
-        without a federation; or why there are none.
+        Parameters that switch off everything that the algorithm adds to training. A single client then trains as in
+        PyTorch without a federation. If there are no such parameters, the reason.
     parameters
-        Other than the defaults, where those leave a part of it idle or amplify rounding.
+        Parameters for the checks, if the defaults leave a part of the algorithm idle or amplify rounding.
     momentum
-        Whether its local steps have the federation's momentum.
+        Whether its local steps use the federation's momentum.
     no_models
-        Parts of the server's state that are named tensors, and follow the data whatever the learning rate.
+        Parts of the server's state that are named tensors, but change even with a learning rate of 0.
     exceptions
-        What does not hold of it, and why: names of :data:`EXPECTATIONS` to a reason. What does hold after all, fails.
+        Names of :data:`EXPECTATIONS` that the algorithm does not meet, each with the reason. An exception that the
+        algorithm meets is an error.
     """
 
     traffic: Sequence[tuple[Mapping[str, Any], Formula]]
@@ -67,56 +68,60 @@ class Expected:
 
     def __post_init__(self) -> None:
         if not self.traffic:
-            raise ValueError("traffic: empty. Use numbers down and up, as [({}, lambda n: (n.all, n.all))].")
+            raise ValueError(
+                "traffic: empty. Use parameters with the counts of numbers down and up, such as "
+                "[({}, lambda n: (n.all, n.all))]."
+            )
         for name in self.exceptions:
             if name not in EXPECTATIONS:
-                raise ValueError(f"exceptions: '{name}' is not one of {', '.join(EXPECTATIONS)}.")
+                raise ValueError(f"exceptions: '{name}' is unknown. Use one of: {', '.join(EXPECTATIONS)}.")
 
 
 def check_expected(build: Build, expected: Expected, *selected_names: str) -> list[str]:
-    """A sentence for each expectation that does not hold, and for each exception that does.
+    """Check expectations. Return one message per unmet expectation, and per exception that is met.
 
     Parameters
     ----------
     build
-        Makes the algorithm of parameters, as its class does.
+        Builds the algorithm from parameters.
     expected
-        What is expected of it.
+        The expectations.
     selected_names
-        Names of :data:`EXPECTATIONS`; by default all.
+        Names of :data:`EXPECTATIONS`. By default all.
     """
-    breaches = []
+    messages = []
     for name in selected_names or EXPECTATIONS:
-        breach = EXPECTATIONS[name](build, expected)
+        message = EXPECTATIONS[name](build, expected)
         if name not in expected.exceptions:
-            breaches += [f"{name}: {breach}"] if breach else []
-        elif not breach:
-            breaches.append(
-                f"{name}: holds, although it should not ({expected.exceptions[name]}); strike that exception."
-            )
-    return breaches
+            messages += [f"{name}: {message}"] if message else []
+        elif not message:
+            reason = expected.exceptions[name]
+            messages.append(f"{name}: the algorithm meets this expectation ({reason}). Delete the exception.")
+    return messages
 
 
 def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
-    """Where all clients send the same model, that is the model with which clients begin the next round."""
+    """If all clients upload the same model, clients begin the next round with it."""
     trial = make_trial(build(**expected.parameters)).run(1)
     upload = trial.outcomes[-1].upload
     model = upload.get("model", upload.get("body"))
     if not isinstance(model, Tensors):
-        return "no model is uploaded"
+        return "clients upload no model."
     ids = [outcome.client for outcome in trial.outcomes]
     trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [upload] * len(ids)))
     trial.kept = dict.fromkeys(trial.kept, trial.initial | {FIRST: torch.ones(())})
-    starts = (trial.start(client)["model"].only(model) for client in ids)
-    return next((message for start in starts if (message := difference(start, model, 1e-14))), None)
+    for client in ids:
+        if message := describe_difference(trial.start(client)["model"].only(model), model, 1e-14):
+            return f"the next round begins with another model ({message})."
+    return None
 
 
 def expect_centralized(build: Build, expected: Expected) -> str | None:
-    """One client alone, with all switched off that the algorithm adds, trains as PyTorch would."""
+    """A single client trains as in PyTorch, if everything that the algorithm adds is switched off."""
     if isinstance(expected.centralized, str):
         return None
     for momentum in (0.9, 0.0) if expected.momentum else (0.0,):
-        clients, rate, decay = synthetic(sizes=[17], labels=lambda client: range(CLASSES)), 0.1, 0.01
+        clients, rate, decay = make_synthetic_clients(sizes=[17], labels=lambda client: range(CLASSES)), 0.1, 0.01
         algorithm = build(**expected.parameters | expected.centralized)  # type: ignore[operator]
         settings: dict[str, Any] = {"learning_rate": rate, "weight_decay": decay, "momentum": momentum}
         trial = make_trial(algorithm, clients=clients, participation=1.0, **settings)
@@ -132,15 +137,13 @@ def expect_centralized(build: Build, expected: Expected) -> str | None:
                     torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
                     rule.step()
         central = Tensors((name, value.detach()) for name, value in module.named_parameters())
-        if message := difference(trial.run(3).start(0)["model"], central, 1e-12):
-            return (
-                f"one client alone trains otherwise than without a federation, at a momentum of {momentum}: {message}"
-            )
+        if message := describe_difference(trial.run(3).start(0)["model"], central, 1e-12):
+            return f"a single client trains another model than PyTorch, with momentum {momentum} ({message})."
     return None
 
 
 def expect_no_learning_rate(build: Build, expected: Expected) -> str | None:
-    """At a learning rate of 0 no model of the server changes."""
+    """With a learning rate of 0, no model of the server changes."""
 
     def get_models(server: State) -> dict[str, Tensors]:
         return {
@@ -155,13 +158,13 @@ def expect_no_learning_rate(build: Build, expected: Expected) -> str | None:
             algorithm = build(**{**expected.parameters, "adam": True})
         trial = make_trial(algorithm, **{**settings, "learning_rate": 0.0})
         initial_models = get_models(trial.server)
-        if message := difference(get_models(trial.run(3).server), initial_models, 1e-14):
-            return f"{message} at a learning rate of 0, with {settings['optimizer']}"
+        if message := describe_difference(get_models(trial.run(3).server), initial_models, 1e-14):
+            return f"a model changes with a learning rate of 0 and {settings['optimizer']} ({message})."
     return None
 
 
 def expect_class_names(build: Build, expected: Expected) -> str | None:
-    """Labels and the head's rows permuted alike: the same samples are classified correctly."""
+    """A permutation of labels and of the head's rows does not change which samples are classified correctly."""
     new_labels = [2, 0, 3, 1]
     plain_trial = make_trial(build(**expected.parameters), participation=1.0)
 
@@ -171,7 +174,7 @@ def expect_class_names(build: Build, expected: Expected) -> str | None:
 
     renamed_trial = make_trial(
         build(**expected.parameters),
-        clients=synthetic(relabel=new_labels),
+        clients=make_synthetic_clients(relabel=new_labels),
         participation=1.0,
         fresh=make_permuted_model,
     )
@@ -183,11 +186,12 @@ def expect_class_names(build: Build, expected: Expected) -> str | None:
         score._replace(classes=tuple(tuple(row[name] for name in new_labels) for row in score.classes))
         for score in renamed_scores
     ]
-    return difference([tuple(score) for score in restored_scores], [tuple(score) for score in plain_scores], 1e-9)
+    message = describe_difference([*map(tuple, restored_scores)], [*map(tuple, plain_scores)], 1e-9)
+    return f"scores depend on the numbers of classes ({message})." if message else None
 
 
 def expect_traffic(build: Build, expected: Expected) -> str | None:
-    """The bytes of a round, in loop and stack, are those of the formula."""
+    """Bytes of a round equal the formula, in loop and stack."""
     for parameters, formula in expected.traffic:
         for width in (None, 3):
             trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
@@ -195,11 +199,13 @@ def expect_traffic(build: Build, expected: Expected) -> str | None:
             body, head = (
                 sum(model[name].numel() for name in tensor_names) for tensor_names in (net.body_names, net.head_names)
             )
-            assert body + head == sum(value.numel() for value in model.values()), "what is neither body nor head?"
-            down, up = formula(Sizes(body + head, body, head, CLASSES, 6))
-            byte_counts = {(outcome.bytes_down, outcome.bytes_up) for outcome in trial.train()}
-            if byte_counts != {(8 * down, 8 * up)}:
-                return f"{sorted(byte_counts)} bytes are counted with {dict(parameters)}, not {(8 * down, 8 * up)}"
+            total = sum(value.numel() for value in model.values())
+            assert body + head == total, "every parameter must be in the body or the head"
+            down, up = formula(Sizes(total, body, head, CLASSES, 6))
+            for outcome in trial.train():
+                byte_counts, expected_counts = (outcome.bytes_down, outcome.bytes_up), (8 * down, 8 * up)
+                if byte_counts != expected_counts:
+                    return f"{byte_counts} bytes down and up with {dict(parameters)}, expected {expected_counts}."
     return None
 
 

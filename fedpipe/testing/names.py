@@ -32,26 +32,26 @@ FORMER_HOOKS = {
     "in_round": "bind_round",
     "without_dw": "dw_refusal",
 }
-SIMILARITY = 0.75  #: of a name and the hook that it may be a misspelling of: "kepe" and "keep"
+SIMILARITY = 0.75  #: least similarity of a misspelled name and its hook, such as "kepe" and "keep"
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))
 HOOKS = tuple(name for name in dir(Algorithm) if not name.startswith("_") and name not in FIELDS)
 
 
 def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
-    """What is wrong with the names of an algorithm's class, and with the arguments of its hooks."""
+    """Messages about names in an algorithm's class, and about arguments of its hooks."""
     label = contract.get_algorithm_name(algorithm)
-    kinds = [kind for kind in type(algorithm).__mro__ if kind not in Algorithm.__mro__]
-    used_names = set().union(*(_find_used_names(value) for kind in kinds for value in vars(kind).values()))
+    classes = [base for base in type(algorithm).__mro__ if base not in Algorithm.__mro__]
+    used_names = set().union(*(_find_used_names(value) for base in classes for value in vars(base).values()))
     fields = {field.name for field in dataclasses.fields(algorithm)}
-    for kind in kinds:
-        for name, value in vars(kind).items():
+    for base in classes:
+        for name, value in vars(base).items():
             if name in HOOKS and callable(getattr(Algorithm, name)):
                 yield from _check_hook(label, name, value)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
                 yield from _check_other_name(label, name, used_names)
     for name in fields:
         if name in HOOKS:
-            yield f"{label}: its field '{name}' hides the hook of that name. It must have another name."
+            yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."
 
 
 def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
@@ -59,16 +59,16 @@ def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
         argument for argument in inspect.signature(getattr(Algorithm, name)).parameters if argument != "self"
     ]
     if isinstance(value, property) or not callable(getattr(value, "__func__", value)):
-        yield f"{label}.{name} is no method. It must take ({', '.join(expected_arguments)})."
+        yield f"{label}.{name} is not a method. Define a method with the arguments ({', '.join(expected_arguments)})."
         return
-    if not isinstance(value, FunctionType):  # a static or class method, a partial: calls will say
+    if not isinstance(value, FunctionType):  # static methods, class methods and partials: other checks call them
         return
     signature = inspect.signature(value)
     try:
         signature.bind(None, *expected_arguments)
     except TypeError:
         actual_arguments = [argument for argument in signature.parameters if argument != "self"]
-        yield f"{label}.{name} takes ({', '.join(actual_arguments)}). It must take ({', '.join(expected_arguments)})."
+        yield f"{label}.{name} takes ({', '.join(actual_arguments)}). Use ({', '.join(expected_arguments)})."
 
 
 def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
@@ -78,11 +78,11 @@ def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[s
     matches = difflib.get_close_matches(name, (*HOOKS, *FORMER_HOOKS), n=1, cutoff=SIMILARITY)
     if matches:
         hook = FORMER_HOOKS.get(matches[0], matches[0])
-        yield f"{label}.{name} is never called, since no hook has that name; if '{hook}' is meant, rename it."
+        yield f"{label}.{name} is never used, because no hook has that name. Did you mean '{hook}'?"
 
 
 def _find_used_names(value: Any) -> set[str]:
-    """The names that a function takes of anything, its inner functions' too."""
+    """Names of attributes and globals that a function or its inner functions use."""
     if isinstance(value, property):
         return set().union(*(_find_used_names(accessor) for accessor in (value.fget, value.fset, value.fdel)))
     if isinstance(value, functools.cached_property):

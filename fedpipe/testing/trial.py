@@ -8,13 +8,14 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core import rng
 from fedpipe.core.components import component, registry
-from fedpipe.core.tensors import Tensors
+from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -28,19 +29,19 @@ from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
 from fedpipe.settings.federation import Federation
 
-SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: of one sample, of whole batches, of batches that end with a single sample
+SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: a single sample, full batches, and last batches with a single sample
 CLASSES = 4
 
 
 class Normalized(Model):
     """An MLP with batch normalization."""
 
+    @override
     def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        """Linear, BatchNorm and ReLU; then the head."""
         return Network(nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, classes))
 
 
-#: Families of networks, each with the shape of its inputs.
+#: Models, each with the shape of its inputs.
 MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
     "mlp": (MLP(hidden=(6,)), (5,)),
     "cnn": (CNN(channels=(2, 3), hidden=5), (1, 4, 4)),
@@ -49,31 +50,31 @@ MODELS: dict[str, tuple[Model, tuple[int, ...]]] = {
 
 
 class Trial:
-    """A federation at work.
+    """A small federation in memory.
 
     Parameters
     ----------
     algorithm
-        Not bound yet.
+        The algorithm, not bound to a network.
     clients
-        Their samples.
+        Samples of the clients.
     build
-        Makes the network that the algorithm trains.
+        Builds the network that the algorithm trains.
     federation
-        The settings.
+        Settings of the federation.
     width
-        Clients that train in one call; None: one after the other.
+        Number of clients that train in one call. None: clients train one after the other.
     threads
-        Of the loop.
+        Threads of the loop over clients.
     fresh
-        Gives the i-th initial model; by default as runs do.
+        Returns the i-th initial model. By default the same as in runs.
 
     Attributes
     ----------
     server, kept
-        The states after the rounds so far.
+        State of the server, and states of the clients by index, after the last round.
     outcomes
-        Of the last round.
+        Results of the clients in the last round.
     """
 
     def __init__(
@@ -101,13 +102,13 @@ class Trial:
         self.rounds = 0
 
     def participants(self, number: int) -> list[int]:
-        """The clients of a round, in ascending order."""
+        """Participants of a round, in ascending order."""
         return draw_participants(self.algorithm.federation, self.clients.seed, number)
 
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
     ) -> list[Outcome]:
-        """What the next round's participants, or these of all clients, send; changes nothing."""
+        """Train the next round's participants, or the clients ``ids``. The states of the trial do not change."""
         number = self.rounds + 1
         participants = self.participants(number) if ids is None else None
         ids = participants or ids or []
@@ -118,28 +119,28 @@ class Trial:
         """What clients receive from the server."""
         return self.algorithm.bind_round(self.rounds + 1).send(self.server, ids)
 
-    def uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
-        """As the server reads them."""
+    def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
+        """Uploads with weights, as the server reads them."""
         ids = [outcome.client for outcome in outcomes]
         weights = compute_weights(self.algorithm.federation, self.clients.sizes[ids])
         return Uploads(ids, weights.tolist(), [outcome.upload for outcome in outcomes])
 
     def aggregate(self, uploads: Uploads) -> State:
-        """The server's next state, were these the round's uploads."""
+        """The server's next state with these uploads. The trial's own state does not change."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             return make_contiguous(aggregate_uploads(self.algorithm.bind_round(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
-        """So many rounds, with their own participants or with these clients."""
+        """Run rounds with the drawn participants, or with the clients ``ids`` in each round."""
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)
-            self.server = self.aggregate(self.uploads(self.outcomes))
+            self.server = self.aggregate(self.collect_uploads(self.outcomes))
             self.kept |= {outcome.client: outcome.keep | {FIRST: torch.zeros(())} for outcome in self.outcomes}
             self.rounds += 1
         return self
 
     def start(self, client: int) -> State:
-        """A client's tensors as it begins the next round, before any pass."""
+        """A client's tensors at the start of the next round, before any pass."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
             info = self.clients.get_client_info(client, self.rounds + 1, self.kept[client][FIRST])
@@ -160,24 +161,24 @@ def make_trial(
     Parameters
     ----------
     algorithm
-        It, or its name.
+        The algorithm or its name.
     model
-        A name of :data:`MODELS`, or what builds a network.
+        A name of :data:`MODELS`, or a function that builds a network.
     clients
-        By default :func:`synthetic` ones.
+        Samples of the clients. By default :func:`make_synthetic_clients`.
     width, threads, fresh
         See :class:`Trial`.
     settings
-        Of the federation; by default half of the clients train in a round, two epochs in batches of 4.
+        Settings of the federation. By default half of the clients train in a round, for two epochs in batches of 4.
     """
     if isinstance(algorithm, str):
         algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, algorithm, {}))
     if isinstance(model, str):
         family, shape = MODELS[model]
-        clients = clients or synthetic(shape)
+        clients = clients or make_synthetic_clients(shape)
         build: Callable[[], Network] = lambda: family.build(shape, CLASSES)  # noqa: E731
     else:
-        clients, build = clients or synthetic(), model
+        clients, build = clients or make_synthetic_clients(), model
     federation_settings: dict[str, Any] = {
         "participation": 0.5,
         "local_epochs": 2,
@@ -189,18 +190,18 @@ def make_trial(
     )
 
 
-def synthetic(
+def make_synthetic_clients(
     shape: tuple[int, ...] = (5,),
     sizes: Sequence[int] = SIZES,
     labels: Callable[[int], Iterable[int]] | None = None,
     seed: int = 0,
     relabel: Sequence[int] = range(CLASSES),
-    **more: Any,
+    **options: Any,
 ) -> FederatedData:
-    """Clients of unequal sizes, of which most lack some classes; the first one has no test samples.
+    """Make clients of unequal sizes. Most of them lack some classes, and the first one has no test samples.
 
-    ``labels`` gives the classes that a client owns, which its samples take in turn; ``relabel`` the new name of each
-    class, with the inputs as they were.
+    ``labels`` returns the classes of a client, which its samples take in turn. ``relabel`` has the new number of each
+    class, and does not change the inputs. ``options`` are those of :class:`FederatedData`.
     """
     random = np.random.default_rng(7)
     centers = random.normal(size=(CLASSES, *shape))
@@ -214,49 +215,59 @@ def synthetic(
         test.append(np.arange(first + size, len(y)))
     x = torch.as_tensor(centers[y] + random.normal(size=(len(y), *shape)))
     new_labels = torch.tensor(list(relabel))[torch.tensor(y)]
-    return FederatedData(x, new_labels, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **more)
+    return FederatedData(x, new_labels, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **options)
 
 
-def difference(actual: Any, expected: Any, within: float = 0.0) -> str | None:
-    """Where two trees of tensors differ in names, shapes, dtypes or bits; None where they don't.
+def describe_difference(actual: Any, expected: Any, within: float = 0.0) -> str | None:
+    """Describe the first difference of two trees of tensors, in names, shapes, dtypes or bits. None if they are equal.
 
-    With ``within``, the largest difference of two tensors may be that share of their largest entry (or of 1).
+    ``within`` is a tolerance relative to a tensor's largest entry (or to 1). A description is, for example,
+    ``client 3, upload, model, head.bias: differs by 0.1``.
     """
+    difference = _find_difference(actual, expected, within)
+    if difference is None:
+        return None
+    path, description = difference
+    return f"{', '.join(map(str, path))}: {description}" if path else description
+
+
+def _find_difference(actual: Any, expected: Any, within: float) -> tuple[list[Any], str] | None:
+    """Find the path and the description of the first difference."""
     if isinstance(expected, dict):
         if type(actual) is not type(expected) or list(actual) != list(expected):
-            return f"has {list(actual) if isinstance(actual, dict) else actual}, not {list(expected)}"
+            return [], f"{list(actual) if isinstance(actual, dict) else actual} instead of {list(expected)}"
         pairs = [(name, actual[name], value) for name, value in expected.items()]
     elif isinstance(expected, (list, tuple)):
         if type(actual) is not type(expected) or len(actual) != len(expected):
-            return f"is {actual}, not {expected}"
+            return [], f"{actual} instead of {expected}"
         pairs = [(index, *pair) for index, pair in enumerate(zip(actual, expected, strict=True))]
     else:
-        return _difference(actual, expected, within)
-    for name, one, two in pairs:
-        if message := difference(one, two, within):
-            return f"{name} {message}" if not message.startswith(("has", "is", "differs")) else f"{name}: {message}"
+        description = _describe_leaf_difference(actual, expected, within)
+        return ([], description) if description else None
+    for name, actual_value, expected_value in pairs:
+        if difference := _find_difference(actual_value, expected_value, within):
+            path, description = difference
+            return [name, *path], description
     return None
 
 
-def _difference(actual: Any, expected: Any, within: float) -> str | None:
+def _describe_leaf_difference(actual: Any, expected: Any, within: float) -> str | None:
     if not isinstance(actual, Tensor):
         is_equal = actual == expected or abs(actual - expected) <= within * max(abs(expected), 1)
-        return None if is_equal else f"is {actual}, not {expected}"
+        return None if is_equal else f"{actual} instead of {expected}"
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-        return (
-            f"is {actual.dtype} of shape {tuple(actual.shape)}, not {expected.dtype} of shape {tuple(expected.shape)}"
-        )
+        return f"{describe_tensor(actual)} instead of {describe_tensor(expected)}"
     if not within:
         return None if torch.equal(actual, expected) else f"differs by {(actual - expected).abs().max():.3g}"
     if not actual.numel():
         return None
     if not actual.isfinite().all():
-        return "is not finite"
+        return "is infinite or NaN"
     gap, scale = (actual - expected).abs().max(), expected.abs().max().clamp(min=1)
     return None if gap <= within * scale else f"differs by {gap:.3g}"
 
 
 def assert_same(actual: Any, expected: Any, within: float = 0.0) -> None:
-    """Fail with :func:`difference` where there is one."""
-    message = difference(actual, expected, within)
+    """Fail with the message of :func:`describe_difference` if there is a difference."""
+    message = describe_difference(actual, expected, within)
     assert message is None, message

@@ -120,10 +120,10 @@ def test_fedalas_mixing_is_regularized(make_trial):
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("feddw", "FedDW regularizes by itself; set mu instead"), ("fednh", "FedNH trains no classification layer")],
+    [("feddw", "FedDW already has this regularizer"), ("fednh", "FedNH does not train a classification layer")],
 )
 def test_methods_that_have_no_use_for_it_refuse(name, reason):
-    with pytest.raises(SettingsError, match=rf"^algorithms.mine.dw: {{'mu': 0.5}} can't be used, since {reason}"):
+    with pytest.raises(SettingsError, match=rf"^algorithms\.mine\.dw: {{'mu': 0\.5}} .*{reason}"):
         registry.build_component(component.ALGORITHM, name, {"dw": {"mu": 0.5}}, "algorithms.mine")
     assert registry.build_component(component.ALGORITHM, name, {"dw": None}) == build(name)
     assert build("feddistill_plus", 0.5).dw == DW(mu=0.5), "which derives from FedDW"

@@ -19,7 +19,7 @@ def test_weights_are_counts_or_equal(make_toy, path, weighting, mean):
 
 def test_weights_are_of_the_participants_alone(make_trial):
     trial = make_trial("fedavg")
-    uploads = trial.uploads(trial.train([0, 1, 7]))
+    uploads = trial.collect_uploads(trial.train([0, 1, 7]))
     assert uploads.weights == pytest.approx((1 / 26, 5 / 26, 20 / 26))
 
 

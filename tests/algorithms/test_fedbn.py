@@ -87,7 +87,7 @@ def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
     trial, without = (make_trial(FedBN(average=average), "norm").run(2) for average in (True, False))
     norm = trial.net.norm_names
     model = trial.algorithm.global_model(trial.server)
-    mean = trial.uploads(trial.outcomes).mean("norm")
+    mean = trial.collect_uploads(trial.outcomes).mean("norm")
     assert_same(model, (trial.server["model"] | mean).only(model))
     assert tuple(model) == trial.net.names + trial.net.buffer_names
     assert_same(trial.server["model"], without.server["model"])

@@ -171,7 +171,7 @@ def test_layers_may_be_named(make_trial, assert_same, layers, names):
     trial = make_trial(FedDUAL(layers=layers, epsilon=0.01))
     assert list(trial.algorithm.barycenter_names) == names
     outcomes = trial.train()
-    found = trial.aggregate(trial.uploads(outcomes))["model"]
+    found = trial.aggregate(trial.collect_uploads(outcomes))["model"]
     models = [outcome.upload["model"] for outcome in outcomes]
     for name, before in trial.server["model"].items():
         if name in names:
@@ -191,9 +191,7 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
         return feddual.warnings(get_study_facts(feddual, found), "algorithms.feddual")
 
     assert planned(layers=["body.1"]) == ()
-    with pytest.raises(
-        SettingsError, match=r"algorithms\.feddual\.layers: the network has no layer 'body\.0'; did you"
-    ):
+    with pytest.raises(SettingsError, match=r"^algorithms\.feddual\.layers: .* 'body\.0'.*'body\.1'"):
         planned(layers=["body.0"])
     with pytest.raises(SettingsError, match=r"algorithms\.feddual\.layers"):
         planned(layers=[])
@@ -354,7 +352,7 @@ def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
     trial.run(1, ids=[3, 5, 7])
     after, (head, body) = trial.server["model"], (trial.net.head_names, trial.net.body_names)
     assert_same(after.only(head), before.only(head))
-    assert_same(after.only(body), trial.uploads(trial.outcomes).uniform().mean("model").only(body))
+    assert_same(after.only(body), trial.collect_uploads(trial.outcomes).uniform().mean("model").only(body))
     assert all(not torch.equal(after[name], before[name]) for name in body)
     log_domain = make_trial(FedDUAL(vector="gradient"), learning_rate=0.05).run(1, ids=[3, 5, 7]).server["model"]
     assert (log_domain.only(head) - before.only(head)).norm() > 0.1
@@ -379,7 +377,7 @@ def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, wid
 
 def test_reading_g_moves_the_head_by_the_barycenter_of_gradients(make_trial):
     trial = make_trial(FedDUAL(vector="gradient", epsilon=0.3))
-    uploads = trial.uploads(trial.train())
+    uploads = trial.collect_uploads(trial.train())
     state = trial.aggregate(uploads)
     gradients = torch.stack([upload["gradient"]["head.weight"].flatten() for _, _, upload in uploads])
     wanted, _ = compute_barycenter(gradients, 0.3, 150)
@@ -451,17 +449,18 @@ def test_each_mode_brings_its_own_values():
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "conflicts"),
     [
         ({"vector": "pseudo-gradient"}, "vector: pseudo-gradient"),
         ({"iterations": 150}, "iterations: 150"),
         ({"iterations": 999, "layers": 2}, "iterations: 999, layers: 2"),
     ],
 )
-def test_a_hybrid_of_both_is_refused(parameters, told):
-    with pytest.raises(SettingsError) as caught:
+def test_a_hybrid_of_both_is_refused(parameters, conflicts):
+    with pytest.raises(SettingsError) as error:
         study(mode="code", **parameters)
-    assert str(caught.value) == (
-        f"algorithms.feddual: {told} can't be used with mode: code, "
-        "which is vector: gradient, iterations: 1000, layers: 1; leave it to the mode."
-    )
+    message = str(error.value)
+    assert message.startswith(f"algorithms.feddual: {conflicts} ")
+    assert "mode: code" in message
+    assert "vector: gradient, iterations: 1000, layers: 1" in message
+    assert message.endswith(f" {', '.join(parameters)}.")

@@ -80,7 +80,7 @@ def test_unequal_steps_do_not_move_the_fixed_point_far(make_toy, path):
 
 def test_a_client_without_steps_is_left_out(make_trial, assert_same):
     trial = make_trial(FedNova()).run()
-    uploads = trial.uploads(trial.train())
+    uploads = trial.collect_uploads(trial.train())
     states = [upload for _, _, upload in uploads]
     idle = {"model": trial.server["model"], "a": torch.zeros_like(states[0]["a"])}
     found = trial.aggregate(Uploads([*uploads.ids, 99], [*uploads.weights, 0.7], [*states, idle]))
@@ -99,7 +99,7 @@ def test_with_adam_the_steps_are_counted(make_trial):
 def test_running_statistics_are_averaged(make_trial, assert_same):
     trial = make_trial(FedNova(), "norm").run(2)
     names = trial.net.buffer_names
-    mean = trial.uploads(trial.outcomes).mean("model")
+    mean = trial.collect_uploads(trial.outcomes).mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
 
 

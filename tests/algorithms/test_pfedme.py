@@ -75,7 +75,7 @@ def test_without_attraction_the_personal_model_is_local_training(make_trial, ass
 
 def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
     trial = make_trial(PFedMe(beta=0.25))
-    uploads = trial.uploads(trial.train())
+    uploads = trial.collect_uploads(trial.train())
     wanted = 0.75 * trial.server["model"] + 0.25 * uploads.mean("model")
     assert_same(trial.aggregate(uploads)["model"], wanted, within=1e-15)
 
@@ -113,5 +113,5 @@ def test_running_statistics_travel_with_w_and_are_averaged(make_trial, assert_sa
     for outcome in trial.outcomes:
         assert_same(outcome.upload["model"].only(names), outcome.keep["personal"].only(names))
     assert_same(
-        trial.server["model"].only(names), trial.uploads(trial.outcomes).mean("model").only(names), within=1e-15
+        trial.server["model"].only(names), trial.collect_uploads(trial.outcomes).mean("model").only(names), within=1e-15
     )

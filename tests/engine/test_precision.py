@@ -16,7 +16,7 @@ from fedpipe.engine.torch_env.trees import is_finite
 from fedpipe.models.base import Network
 from fedpipe.planning import planner
 from fedpipe.settings import parser
-from fedpipe.testing.trial import CLASSES, difference
+from fedpipe.testing.trial import CLASSES, describe_difference
 from tests import small_studies as studies
 
 WIDTHS = [None, 3]
@@ -100,7 +100,7 @@ def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clie
     run.run(2, tests=("local",))
     assert is_finite(run.server)
     assert all(is_finite(state) for state in run.kept.values())
-    assert difference(run.server, initial_server) is not None
+    assert describe_difference(run.server, initial_server) is not None
 
 
 def build_layered_network():

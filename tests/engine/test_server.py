@@ -57,7 +57,7 @@ def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads
     for _ in range(12):
         previous = trial.net.parameters(trial.server["model"])
         trial.run()
-        raw_state = trial.algorithm.aggregate(raw_state, trial.uploads(trial.outcomes))
+        raw_state = trial.algorithm.aggregate(raw_state, trial.collect_uploads(trial.outcomes))
         min_variances.append(float(raw_state["model"]["body.1.running_var"].min()))
         model, expected = trial.server["model"], mean(trial, "model")
         assert_same(trial.net.buffers(model), trial.net.buffers(expected), within=1e-14)
@@ -225,7 +225,7 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
     """Its own next state, of which the averaged part is moved; all else is its own, statistics too."""
     trial = make_trial(build(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
     part, previous = trial.algorithm.server_optimizer_part, trial.server
-    uploads = trial.uploads(trial.train())
+    uploads = trial.collect_uploads(trial.train())
     own_state = trial.algorithm.aggregate(previous, uploads)
     state = aggregate_uploads(trial.algorithm, previous, uploads)
     x, target = (trial.net.parameters(result[part]) for result in (previous, own_state))

@@ -131,7 +131,7 @@ def test_training_images_change(trial, assert_same):
 
 def test_averaged_statistics_are_the_mean_of_the_clients(trial):
     run_trial = trial()
-    uploads = run_trial.uploads(run_trial.train())
+    uploads = run_trial.collect_uploads(run_trial.train())
     run_trial.run()
     for name in ("body.1.running_mean", "body.6.running_var"):
         mean = sum(weight * upload["model"][name] for _, weight, upload in uploads)

@@ -11,7 +11,7 @@ from fedpipe.settings import parser
 from tests import small_studies as studies
 from tests.pipeline.conftest import LOCAL, Project, jobs
 
-WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is no less than federation.rounds (1)"
+WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is not less than federation.rounds (1)"
 KEPT = ["kept-on-global", "kept-on-local"]
 
 

@@ -1,4 +1,4 @@
-"""DW as a module: FedDW's regularizer on any other method, where the key ``dw`` of its entry asks for it."""
+"""DW as a module: FedDW's regularizer on any other method, with the key ``dw`` in its entry of params.yaml."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
@@ -30,63 +31,73 @@ OMEGA, CLIENT_OMEGA, COUNTS = "dw/omega", "dw/own", "dw/counts"
 class DW:
     """FedDW's regularizer as a module on another method (``dw: {mu: 0.1}``)."""
 
-    mu: Annotated[float, Field(ge=0)] = 0.1  #: its strength
+    mu: Annotated[float, Field(ge=0)] = 0.1  #: strength of the regularizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithDW(Algorithm):
-    r"""A mixin before a method X, whose clients then also pull their class relations to the average soft labels.
+    r"""A mixin before a method X. Its clients also regularize their class relations towards the average soft labels.
 
-    Source: Liu et al., FedDW, 2024, section V-E ("DW on X"). In every pass of X that trains a classification layer
-    :math:`\omega`, :math:`\mu L_{reg}` (eq. 11) is added to its loss, also in those before training that make the
-    personal model (Per-FedAvg's step, FedALA's mixing), so that evaluation makes the models that training counts on;
-    after training each client measures its SL matrix, and the server takes the rows' means (eq. 7). Nothing else of X
-    changes but its head, which has no bias (as FedDW's: compare with X on a model whose head has none either). A pass
-    that holds the head fixed feels nothing: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs.
-    Fine-tuning is X's own. FedDW has the regularizer already, and FedNH no such layer: both refuse. Traffic: C x C more
-    down, C x C and C counts more up.
+    Source: Liu et al., FedDW, 2024, section V-E ("DW on X").
+
+    The regularizer :math:`\mu L_{reg}` (eq. 11) is added to the loss of every pass of X that trains a classification
+    layer :math:`\omega`. This includes passes before training that make the personal model, such as Per-FedAvg's step
+    and FedALA's mixing, so that evaluation uses the same models as training. After training each client measures its SL
+    matrix, and the server averages the rows (eq. 7).
+
+    X's head has no bias, as in FedDW, so compare with X on a model whose head has no bias either. The regularizer has
+    no effect in passes that do not train the head: DW on FedBABU is FedBABU, and on FedRep it acts in the head's epochs
+    only. Fine-tuning is that of X. FedDW already has the regularizer and FedNH does not train such a layer, so for both
+    the key is an error. Traffic: C x C more down, C x C and C counts more up.
 
     Parameters
     ----------
     dw
-        FedDW's regularizer on top, as ``{mu: 0.1}``; nothing by default.
+        FedDW's regularizer, such as ``{mu: 0.1}``. By default none.
     """
 
     dw: DW | None = None
 
+    @override
     def code_objects(self) -> tuple[Any, ...]:
-        """X, and this."""
+        """X and this mixin."""
         return (*super().code_objects(), WithDW)
 
+    @override
     def adapt(self, network: Network) -> Network:
         """X's network with a head without bias."""
         return remove_head_bias(super().adapt(network))
 
+    @override
     def init(self, fresh: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
         return super().init(fresh) | {OMEGA: make_identity(fresh(0))}
 
+    @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
         """What X sends, and the SL matrix."""
         common, per_client = super().send(server, ids)
         return common | {OMEGA: server[OMEGA]}, per_client
 
+    @override
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """As X begins, with the SL matrix."""
+        """X's state of the client, and the SL matrix."""
         return super().start(kept, received, info) | {OMEGA: received[OMEGA]}
 
+    @override
     def personalize(self) -> Sequence[Pass]:
         """X's passes, regularized."""
         return [*map(self._regularize_pass, super().personalize())]
 
+    @override
     def local_passes(self) -> Sequence[Pass]:
-        """X's passes, regularized, then the client's own SL matrix."""
+        """X's passes, regularized, then the client's SL matrix."""
         measure = Measure(self._sum_soft_labels, self._store_soft_labels)
         return [*map(self._regularize_pass, super().local_passes()), measure]
 
     def _regularize_pass(self, local_pass: Pass) -> Pass:
         if not isinstance(local_pass, Train) or isinstance(local_pass.loss, _RegularizedLoss):
-            return local_pass  # without a loss, or regularized already, as X may repeat its personal passes
+            return local_pass  # has no loss, or is regularized already, because X may repeat its personal passes
         loss = _RegularizedLoss(local_pass.loss, local_pass.group, (self.dw or DW()).mu)
         return dataclasses.replace(local_pass, loss=loss)
 
@@ -96,17 +107,20 @@ class WithDW(Algorithm):
     def _store_soft_labels(self, client: State, sums: dict[str, Tensor]) -> State:
         return client | {CLIENT_OMEGA: compute_soft_labels(sums), COUNTS: sums["counts"]}
 
+    @override
     def upload(self, client: State) -> State:
         """What X uploads, the client's SL matrix and its class counts."""
         return super().upload(client) | {CLIENT_OMEGA: client[CLIENT_OMEGA], COUNTS: client[COUNTS]}
 
+    @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
         omega = class_mean(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
         return super().aggregate(server, uploads) | {OMEGA: omega}
 
+    @override
     def matrices(self, state: State) -> Mapping[str, Tensor]:
-        """What X exchanges, and the SL matrix as it travels."""
+        """X's matrices, and the SL matrix as it travels."""
         return {**super().matrices(state), "SL": state[OMEGA] if OMEGA in state else state[CLIENT_OMEGA]}
 
 
@@ -124,7 +138,7 @@ class _RegularizedLoss:
 
 
 class _MixinMeta(type):
-    """The type of classes that no module holds, which are pickled as what they are made of."""
+    """Metaclass of the mixed classes. They are in no module, so they are pickled as a call that makes them again."""
 
 
 def _reduce_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
@@ -136,7 +150,7 @@ copyreg.pickle(_MixinMeta, _reduce_mixin_class)
 
 @functools.cache
 def add_dw_mixin(method: Any) -> type[Any]:
-    """A method's class with the mixin before it, under its own name."""
+    """Add the mixin before a method's class. The new class has the method's name."""
     if issubclass(method, WithDW):
         return method
     namespace = {"__module__": method.__module__, "__qualname__": method.__qualname__, "__doc__": method.__doc__}
@@ -144,7 +158,7 @@ def add_dw_mixin(method: Any) -> type[Any]:
 
 
 def get_dw_refusal(method: Any) -> str:
-    """Why a method could not be fetched with it; empty where it can."""
+    """Why a method can't have the regularizer, with the cure. Empty: it can."""
     reason: str = getattr(method, "dw_refusal", "")
     return reason
 
@@ -155,13 +169,15 @@ def resolve_algorithm_class(method: Any, parameters: Mapping[str, Any], key: str
     Raises
     ------
     SettingsError
-        They contain ``dw``, but the method rejects it or has a parameter with that name. The message begins with
-        ``key``.
+        The parameters contain ``dw``, but the method can't have it, or has a parameter with that name. The message
+        begins with ``key``.
     """
     if "dw" in {field.name for field in dataclasses.fields(method)}:
-        raise SettingsError(f"{key}: {method.__qualname__} has a field 'dw', which is FedDW's regularizer; rename it.")
+        raise SettingsError(
+            f"{key}: {method.__qualname__} has a field 'dw', a name that FedDW's regularizer has. Rename the field."
+        )
     if parameters.get("dw") is None:
         return method
     if reason := get_dw_refusal(method):
-        raise SettingsError(f"{key}.dw: {parameters['dw']} can't be used, since {reason}.")
+        raise SettingsError(f"{key}.dw: {parameters['dw']} can't be used, because {reason}.")
     return add_dw_mixin(method)

@@ -14,16 +14,16 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.tensors import Tensors
 
 # You can run this file unchanged: it is FedAvg with a pull of each client towards the model that it trained last.
-# Change the hooks that your method changes and delete the others, which are then FedAvg's. fedpipe/algorithms/base.py
-# has the other hooks: send, personalize, training, local_passes (Train, Measure and Update passes), predict,
-# global_model. Write the hooks for one client, as pure functions of tensors without `if` on values. Add and preset
-# complete models, a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may contain
-# BatchNorm's running statistics. Those of the server's next model are the mean of the uploads' with any `aggregate`.
+# Change the hooks that your method changes and delete the others. They are then the same as in FedAvg. The other hooks
+# are in fedpipe/algorithms/base.py: send, personalize, training, local_passes (Train, Measure and Update passes),
+# predict, global_model. Write hooks for one client, as pure functions of tensors without `if` on values. Add and scale
+# complete models, such as a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may
+# contain BatchNorm's running statistics. The engine averages those over the uploads, whatever `aggregate` computes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Template(FedAvg):
-    r"""FedAvg with a pull towards the client's own last model.
+    r"""FedAvg with a pull towards the client's last model.
 
     Source: authors, title, venue and year, equation.
 
@@ -44,26 +44,26 @@ class Template(FedAvg):
         Strength of the pull, lambda.
     """
 
-    # One hyperparameter a line. Its bounds are checked before any job starts. The docstring above describes it.
+    # One hyperparameter per line. Its bounds are checked before any job starts. The docstring above describes it.
     pull: Annotated[float, Field(ge=0)] = 0.01
 
     def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The server's state before round 1. Add what it needs from round to round."""
+        """The server's state before round 1. Add what the server needs in later rounds."""
         return {"model": fresh(0)}
 
     def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
-        """What a client keeps before its first round, in the shapes that `keep` returns."""
+        """What a client keeps before its first round, with the names and shapes of `keep`."""
         return {"last": self.net.parameters(server["model"])}
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """A client's tensors in a round: what it trains (``model``), and what its loss needs.
+        """A client's tensors in a round: the model that it trains (``model``), and what its loss needs.
 
         ``info`` has the client's sample counts, the round, and ``first``, which is 1 until the client has trained.
         """
         return {"model": received["model"], "last": kept["last"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """What a client minimizes: the risk, a mean cross-entropy, and what the method adds to it."""
+        """The local objective: the risk, a mean cross-entropy, plus the term of the method."""
         drift = self.net.parameters(client["model"]) - client["last"]
         return self.risk(client, batch) + self.pull / 2 * drift.square_norm()
 
@@ -72,9 +72,9 @@ class Template(FedAvg):
         return {"model": client["model"]}
 
     def keep(self, client: State) -> State:
-        """What stays at the client until its next round: here without the running statistics of BatchNorm."""
+        """What stays at the client until its next round, here without the running statistics of BatchNorm."""
         return {"last": self.net.parameters(client["model"])}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
-        """The server's next state. ``uploads["model"]`` lists the models in client order, ``mean`` averages them."""
+        """The server's next state. ``uploads["model"]`` is a list in client order, and ``uploads.mean`` averages it."""
         return {"model": uploads.mean("model")}

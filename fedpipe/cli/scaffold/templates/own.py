@@ -15,13 +15,13 @@ class Prox(FedAvg):
     `fedpipe check own.Prox` tests it against the contract of algorithms, with one message per violation.
     """
 
-    mu: float = 0.01  #: strength of the pull; params.yaml may set it
+    mu: float = 0.01  #: strength of the pull, which params.yaml can set
 
     def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """What the client begins with: the global model, to train and to stay near."""
+        """The client's tensors: the global model to train, and the same as the target of the pull."""
         return {"model": received["model"], "anchor": received["model"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
-        """The local objective: mean cross-entropy and the pull."""
+        """The local objective: mean cross-entropy plus the pull."""
         drift = self.net.parameters(client["model"]) - self.net.parameters(client["anchor"])
         return self.risk(client, batch) + self.mu / 2 * drift.square_norm()

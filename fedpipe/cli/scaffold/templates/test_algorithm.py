@@ -1,4 +1,4 @@
-"""What makes Template what it is; tests/algorithms/test_contract.py holds it to what all algorithms promise."""
+"""Tests of Template. tests/algorithms/test_contract.py runs the checks that all algorithms must pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedpipe.testing import Expected, make_trial
 
 NAME = "fedpipe.cli.scaffold.templates.algorithm.Template"
 
-# What the contract's tests can't know: the numbers that travel down and up, and the parameters that switch off all that
-# it adds to training (or a sentence why there are none). fedpipe/testing/expected.py has the rest.
+# Expectations that the contract's tests need: the counts of numbers that travel down and up, and the parameters that
+# switch off all that it adds to training (or why there are none). See fedpipe/testing/expected.py for all fields.
 EXPECTED = Expected(
     traffic=[({}, lambda n: (n.all, n.all))],
     centralized={"pull": 0.0},
@@ -27,14 +27,14 @@ def build(**parameters: Any) -> Algorithm:
     return cast(Algorithm, registry.build_component(component.ALGORITHM, NAME, parameters))
 
 
-def test_without_what_it_adds_it_is_fedavg() -> None:
-    """Bit by bit, over three rounds of a small federation with unequal clients."""
-    mine, plain = (make_trial(algorithm).run(3) for algorithm in (build(pull=0.0), FedAvg()))
-    testing.assert_same(mine.server, plain.server)
+def test_with_a_pull_of_0_it_is_fedavg() -> None:
+    """Bit by bit, over three rounds of a small federation with clients of unequal sizes."""
+    trial, fedavg = (make_trial(algorithm).run(3) for algorithm in (build(pull=0.0), FedAvg()))
+    testing.assert_same(trial.server, fedavg.server)
 
 
 def test_the_pull_is_half_lambda_times_the_squared_distance() -> None:
-    """An exact number: every parameter is 0.5 away from the client's last model."""
+    """Exact value if every parameter differs by 0.5 from the client's last model."""
     trial = make_trial(build(pull=0.7))
     client, batch = trial.start(3), Batch(*trial.clients.gather(trial.clients.train[3]))
     client["model"] = client["last"] + 0.5
@@ -44,8 +44,8 @@ def test_the_pull_is_half_lambda_times_the_squared_distance() -> None:
 
 
 def test_its_mechanism_acts() -> None:
-    """It is another method than FedAvg, the more so once clients have a last model."""
-    mine, plain = (make_trial(algorithm, participation=1.0) for algorithm in (build(pull=1.0), FedAvg()))
-    gaps = [float((mine.run().server["model"] - plain.run().server["model"]).norm()) for _ in range(2)]
+    """It differs from FedAvg, and more in round 2, when clients have a last model."""
+    trial, fedavg = (make_trial(algorithm, participation=1.0) for algorithm in (build(pull=1.0), FedAvg()))
+    gaps = [float((trial.run().server["model"] - fedavg.run().server["model"]).norm()) for _ in range(2)]
     assert gaps[0] > 0.0
     assert gaps[1] > gaps[0]
