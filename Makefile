@@ -25,8 +25,8 @@ gallery: setup
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
-# The four papers' tables and figures, made again beside what is printed: `make papers PRESET=reduced`. Where a run fails,
-# the pages show a dash with the reason, and the exit status tells.
+# The four papers' tables and figures next to the published ones: `make papers PRESET=reduced`. If a run fails, the
+# pages show a dash with the reason, and the exit status is not 0.
 PRESET ?= smoke
 papers: setup
 	@test "$(PRESET)" != full || { echo "make: preset full would take years on one machine; run studies one by one, as" \
@@ -34,12 +34,12 @@ papers: setup
 		"'snakemake papers --config preset=full --profile slurm'." >&2; exit 2; }
 	snakemake papers --config preset=$(PRESET) --profile workflow/profiles/local --quiet rules host
 
-# The everyday tests, real snakemake and dvc included; a process that has none left takes over some of the other's.
+# The everyday tests, with real snakemake and dvc. Two processes share them.
 test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"
 
-# The slow tests: kills at random moments, whole studies. Tests of one file share a process, and what they start there;
-# one process more than for the everyday tests, since those of Slurm wait most of the time.
+# The slow tests: kills at random moments, complete studies, Slurm. Tests of one file share a process and what they
+# start there. There are three processes, because tests with Slurm mostly wait.
 test-all: setup
 	pytest -q -n 3 --dist loadfile --durations 30 -m slow
 
@@ -55,7 +55,7 @@ lint: setup
 docs: setup
 	fedpipe docs
 
-# The documentation as a site, in site/; a link that leads nowhere fails.
+# The documentation as a site, in site/. A broken link is an error.
 docs-site: setup
 	sphinx-build -q -W --keep-going -c docs . site
 
