@@ -207,7 +207,7 @@ def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
 
 def test_a_head_that_is_no_linear_layer_is_refused():
     network = Network(nn.Identity(), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    with pytest.raises(SettingsError, match=r"model\.name: FedNH can't replace a head of Sequential"):
+    with pytest.raises(SettingsError, match=r"model\.name: FedNH can't replace the head Sequential"):
         FedNH().adapt(network)
 
 
