@@ -28,7 +28,7 @@ class AdaptiveLoss(FedAvg):
 
     @property
     @override
-    def local_steps_refusal(self) -> str | None:
+    def local_steps_conflict(self) -> str | None:
         """Beta is measured before each epoch."""
         return "whose beta is measured before each epoch" if self.has_adaptive_beta else None
 
@@ -43,7 +43,7 @@ class AdaptiveLoss(FedAvg):
         """The global accuracy, then for each epoch beta and training."""
         if not self.has_adaptive_beta:
             return super().local_passes()
-        epoch = (Measure(self.count_correct, self.compute_beta), Train(self.loss, step=self.step, epochs=1))
+        epoch = (Measure(self.count_correct, self.store_beta), Train(self.loss, step=self.step, epochs=1))
         epochs = cast(int, self.federation.local_epochs)
         return (Measure(self.count_correct, self.store_global_accuracy), *epoch * epochs)
 
@@ -67,7 +67,7 @@ class AdaptiveLoss(FedAvg):
         """The global model's accuracy on the client's data."""
         return client | {"global_accuracy": sums["correct"] / sums["all"]}
 
-    def compute_beta(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_beta(self, client: State, sums: dict[str, Tensor]) -> State:
         """Eq. 6: beta from the local model's accuracy."""
         return client | {"beta": torch.sigmoid(sums["correct"] / sums["all"] - client["global_accuracy"])}
 

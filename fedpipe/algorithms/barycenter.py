@@ -89,7 +89,7 @@ class Barycenter(FedAvg):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """Alg. 1, lines 17-24."""
-        uploads, theta = uploads.uniform(), server["model"]
+        uploads, theta = uploads.with_equal_weights(), server["model"]
         model, effective, iterations = uploads.mean("model"), Tensors(), cast(int, self.iterations)
         for name in self.barycenter_names:
             vectors = torch.stack(self._list_updates(name, theta, uploads)).flatten(1)

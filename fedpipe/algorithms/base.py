@@ -107,7 +107,7 @@ class Algorithm(Component):
     #: Effect of a parameter `layers` that is larger than the network, as ``so ...``. Empty: there is no such parameter.
     excess_layers_effect: ClassVar[str] = ""
     #: Why FedDW's regularizer can't be added to this method (the key `dw`), with the cure. Empty: it can.
-    dw_refusal: ClassVar[str] = ""
+    dw_conflict: ClassVar[str] = ""
     #: whether it begins with several initial models, so `model.weights` can't be used
     needs_several_models: ClassVar[bool] = False
 
@@ -130,7 +130,7 @@ class Algorithm(Component):
         return False
 
     @property
-    def local_steps_refusal(self) -> str | None:
+    def local_steps_conflict(self) -> str | None:
         """Why clients can't train for `federation.local_steps`, as ``whose ...``. None: they can."""
         return None
 

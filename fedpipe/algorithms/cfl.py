@@ -142,7 +142,7 @@ class CFL(Algorithm):
     def _average(self, server: State, cluster: Tensor, uploads: Uploads) -> Tensors:
         """All slots, with the mean of each cluster, or the model before a split if no participant is in the part."""
         means = {slot: cluster_uploads.mean("model") for slot, cluster_uploads in _group_by_cluster(cluster, uploads)}
-        slots = _list_clusters(cluster)
+        slots = _list_used_clusters(cluster)
         models = [
             means[slot] if slot in means else select_model(server["models"], int(server["cluster"][slot]))
             for slot in slots
@@ -157,7 +157,7 @@ class CFL(Algorithm):
     def metrics(self, server: State) -> Mapping[str, Tensor]:
         """The number of clusters, and the largest norm of a cluster's mean update and of a client's update."""
         mean_norm, max_norm = server["norms"]
-        clusters = torch.tensor(len(_list_clusters(server["cluster"])))
+        clusters = torch.tensor(len(_list_used_clusters(server["cluster"])))
         return {"clusters": clusters, "mean_norm": mean_norm, "max_norm": max_norm}
 
     @override
@@ -169,14 +169,14 @@ class CFL(Algorithm):
         return (f"{problem}, so no cluster is ever split and CFL is FedAvg.",)
 
 
-def _list_clusters(cluster: Tensor) -> list[int]:
+def _list_used_clusters(cluster: Tensor) -> list[int]:
     """The slots in use, in ascending order."""
     return sorted(set(cluster.tolist()))
 
 
 def _group_by_cluster(cluster: Tensor, uploads: Uploads) -> Iterator[tuple[int, Uploads]]:
     """The uploads of each cluster that has any."""
-    for slot in _list_clusters(cluster):
+    for slot in _list_used_clusters(cluster):
         cluster_uploads = [entry for entry in uploads if int(cluster[entry[0]]) == slot]
         if cluster_uploads:
             yield slot, Uploads(*zip(*cluster_uploads, strict=True))

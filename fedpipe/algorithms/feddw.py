@@ -62,7 +62,7 @@ class FedDW(SoftLabels):
         The paper's definition, or the authors' code. See the deviations.
     """
 
-    dw_refusal: ClassVar[str] = "FedDW already has this regularizer. Use its parameter mu"
+    dw_conflict: ClassVar[str] = "FedDW already has this regularizer. Use its parameter mu"
 
     mu: Annotated[float, Field(ge=0)] = 0.1
     mode: Literal["paper", "code"] = "paper"

@@ -117,7 +117,7 @@ class FedDyn(FedAvg):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """The mean model, moved by h."""
-        theta, mean = map(self.net.parameters, (server["model"], uploads.uniform().mean("model")))
+        theta, mean = map(self.net.parameters, (server["model"], uploads.with_equal_weights().mean("model")))
         h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
         return {"model": mean - h / self.alpha, "h": h}
 

@@ -58,7 +58,7 @@ class FedNH(Algorithm):
         Initial scale s.
     """
 
-    dw_refusal: ClassVar[str] = "FedNH does not train a classification layer. Remove dw"
+    dw_conflict: ClassVar[str] = "FedNH does not train a classification layer. Remove dw"
 
     rho: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Annotated[float, Field(gt=0)] = 1.0

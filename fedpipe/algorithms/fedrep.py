@@ -59,7 +59,7 @@ class FedRep(SharedBody):
 
     @property
     @override
-    def local_steps_refusal(self) -> str | None:
+    def local_steps_conflict(self) -> str | None:
         """It has parameters for the numbers of epochs."""
         return "whose length of training is set by head_epochs and body_epochs"
 

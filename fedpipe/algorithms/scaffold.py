@@ -140,7 +140,11 @@ class Scaffold(FedAvg):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """A step along the mean update. The control changes by the mean change of the controls, times m / N."""
-        uploads, theta, participation_rate = uploads.uniform(), server["model"], len(uploads) / self.federation.clients
+        uploads, theta, participation_rate = (
+            uploads.with_equal_weights(),
+            server["model"],
+            len(uploads) / self.federation.clients,
+        )
         return {
             "model": theta + self.server_rate * (uploads.mean("model") - theta),
             "control": server["control"] + participation_rate * uploads.mean("change"),

@@ -32,7 +32,7 @@ class Uploads(Sequence[tuple[int, float, State]]):
     def __iter__(self) -> Iterator[tuple[int, float, State]]:
         return zip(self.ids, self.weights, self.states, strict=True)
 
-    def uniform(self) -> Uploads:
+    def with_equal_weights(self) -> Uploads:
         """The same uploads with equal weights, for methods that define uniform averages."""
         self.effective_uploads = Uploads(self.ids, [1.0] * len(self), self.states)
         return self.effective_uploads

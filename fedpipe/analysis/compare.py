@@ -185,13 +185,13 @@ def _fetch_revision(name: str, folder: Path) -> None:
         with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
             plan = StudyFiles.from_params(PARAMS).plan
             for path in (plan, PARAMS):
-                _copy_file(repo.dvcfs, name, path, folder)
+                _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
                 cells = _read_plan(name).cells
             for cell in cells:
                 for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
                     if not (folder / path).exists():
-                        _copy_file(repo.dvcfs, name, path, folder)
+                        _copy_file_of_revision(repo.dvcfs, name, path, folder)
     except SCMError:
         raise SettingsError(
             f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
@@ -200,7 +200,7 @@ def _fetch_revision(name: str, folder: Path) -> None:
         raise SettingsError(f"'{name}' can't be read: {_to_single_line(error)}") from None
 
 
-def _copy_file(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
+def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
     """Copy a file of a revision from this folder if it is the same, otherwise from DVC's cache or remote."""
     from dvc_data.index import DataIndexDirError
 

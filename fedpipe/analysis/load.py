@@ -263,7 +263,7 @@ class Results:
         from fedpipe.analysis import models
 
         with self._enter_folder():
-            cell, number = self._find_round(algorithm, seed, grid, round)
+            cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             _require_state(cell.files, number)
             run = self._open_run(cell)
             if client is not None:
@@ -280,8 +280,8 @@ class Results:
                 "round": number,
                 "client": client,
                 "state": str(state.server_state),
-                "sha256": layout.read_round_digests(state, state.state_marker)[state.server_state.name],
-                "made_by": read_json(state.state_marker)["made_by"],
+                "sha256": layout.read_round_digests(state, state.complete_states_marker)[state.server_state.name],
+                "made_by": read_json(state.complete_states_marker)["made_by"],
             }
             return models.load_model(run, number, client, names, provenance)
 
@@ -317,7 +317,7 @@ class Results:
             The state is not stored (`artifacts.keep_models`), or is damaged.
         """
         with self._enter_folder():
-            cell, number = self._find_round(algorithm, seed, grid, round)
+            cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
             if client is not None:
                 _require_client(client, len(run.clients))
@@ -370,7 +370,7 @@ class Results:
             raise SettingsError(f"{algorithm}: {len(matching_cells)} points of the grid match. Name one of: {points}.")
         return matching_cells[0]
 
-    def _find_round(
+    def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None
     ) -> tuple[Cell, int]:
         """A cell, and one of its rounds: by default the last."""
@@ -457,7 +457,7 @@ def _require_state(files: RunFiles, number: int, client: int | None = None) -> N
     def is_stored(number: int) -> bool:
         if client is None:
             return files.round(number).server_state.is_file()
-        last_trained_round = read_json(files.round(number).state_marker)["last"][
+        last_trained_round = read_json(files.round(number).complete_states_marker)["last"][
             client
         ]  # the round that stores its state
         last_trained_files = files.round(last_trained_round)
@@ -465,7 +465,7 @@ def _require_state(files: RunFiles, number: int, client: int | None = None) -> N
             last_trained_round < 0
             or last_trained_files.client_states.is_file()
             or last_trained_files.client_states.name
-            not in layout.read_round_digests(last_trained_files, last_trained_files.state_marker)
+            not in layout.read_round_digests(last_trained_files, last_trained_files.complete_states_marker)
         )
 
     if is_stored(number):

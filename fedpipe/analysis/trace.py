@@ -14,13 +14,13 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
     RESULTS,
+    compute_file_sha256,
     display_path,
     find_containing_file,
     is_intact,
     is_stored,
     read_json,
     read_recorded_sha256,
-    sha256_of,
 )
 from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.data import store
@@ -84,7 +84,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         "accuracy (%)": round(float(100 * seeds["accuracy"].mean()), 4),
         "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
         f"{_format_seed_count(len(seeds))}",
-        "table": {str(table): sha256_of(table)},
+        "table": {str(table): compute_file_sha256(table)},
         "runs": [
             {"seed": run.seed, "accuracy (%)": round(100 * float(accuracy[run.key]), 4)}
             | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
@@ -101,11 +101,11 @@ def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> 
     return {
         "run": str(files.path),
         "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
-        "artifacts": {str(path): sha256_of(path) for path in (files.settings, merged_files.metrics)}
+        "artifacts": {str(path): compute_file_sha256(path) for path in (files.settings, merged_files.metrics)}
         | {path: sha256 for number in rounds for path, sha256 in _collect_round_hashes(files, number).items()},
         "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
-        "partition": {str(assignment_path): _get_checked_hash(assignment_path)},
-        "data": {str(dataset_path): _get_checked_hash(dataset_path), "samples": settings.dataset["sha256"]},
+        "partition": {str(assignment_path): _verify_file_hash(assignment_path)},
+        "data": {str(dataset_path): _verify_file_hash(dataset_path), "samples": settings.dataset["sha256"]},
         "first recorded in": find_first_commit(files),
     }
 
@@ -161,17 +161,17 @@ def _collect_round_hashes(files: RunFiles, number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
     folder = files.round(number)
     hashes = layout.read_round_digests(folder, folder.marker)
-    hashes_by_path = {display_path(folder.marker): sha256_of(folder.marker)}
+    hashes_by_path = {display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name
         is_pruned = path in (folder.server_state, folder.client_states) and not path.exists()
         pruned_text = sha256 + " (pruned: artifacts.keep_models)"
-        hashes_by_path[display_path(path)] = pruned_text if is_pruned else _get_checked_hash(path, sha256, files.path)
+        hashes_by_path[display_path(path)] = pruned_text if is_pruned else _verify_file_hash(path, sha256, files.path)
     return hashes_by_path
 
 
-def _get_checked_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
-    """Recorded hash of a file, after checking it. ``run_folder`` is the folder to delete if it is damaged."""
+def _verify_file_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
+    """Compare a file with its recorded hash, and return the hash. If it is damaged, delete ``run_folder``."""
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):
         raise ArtifactError(

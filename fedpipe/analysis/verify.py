@@ -16,14 +16,14 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
+    compute_file_sha256,
+    encode_parquet,
     find_containing_file,
     is_intact,
     is_stored,
-    parquet_bytes,
     read_json,
     read_parquet,
     read_recorded_sha256,
-    sha256_of,
 )
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
@@ -126,7 +126,7 @@ def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
     ]
     rng.shuffle(candidates)
     for number in candidates:
-        made_by = read_json(files.round(number).state_marker)["made_by"]
+        made_by = read_json(files.round(number).complete_states_marker)["made_by"]
         run = Run(files, _parse_execution(made_by[0]["executor"]))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
@@ -136,7 +136,7 @@ def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
     )
 
 
-def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: str) -> VerificationResult:
+def _judge_replay(files: RunFiles, comparison: replay.Comparison, compute_dtype: str) -> VerificationResult:
     """Judge a repeated round: its bits are equal, or its numbers are close on a different device."""
     reason = ""
     if comparison.differing_files:
@@ -147,10 +147,10 @@ def _judge_replay(files: RunFiles, comparison: replay.Comparison, arithmetic: st
             if current_value != recorded_environment.get(name)
         ]
         reason = f". Computed with {', '.join(environment_changes)}" if environment_changes else ""
-        reason += ". The difference is within rounding" if comparison.is_reproduced(arithmetic) else ""
+        reason += ". The difference is within rounding" if comparison.is_reproduced(compute_dtype) else ""
     return VerificationResult(
         f"{files.path}: round {comparison.round} repeated: {comparison.describe_difference()}{reason}",
-        comparison.is_reproduced(arithmetic),
+        comparison.is_reproduced(compute_dtype),
         "round",
     )
 
@@ -195,7 +195,7 @@ def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
     wrong_manifests = {}
     for path in files.list_segment_manifests():
         markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
-        rounds = {number: sha256_of(marker) for number, marker in markers.items() if is_stored(marker)}
+        rounds = {number: compute_file_sha256(marker) for number, marker in markers.items() if is_stored(marker)}
         if read_json(path) != {"rounds": rounds}:
             wrong_manifests[str(path)] = path
     return wrong_manifests
@@ -224,7 +224,7 @@ def _find_wrong_merged_files(files: RunFiles) -> dict[str, Path]:
 
 def _is_same_table(first: pa.Table, second: pa.Table) -> bool:
     """Whether two tables are equal, with equal NaNs. Different versions of Arrow may have written them."""
-    return parquet_bytes(first) == parquet_bytes(second)
+    return encode_parquet(first) == encode_parquet(second)
 
 
 def _parse_execution(executor: str) -> Execution:

@@ -189,7 +189,7 @@ def read_accuracies(files: RunFiles, number: int) -> dict[str, float]:
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
     round_files = files.round(number)
     hashes = {
-        **layout.read_round_digests(round_files, round_files.state_marker),
+        **layout.read_round_digests(round_files, round_files.complete_states_marker),
         **layout.read_round_digests(round_files, round_files.marker),
     }
     sums: dict[str, list[int]] = {}

@@ -178,7 +178,9 @@ def _partition_samples(
 ) -> SampleClientPairs:
     """Pairs of the scheme, sorted by sample and client. Checks them, because the scheme may be a user's."""
     scheme.check(clients, len(np.unique(labels[samples])), len(samples))
-    sample, client, sample_split = scheme.partition_samples(labels, samples, clients, rng.generator(seed, "partition"))
+    sample, client, sample_split = scheme.partition_samples(
+        labels, samples, clients, rng.make_generator(seed, "partition")
+    )
     client = np.asarray(client)
     is_valid = client.shape == sample.shape and (sample_split is not None or np.isin(client, np.arange(clients)).all())
     if not is_valid or len(np.setdiff1d(np.arange(clients), client)):
@@ -204,7 +206,7 @@ def _assign_test_samples(
     labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int
 ) -> Integers:
     """Client of each test sample, in proportion to the clients' training samples of its class."""
-    generator = rng.generator(seed, "deal")
+    generator = rng.make_generator(seed, "deal")
     owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
@@ -222,7 +224,7 @@ def _hold_out(
     exact_fraction = Fraction(str(fraction))  # exact: 0.29 of 100 is 29, but 28 with binary floats
     held_out = np.zeros(len(client), dtype=np.bool_)
     for number, members in enumerate(_group_by_client(np.arange(len(client)), client, clients)):
-        generator = rng.generator(seed, purpose, client=number)
+        generator = rng.make_generator(seed, purpose, client=number)
         shuffled = generator.permutation(members)
         group_labels, group = np.unique(groups[shuffled], return_inverse=True)
         counts = np.bincount(group, minlength=len(group_labels))

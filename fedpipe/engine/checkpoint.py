@@ -12,13 +12,13 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.archive import PackError
 from fedpipe.core.storage.files import (
+    compute_file_sha256,
     fsync_files,
     is_intact,
     is_stored,
     read_json,
     read_pt,
     remove,
-    sha256_of,
     write_json,
     write_pt,
 )
@@ -60,7 +60,7 @@ class Checkpoint:
     def read_state_json(self, number: int) -> dict[str, Any]:
         """Read ``state.json`` of a round: participants, each client's last round, observations, hashes."""
         if number not in self._state_json_by_round:
-            self._state_json_by_round[number] = read_json(self.files.round(number).state_marker)
+            self._state_json_by_round[number] = read_json(self.files.round(number).complete_states_marker)
         return self._state_json_by_round[number]
 
     def load_server_state(self, number: int) -> State:
@@ -144,7 +144,7 @@ class Checkpoint:
         participants = set(ids)
         last = [number if client in participants else round for client, round in enumerate(previous_last)]
         state_json = {"round": number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
-        write_json(files.state_marker, state_json)
+        write_json(files.complete_states_marker, state_json)
         self._state_json_by_round[number], self._servers = state_json, {number: server}
         if self._device.type != "cpu":
             self._latest = (
@@ -157,7 +157,9 @@ class Checkpoint:
         """Write the marker that a round is complete."""
         files = self.files.round(number)
         hashes = (
-            hashes | self.read_state_json(number)["sha256"] | {files.state_marker.name: sha256_of(files.state_marker)}
+            hashes
+            | self.read_state_json(number)["sha256"]
+            | {files.complete_states_marker.name: compute_file_sha256(files.complete_states_marker)}
         )
         write_json(files.marker, {"round": number, "sha256": hashes})
 
@@ -227,11 +229,13 @@ def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
     if any(request.keep_models == "all" for request in requests) or not requests:
         return
     ends = {end for request in requests for end in (request.rounds, *request.diagnosed_rounds)}
-    ends = {end for end in ends if is_stored(files.round(end).state_marker)} | {number}
+    ends = {end for end in ends if is_stored(files.round(end).complete_states_marker)} | {number}
     protected_rounds = ends | {end - 1 for end in ends}
     # Otherwise a power failure could leave no complete round to resume from.
     fsync_files(*files.round(number - 1).path.glob("[!.]*"))
-    needed_rounds = {last for end in protected_rounds for last in read_json(files.round(end).state_marker)["last"]}
+    needed_rounds = {
+        last for end in protected_rounds for last in read_json(files.round(end).complete_states_marker)["last"]
+    }
     for earlier_round in range(1, number):
         if earlier_round not in protected_rounds and not any(
             is_retained(earlier_round, request.keep_models) for request in requests

@@ -72,7 +72,7 @@ def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
     made_by: list[dict[str, Any]] = []
     for number in numbers:
         round_files = files.round(number)
-        round_state = read_json(round_files.state_marker)
+        round_state = read_json(round_files.complete_states_marker)
         traffic = read_parquet(round_files.participants, round_state["sha256"][round_files.participants.name])
         mean_bytes = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
         left_out = traffic["finite"].to_pylist().count(False)

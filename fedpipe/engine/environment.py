@@ -52,7 +52,9 @@ def _select_gpu(count: int) -> int:
 def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
     """Find files of component digests that this process has not read yet: data, and later imports."""
     paths = {
-        path for component in components for path in code_digest.compute_code_digest(*component.code_objects()).files
+        path
+        for component in components
+        for path in code_digest.compute_code_digest(*component.list_hashed_code()).files
     }
     names = {path.name for path in paths}
     loaded_names = {getattr(module, "__file__", None) for module in list(sys.modules.values())}

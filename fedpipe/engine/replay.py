@@ -38,12 +38,14 @@ class Comparison:
     ----------
     round
         Number of the round.
-    made_by, now
-        Recorded and current environment.
-    names
-        Compared files.
-    differ
-        Files with different bits.
+    made_by
+        Recorded environments of the round.
+    replayed_by
+        Environment of this process.
+    compared_files
+        Names of the compared files.
+    differing_files
+        Names of the files with different bits.
     distance
         Norm of the difference of all states over the norm of the round's change.
     """
@@ -62,9 +64,9 @@ class Comparison:
             environment.get(name) == self.replayed_by[name] for environment in self.made_by for name in ENVIRONMENT_KEYS
         )
 
-    def is_reproduced(self, arithmetic: str) -> bool:
+    def is_reproduced(self, compute_dtype: str) -> bool:
         """Whether the round is reproduced: equal bits in the same environment, or equal up to rounding in another."""
-        return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[arithmetic])
+        return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[compute_dtype])
 
     def describe_difference(self) -> str:
         """Describe the difference and its size."""

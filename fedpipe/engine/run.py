@@ -31,7 +31,7 @@ from fedpipe.core import rng
 from fedpipe.core.components import code_digest, pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import packing
-from fedpipe.core.storage.files import is_stored, read_parquet, sha256_of, write_json, write_parquet
+from fedpipe.core.storage.files import compute_file_sha256, is_stored, read_parquet, write_json, write_parquet
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract, replay
@@ -89,7 +89,7 @@ class Run:
         execution = execution or Execution()
         self.files, self._keep_models = files, keep_models
         self.settings = settings = RunSettings.read(files.settings)
-        self.federation, self.evaluation = settings.build_federation(), settings.build_evaluation()
+        self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
         self._device, self._threads = select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
         self.clients = clients or load_federated_data(settings, dtype, self._device)
@@ -117,7 +117,7 @@ class Run:
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
-        self._code_objects = family.code_objects(), unbound_algorithm.code_objects()
+        self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
         self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {
             path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
@@ -169,7 +169,7 @@ class Run:
         """
         if index and self._has_single_model:
             raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
-        return self.algorithm.net.make_initial_model(rng.entropy(self.settings.seed, f"init/{index}"))
+        return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
 
     def participants(self, number: int) -> list[int]:
         """Draw the participants of a round, in ascending order."""
@@ -417,7 +417,7 @@ class Run:
             yield number
         packing.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
-        hashes = {str(number): sha256_of(marker) for number, marker in markers.items()}
+        hashes = {str(number): compute_file_sha256(marker) for number, marker in markers.items()}
         write_json(self.files.segment_manifest(stop), {"rounds": hashes})
 
     def describe_environment(self) -> str:
@@ -457,7 +457,7 @@ class Run:
         """Require that round 0 and the previous round were made with the current data."""
         checksums = self.clients.data_checksums
         for earlier_round in (0, number):
-            if not is_stored(self.files.round(earlier_round).state_marker):
+            if not is_stored(self.files.round(earlier_round).complete_states_marker):
                 continue
             recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
             for name in checksums:

@@ -17,7 +17,7 @@ from fedpipe.settings.federation import Federation
 
 def draw_participants(federation: Federation, seed: int, number: int) -> list[int]:
     """Draw the participants of a round, in ascending order."""
-    draw = rng.generator(seed, "participants", number)
+    draw = rng.make_generator(seed, "participants", number)
     return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
 

@@ -344,6 +344,6 @@ class FunctionalNetwork:
         return twin
 
 
-def compute_class_relations(omega: Tensor) -> Tensor:
+def compute_class_relations(head_weight: Tensor) -> Tensor:
     """CR matrix of a classification layer of shape (C, d): the row softmax of its Gram matrix, shape (C, C)."""
-    return (omega @ omega.T).softmax(-1)
+    return (head_weight @ head_weight.T).softmax(-1)

@@ -53,11 +53,11 @@ def make_model_class(factory: Factory) -> type[Model]:
                 compute_logits(network.eval(), shape)
         return network.train()
 
-    def code_objects(self: Model) -> tuple[Any, ...]:
+    def list_hashed_code(self: Model) -> tuple[Any, ...]:
         return factory, make_model_class
 
     metadata: dict[str, Any] = {name: getattr(factory, name) for name in ("__module__", "__qualname__", "__doc__")}
-    methods: dict[str, Any] = {"check": check, "build": build, "code_objects": code_objects}
+    methods: dict[str, Any] = {"check": check, "build": build, "list_hashed_code": list_hashed_code}
     return dataclasses.make_dataclass(
         factory.__name__, fields, bases=(Model,), namespace=metadata | methods, frozen=True, kw_only=True
     )

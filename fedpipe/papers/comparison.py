@@ -60,16 +60,16 @@ class MeasuredCell:
         error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
         return replace(number, min_std=error)
 
-    def subtract(self, subtrahend: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
+    def scale_difference(self, other: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
         """The difference, times a factor. If one of both has no number, its reason."""
-        if not (self.number and subtrahend.number):
-            return subtrahend if self.number else self
+        if not (self.number and other.number):
+            return other if self.number else self
         return MeasuredCell(
-            self.number.subtract(subtrahend.number, factor),
-            tuple(dict.fromkeys((*self.keys, *subtrahend.keys))),
-            diverged_runs=self.diverged_runs + subtrahend.diverged_runs,
-            is_generated=self.is_generated or subtrahend.is_generated,
-            is_incomplete=self.is_incomplete or subtrahend.is_incomplete,
+            self.number.scale_difference(other.number, factor),
+            tuple(dict.fromkeys((*self.keys, *other.keys))),
+            diverged_runs=self.diverged_runs + other.diverged_runs,
+            is_generated=self.is_generated or other.is_generated,
+            is_incomplete=self.is_incomplete or other.is_incomplete,
         )
 
 
@@ -135,7 +135,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
     if preset not in get_args(Preset):
         raise ValueError(f"preset {preset!r} is unknown. Use one of {', '.join(get_args(Preset))}.")
-    known_ids = set(list_cell_ids())
+    known_ids = set(list_all_cell_ids())
     all_measured = dict(measured_cells)
     for cell_id, cell in measured_cells.items():
         name = f"measured cells: {tuple(cell_id)}"
@@ -155,9 +155,9 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
         all_measured |= derived_cells
     columns = _group_by_column({} if preset == "smoke" else all_measured)
     cells = {}
-    for cell_id in list_cell_ids():
+    for cell_id in list_all_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
-        spread = _pool_column(*columns.get(_get_column_key(cell_id), ({}, {})))
+        spread = _pool_spreads(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
     orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
     return PaperComparison(preset, cells, columns, orders)
@@ -176,7 +176,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
 
-def list_cell_ids() -> list[CellId]:
+def list_all_cell_ids() -> list[CellId]:
     """The ids of all cells, published ones first."""
     papers = layouts.load_papers().values()
     cell_ids = [cell_id for paper in papers for name in paper.tables for cell_id in paper.iter_cell_ids(name)]
@@ -198,8 +198,8 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
     for column in claim.columns or paper.tables[name].column_paths:
         key = _get_column_key(paper.make_cell_id(name, claim.row, column))
         targets, ours = comparison.columns.get(key, ({}, {}))
-        paper_contrast = _contrast_claim(claim, targets, _pool_column(targets, {}))
-        checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_column(targets, ours))))
+        paper_contrast = _contrast_claim(claim, targets, _pool_spreads(targets, {}))
+        checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_spreads(targets, ours))))
     return checks
 
 
@@ -245,7 +245,7 @@ def _group_by_column(
     return columns
 
 
-def _pool_column(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
+def _pool_spreads(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
     return contrasts.pool_spreads([*targets.values(), *ours.values()])
 
 
@@ -272,7 +272,7 @@ def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -
     for cell_id, operands, factor in differences:
         first, second = (cells.get(paper.make_cell_id(*names)) for names in operands)
         if first and second and first.number and second.number:
-            cells[cell_id] = first.subtract(second, factor)
+            cells[cell_id] = first.scale_difference(second, factor)
     for text in paper.text:
         if text.largest:
             name, row = text.largest

@@ -16,7 +16,7 @@ from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.papers import comparison
 from fedpipe.papers.layouts import Figure, Paper, RunSelection
-from fedpipe.papers.measurements import NO_STUDY, StudyFinder, find_contradictions
+from fedpipe.papers.measurements import NO_STUDY, StudyFinder, mark_contradicting_classes
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
@@ -224,7 +224,7 @@ def _build_bars(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return rows
 
 
-def _build_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The number of each client's training samples of each class, in the first run of each panel."""
     frames: dict[str, pd.DataFrame] = {}
     for run in runs:
@@ -292,7 +292,7 @@ def _build_shares(tables: Sequence[pd.DataFrame]) -> Rows:
     frames = []
     for table in tables:
         clients = [
-            norms.assign(contrary=find_contradictions(norms), panel=f"{norms['panel'].iloc[0]}, client {owner}")
+            norms.assign(contrary=mark_contradicting_classes(norms), panel=f"{norms['panel'].iloc[0]}, client {owner}")
             for owner, norms in table.groupby("owner")
         ]
         frames += sorted(clients, key=lambda norms: not norms["contrary"].any())[:MAX_CLIENTS]
@@ -336,7 +336,7 @@ FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves,
     "sweep": _build_sweep,
     "bars": _build_bars,
-    "counts": _build_counts,
+    "counts": _build_sample_counts,
     "norms": _build_norms,
     "matrices": _build_matrices,
 } | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)

@@ -161,7 +161,7 @@ def measure_text_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
         cells = [
             _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
         ]
-        return cells[0].subtract(cells[1])
+        return cells[0].scale_difference(cells[1])
     return _find_best_parameter(study, text)
 
 
@@ -185,12 +185,14 @@ def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
     if not tables:
         reason = study.explain_missing(study.plan.algorithms[0], study.get_column(study.plan.cells[0]))
         return MeasuredCell(None, reason=reason)
-    clients = [bool(find_contradictions(norms).any()) for _, table in tables for _, norms in table.groupby("owner")]
+    clients = [
+        bool(mark_contradicting_classes(norms).any()) for _, table in tables for _, norms in table.groupby("owner")
+    ]
     number = Number(100 * sum(clients) / len(clients), runs=1)
     return _build_measured_cell(study, number, [cell for cell, _ in tables])
 
 
-def find_contradictions(norms: pd.DataFrame) -> pd.Series[bool]:
+def mark_contradicting_classes(norms: pd.DataFrame) -> pd.Series[bool]:
     """The classes of a client whose norm is above that of a class with less than half of their share of samples."""
     share, norm = norms["share"].fillna(0).to_numpy(), norms["norm"].to_numpy()
     is_contradicted = (norm[None, :] < norm[:, None]) & (2 * share[None, :] < share[:, None])

@@ -34,7 +34,7 @@ class PaperStudy:
         return cls(Plan.read(plan_path)) if plan_path.is_file() else None
 
     @cached_property
-    def column_axes(self) -> list[str]:
+    def column_grid_names(self) -> list[str]:
         """The names of the grid whose values are a column of the paper's table, in the study's order."""
         raw, _ = parser.apply_preset(loader.read_params(self.plan.params), self.plan.preset)
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
@@ -42,7 +42,7 @@ class PaperStudy:
 
     def get_column(self, cell: Cell) -> str:
         """The column of a cell: its values with a slash between, as in `published.csv`."""
-        return "/".join(str(cell.grid[name]) for name in self.column_axes if name in cell.grid)
+        return "/".join(str(cell.grid[name]) for name in self.column_grid_names if name in cell.grid)
 
     def get_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column, finished or not."""

@@ -84,7 +84,7 @@ def is_from_other_code(files: RunFiles, shared: str) -> bool:
     rounds = files.list_complete_rounds()
     if not rounds:
         return False
-    environments = read_json(files.round(rounds[-1]).state_marker)["made_by"]
+    environments = read_json(files.round(rounds[-1]).complete_states_marker)["made_by"]
     return any(environment.get("shared") != shared for environment in environments)
 
 

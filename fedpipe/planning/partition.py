@@ -46,7 +46,7 @@ def is_reproducible(key: str) -> bool:
     path, settings = layout.assignment_file(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
     scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
-    if (current_code := code_digest.compute_code_digest(*scheme.code_objects()).text) != scheme_settings["code"]:
+    if (current_code := code_digest.compute_code_digest(*scheme.list_hashed_code()).text) != scheme_settings["code"]:
         raise ArtifactError(
             f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
             f"({scheme_settings['code']}, now {current_code})."
@@ -149,7 +149,7 @@ def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.
 
 def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
     """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
-    random = rng.generator(0, "subset")
+    random = rng.make_generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
     quotas = apportion_count(count, sizes, random.random(len(kinds)))
     shuffled = random.permutation(len(labels))

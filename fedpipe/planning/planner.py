@@ -20,7 +20,7 @@ from fedpipe.core.components.code_digest import compute_code_digest, compute_sha
 from fedpipe.core.components.component import Component
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
-from fedpipe.core.storage.files import sha256_of, write_bytes, write_json
+from fedpipe.core.storage.files import compute_file_sha256, write_bytes, write_json
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
@@ -224,7 +224,7 @@ def write_plan(plan: NewPlan) -> None:
     plan.write()
     package = Path(fedpipe.__file__).resolve().parent
     has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
-    marks = {str(plan.study_files.plan): sha256_of(plan.study_files.plan)} | (
+    marks = {str(plan.study_files.plan): compute_file_sha256(plan.study_files.plan)} | (
         {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
     )
     write_json(sources, plan.sources | marks)
@@ -253,11 +253,11 @@ def _describe_missing_data(params: Params) -> str:
 def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
     """Hash the source files of the plan. The Snakefile plans again if one has changed."""
     files = {path, *Path(fedpipe.__file__).parent.rglob("*.py")}
-    files |= {file for component in components for file in compute_code_digest(*component.code_objects()).files}
+    files |= {file for component in components for file in compute_code_digest(*component.list_hashed_code()).files}
     cwd = Path.cwd().resolve()
 
     def to_relative(file: Path) -> str:
         absolute_file = file.resolve()
         return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
 
-    return {to_relative(file): sha256_of(file) for file in sorted(files)}
+    return {to_relative(file): compute_file_sha256(file) for file in sorted(files)}

@@ -61,9 +61,9 @@ class RunSettings:
         return cls(
             dataset=dataset,
             transforms=params.transforms.model_dump(mode="json"),
-            partition=registry.component_to_run_settings(PARTITION, params.partition),
-            model=registry.component_to_run_settings(MODEL, params.model),
-            algorithm=registry.component_to_run_settings(ALGORITHM, params.algorithms[label].algorithm),
+            partition=registry.component_to_key_settings(PARTITION, params.partition),
+            model=registry.component_to_key_settings(MODEL, params.model),
+            algorithm=registry.component_to_key_settings(ALGORITHM, params.algorithms[label].algorithm),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=evaluation,
             seed=seed,
@@ -136,7 +136,7 @@ class RunSettings:
 
     def _build_component(self, kind: ComponentKind, run_settings: dict[str, Any]) -> Component:
         component = registry.component_from_run_settings(kind, run_settings)
-        if (code_digest := compute_code_digest(*component.code_objects()).text) != run_settings["code"]:
+        if (code_digest := compute_code_digest(*component.list_hashed_code()).text) != run_settings["code"]:
             raise ArtifactError(
                 f"run {self.key} belongs to another version of {kind.name} '{run_settings['name']}' "
                 f"({run_settings['code']}, now {code_digest}). Type `fedpipe run`, which plans again, or restore "
@@ -144,14 +144,14 @@ class RunSettings:
             )
         return component
 
-    def build_federation(self) -> Federation:
+    def build_federation_settings(self) -> Federation:
         """Build the settings of the federation."""
         return Federation(**self.federation)
 
-    def build_transforms(self) -> Transforms:
+    def build_transforms_settings(self) -> Transforms:
         """Build the settings of the transforms."""
         return Transforms(**self.transforms)
 
-    def build_evaluation(self) -> Evaluation:
+    def build_evaluation_settings(self) -> Evaluation:
         """Build the settings of the evaluation."""
         return Evaluation(**self.evaluation)

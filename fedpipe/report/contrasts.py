@@ -41,13 +41,13 @@ class Number:
         std = float(np.std(run_values, ddof=1)) if len(run_values) > 1 else None
         return cls(float(np.mean(run_values)), std, len(run_values), values)
 
-    def subtract(self, subtrahend: Number, factor: float = 1.0) -> Number:
+    def scale_difference(self, other: Number, factor: float = 1.0) -> Number:
         """The difference, times a factor. It is paired by seed if both have the same seeds."""
-        if self.values and self.values.keys() == subtrahend.values.keys():
+        if self.values and self.values.keys() == other.values.keys():
             return Number.from_values(
-                {seed: factor * (value - subtrahend.values[seed]) for seed, value in self.values.items()}
+                {seed: factor * (value - other.values[seed]) for seed, value in self.values.items()}
             )
-        return Number(factor * (self.mean - subtrahend.mean), None, min(self.runs or 1, subtrahend.runs or 1))
+        return Number(factor * (self.mean - other.mean), None, min(self.runs or 1, other.runs or 1))
 
 
 class Spread(NamedTuple):
@@ -128,7 +128,7 @@ def compare_orders(published: Mapping[str, Number], measured: Mapping[str, Numbe
     return ColumnOrder(len(names), len(agreements), tau, best_published, best_measured, deficit <= error)
 
 
-def _compute_variance(number: Number, spread: Spread | None) -> Spread | None:
+def _compute_variance_of_mean(number: Number, spread: Spread | None) -> Spread | None:
     """The variance of a mean with its degrees of freedom, or None if nothing is known of it."""
     runs = number.runs or 1
     run_spread = Spread(number.std, runs - 1) if number.std is not None and runs > 1 else spread
@@ -142,11 +142,11 @@ def _compute_difference(
 ) -> tuple[float, float, float | None, bool]:
     """A difference of means, its standard error and degrees of freedom (Welch), and whether it is paired by seed."""
     min_error = math.hypot(*(number.min_std / math.sqrt(number.runs or 1) for number in (first, second)))
-    paired = first.subtract(second)
+    paired = first.scale_difference(second)
     if paired.std is not None and paired.runs:
         error = paired.std / math.sqrt(paired.runs)
         return paired.mean, max(error, min_error), paired.runs - 1 if error >= min_error else math.inf, True
-    variances = [variance for number in (first, second) if (variance := _compute_variance(number, spread))]
+    variances = [variance for number in (first, second) if (variance := _compute_variance_of_mean(number, spread))]
     total = sum(variance for variance, _ in variances)
     denominator = sum(variance**2 / df for variance, df in variances)
     df = total**2 / denominator if denominator else math.inf

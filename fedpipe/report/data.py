@@ -97,7 +97,7 @@ class StudyData:
         over participants and rounds, without evaluation.
         """
 
-        def add_seconds(cell: Cell) -> pd.DataFrame:
+        def sum_seconds(cell: Cell) -> pd.DataFrame:
             rounds = self.get_times(cell)["rounds"]
             sums = {
                 name: sum(float(seconds.get(name, math.nan)) for seconds in rounds)
@@ -106,7 +106,7 @@ class StudyData:
             sums[EPOCH_COLUMN] /= len(rounds)
             return pd.DataFrame([sums])
 
-        return self.concatenate_cells(add_seconds)
+        return self.concatenate_cells(sum_seconds)
 
     @cached_property
     def environments(self) -> list[dict[str, str]]:

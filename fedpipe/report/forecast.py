@@ -102,7 +102,7 @@ def compute_forecast(*plans: NewPlan) -> Forecast:
         if not run_rates:
             continue
         seconds.append(rounds * _estimate_round_seconds(plan, run, run_rates))
-        states, clients = _count_stored_states(plan.keep_models, run), settings.build_federation().clients
+        states, clients = _count_stored_states(plan.keep_models, run), settings.build_federation_settings().clients
         stored_bytes += states * run_rates.server + (states * run.participants + clients) * run_rates.client
         traffic_bytes += rounds * run.participants * run_rates.sent
     parallel_runs = max(min(os.cpu_count() or 1, len(seconds)), 1)
@@ -143,7 +143,7 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
     """Estimate the seconds of a round at these rates."""
     train_samples, all_samples = plan.sample_counts[run.partition]
-    federation = plan.run_settings[run.key].build_federation()
+    federation = plan.run_settings[run.key].build_federation_settings()
     epochs = federation.count_epochs(round(train_samples / federation.clients))
     return rates.train * train_samples * run.participants / federation.clients * epochs + rates.rest * all_samples
 
@@ -194,7 +194,7 @@ def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
     train_samples, all_samples = _count_samples(layout.assignment_file(digest_json(settings.partition_settings)))
-    federation = settings.build_federation()
+    federation = settings.build_federation_settings()
     participation_sum = sum(participants) / federation.clients
     trained_samples = (
         train_samples * participation_sum * federation.count_epochs(round(train_samples / federation.clients))

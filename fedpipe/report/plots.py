@@ -80,7 +80,7 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
     """
     rows, descriptions = [], table_notes.describe_partitions(plan)
     for key, settings in table_parts.get_partitions(plan).items():
-        name = table_notes.describe_partition_with_seed(settings, descriptions[key])
+        name = table_notes.append_partition_seed(settings, descriptions[key])
         path = layout.assignment_file(key)
         counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
         for client, classes in enumerate(counts):

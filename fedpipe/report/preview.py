@@ -32,7 +32,7 @@ def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
     counts
         Training samples of each client and class, shape (N, C).
     """
-    head = f"{table_notes.describe_partition_with_seed(settings)}: {key}"
+    head = f"{table_notes.append_partition_seed(settings)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shades(counts)
     else:

@@ -330,13 +330,13 @@ def _read_logged_jobs() -> list[LoggedJob]:
     jobs = []
     for path in RECORDS_FOLDER.glob("*.jsonl"):
         with suppress(FileNotFoundError):  # a starting snakemake deletes the oldest records
-            jobs += _parse_records(path, path.stat().st_size)
+            jobs += _read_logged_jobs_of_file(path, path.stat().st_size)
     return sorted(jobs, key=lambda job: job.timestamp)
 
 
 @functools.cache
-def _parse_records(path: Path, size: int) -> list[LoggedJob]:
-    """Parse the jobs in a file of records of this size."""
+def _read_logged_jobs_of_file(path: Path, file_size: int) -> list[LoggedJob]:
+    """Parse the jobs in a file of records. Its size is in the key of the cache, because Snakemake appends to it."""
     jobs = []
     submit_times: dict[int, float] = {}  #: by number of the job
     for record in read_records(path):

@@ -73,7 +73,7 @@ def describe_partition(partition: dict[str, Any]) -> str:
     return f"{dataset['name']} ({data_text}), {partition['clients']} clients, partition {scheme_text}"
 
 
-def describe_partition_with_seed(partition: dict[str, Any], description: str = "") -> str:
+def append_partition_seed(partition: dict[str, Any], description: str = "") -> str:
     """Add the seed to a partition's description, if it has one."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
     return f"{description or describe_partition(partition)}, {seed}"

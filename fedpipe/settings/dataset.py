@@ -99,7 +99,7 @@ class Data(Section):
         named_dataset, fetcher = self.named_dataset, self.fetcher
         if not isinstance(named_dataset, PublishedDataset) or named_dataset.sha256:
             return True
-        stored_file = store.locate_dataset(registry.component_to_run_settings(DATASET, named_dataset))
+        stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, named_dataset))
         return stored_file.is_file() or all(
             (fetcher.is_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
             for file in named_dataset.files
@@ -108,7 +108,7 @@ class Data(Section):
     @cached_property
     def run_settings(self) -> dict[str, Any]:
         """Settings that enter keys."""
-        return registry.component_to_run_settings(DATASET, self.effective_dataset)
+        return registry.component_to_key_settings(DATASET, self.effective_dataset)
 
     @cached_property
     def fetcher(self) -> Fetcher:

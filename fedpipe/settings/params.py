@@ -192,7 +192,7 @@ class Params(Section):
                         f"federation.{key}: {value} can't be used with {label}, which takes plain gradient steps. "
                         f"Use {'null' if default is None else default}."
                     )
-            if self.federation.local_steps is not None and (reason := algorithm.local_steps_refusal):
+            if self.federation.local_steps is not None and (reason := algorithm.local_steps_conflict):
                 raise SettingsError(
                     f"federation.local_steps: {self.federation.local_steps} can't be used with {label}, {reason}. "
                     f"Use null, or remove {label} from study.algorithms."

@@ -14,6 +14,8 @@ from fedpipe.settings.base import Label, Section, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+#: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
+#: and format in `report.tables._build_statistics_parts`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",

@@ -28,9 +28,9 @@ FORMER_HOOKS = {
     "several": "needs_several_models",
     "ignores": "unsupported_settings",
     "prototypes": "has_prototype_logits",
-    "needs_epochs": "local_steps_refusal",
+    "needs_epochs": "local_steps_conflict",
     "in_round": "bind_round",
-    "without_dw": "dw_refusal",
+    "without_dw": "dw_conflict",
 }
 SIMILARITY = 0.75  #: least similarity of a misspelled name and its hook, such as "kepe" and "keep"
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))

@@ -93,7 +93,7 @@ class Trial:
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
         )
-        self.fresh = fresh or (lambda index: net.make_initial_model(rng.entropy(clients.seed, f"init/{index}")))
+        self.fresh = fresh or (lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}")))
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             self.server = make_contiguous(init_server(self.algorithm, self.fresh))
             self.initial = make_contiguous(init_client(self.algorithm, self.server, self.fresh))

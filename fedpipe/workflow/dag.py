@@ -243,7 +243,7 @@ class Dag:
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of a round's training and aggregation: a run's files, and the previous round's state."""
         previous_round = self.get_run(wildcards).files.round(int(wildcards.round) - 1)
-        return self.get_run_input(wildcards) | {"state": str(previous_round.state_marker)}
+        return self.get_run_input(wildcards) | {"state": str(previous_round.complete_states_marker)}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
@@ -365,7 +365,7 @@ def get_figure_input(plan: Plan, name: str) -> list[str]:
 
 def get_table_output(plan: Plan) -> list[str]:
     """List the files that rule `table` writes for a study."""
-    return list(map(str, plan.study_files.table_files(plan.algorithms)))
+    return list(map(str, plan.study_files.list_table_files(plan.algorithms)))
 
 
 def get_figure_output(plan: Plan) -> list[str]:

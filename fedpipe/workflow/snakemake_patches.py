@@ -11,7 +11,8 @@ that another version lacks, before any job starts. docs/upstream.md has reproduc
 - Records: Snakemake writes the record of an output in place. With DVC's `cache.type` symlink or hardlink the record is
   a link into DVC's cache, which the write would change (``FilePersistence._io_write``). Linked outputs are read-only,
   so Snakemake would never overwrite them (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
-  without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``).
+  without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``, and
+  ``has_metadata``, which skips it).
 """
 
 from __future__ import annotations
@@ -55,24 +56,41 @@ def patch_scheduler() -> None:
     _require(JobScheduler, "_schedule_reevalutation")
     set_alarm = JobScheduler._schedule_reevalutation
 
-    def set_alarm_at_limit(scheduler: Any, delay: int) -> None:
+    def set_alarm_if_rate_limited(scheduler: Any, delay: int) -> None:
         if scheduler.job_rate_limiter is None or not scheduler.job_rate_limiter.get_free_jobs():
             set_alarm(scheduler, delay)
 
-    JobScheduler._schedule_reevalutation = set_alarm_at_limit
+    JobScheduler._schedule_reevalutation = set_alarm_if_rate_limited
 
 
-def patch_records() -> None:
-    """Let Snakemake write records as new files, overwrite linked outputs, and rerun outputs without a record."""
-    _require(FilePersistence, "_io_write", "_record_path", "has_metadata", "metadata", "params_changed")
-    _require(_IOFile, "protected")
-    write_in_place, get_changes = FilePersistence._io_write, FilePersistence.params_changed
-    is_read_only = _IOFile.protected
+def patch_record_writing() -> None:
+    """Let Snakemake write the record of an output as a new file."""
+    _require(FilePersistence, "_io_write", "_record_path")
+    write_in_place = FilePersistence._io_write
 
     def write_new_file(persistence: FilePersistence, subject: str, value: Any, name: str, *mode: int) -> None:
         # If the process is killed here, the output counts as incomplete: Snakemake removes its mark after the record.
         Path(persistence._record_path(subject, name)).unlink(missing_ok=True)
         write_in_place(persistence, subject, value, name, *mode)
+
+    FilePersistence._io_write = write_new_file
+
+
+def patch_linked_outputs() -> None:
+    """Let Snakemake overwrite outputs that are hard links into DVC's cache."""
+    _require(_IOFile, "protected")
+    is_read_only = _IOFile.protected
+
+    async def is_protected(file: Any) -> bool:
+        return await is_read_only(file) and Path(file).stat().st_nlink == 1
+
+    _IOFile.protected = is_protected
+
+
+def patch_missing_records() -> None:
+    """Let Snakemake rerun outputs with fixed names that have no record."""
+    _require(FilePersistence, "has_metadata", "metadata", "params_changed")
+    get_changes = FilePersistence.params_changed
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
         changes = get_changes(persistence, job, file)
@@ -81,8 +99,5 @@ def patch_records() -> None:
         unrecorded = {output for output in job.output if persistence.metadata(output) is None}
         return changes | ParamsChange(only_new={"no record"} if unrecorded else set(), files=unrecorded)
 
-    async def is_protected(file: Any) -> bool:
-        return await is_read_only(file) and Path(file).stat().st_nlink == 1
-
-    FilePersistence._io_write, _IOFile.protected = write_new_file, is_protected
-    FilePersistence.has_metadata, FilePersistence.params_changed = lambda *_: True, get_changes_or_missing
+    FilePersistence.params_changed = get_changes_or_missing
+    FilePersistence.has_metadata = lambda *_: True  # Snakemake calls params_changed only if this is true

@@ -320,7 +320,7 @@ def test_steps_go_along_the_gradient_of_risk_and_divergence(make_trial, assert_s
     class Certain(FedDUAL):
         """The divergence counts for all, so that it can be seen."""
 
-        def compute_beta(self, client, sums):
+        def store_beta(self, client, sums):
             return client | {"beta": torch.ones_like(client["beta"])}
 
     class CertainlyWritten(Certain, Written):
@@ -352,7 +352,7 @@ def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
     trial.run(1, ids=[3, 5, 7])
     after, (head, body) = trial.server["model"], (trial.net.head_names, trial.net.body_names)
     assert_same(after.only(head), before.only(head))
-    assert_same(after.only(body), trial.collect_uploads(trial.outcomes).uniform().mean("model").only(body))
+    assert_same(after.only(body), trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model").only(body))
     assert all(not torch.equal(after[name], before[name]) for name in body)
     log_domain = make_trial(FedDUAL(vector="gradient"), learning_rate=0.05).run(1, ids=[3, 5, 7]).server["model"]
     assert (log_domain.only(head) - before.only(head)).norm() > 0.1

@@ -41,7 +41,7 @@ def measured(trial, *protocols):
 def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, alpha):
     trial = make_trial(FedDyn(alpha=alpha), participation=1.0)
     theta = trial.server["model"]
-    mean = trial.collect_uploads(trial.train()).uniform().mean("model")
+    mean = trial.collect_uploads(trial.train()).with_equal_weights().mean("model")
     assert_same(trial.run().server["model"], 2 * mean - theta, within=1e-13)
 
 
@@ -124,7 +124,7 @@ def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
 def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
     """And how far it is from what is sent is recorded."""
     trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)
-    mean = trial.collect_uploads(trial.outcomes).uniform().mean("model")
+    mean = trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model")
     assert_same(trial.algorithm.global_model(trial.server), mean, within=1e-13)
     cloud = make_trial(FedDyn(alpha=0.1), "norm").run(3)
     assert_same(cloud.algorithm.global_model(cloud.server), trial.server["model"])
@@ -139,7 +139,7 @@ def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, 
     trial = make_trial(FedDyn(alpha=0.1, evaluated=evaluated), "norm", width=width).run(3)
     models = {
         "cloud": trial.server["model"],
-        "mean": trial.collect_uploads(trial.outcomes).uniform().mean("model"),
+        "mean": trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model"),
     }
     x, y = trial.clients.gather(trial.clients.global_test)
     rows = measured(trial, "global-on-global")
@@ -173,7 +173,7 @@ def test_running_statistics_have_no_memory_and_are_averaged(make_trial, assert_s
     trial = make_trial(FedDyn(), "norm").run(2)
     names = trial.net.buffer_names
     assert tuple(trial.server["h"]) == trial.net.names
-    mean = trial.collect_uploads(trial.outcomes).uniform().mean("model")
+    mean = trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
 
 

@@ -105,7 +105,7 @@ def test_running_statistics_have_no_control_and_are_averaged(make_trial, assert_
     trial = make_trial(Scaffold(server_rate=0.5), "norm").run(2)
     names = trial.net.buffer_names
     assert tuple(trial.server["control"]) == trial.net.names
-    mean = trial.collect_uploads(trial.outcomes).uniform().mean("model")
+    mean = trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model")
     assert_same(trial.server["model"].only(names), mean.only(names))
 
 

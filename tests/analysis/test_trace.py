@@ -30,7 +30,7 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
     metrics = files.read_json(Path("results/metrics.json"))
     assert result["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
     assert result["reported"] == "in the last evaluated round, over all test samples, mean over 2 seeds"
-    assert result["table"] == {str(TABLE): files.sha256_of(TABLE)}
+    assert result["table"] == {str(TABLE): files.compute_file_sha256(TABLE)}
     assert [run["seed"] for run in result["runs"]] == [0, 1]
     assert sum(run["accuracy (%)"] for run in result["runs"]) / 2 == pytest.approx(result["accuracy (%)"], abs=1e-4)
     for run in result["runs"]:
@@ -40,9 +40,9 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
         assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
         assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
         for path, sha256 in run["artifacts"].items() | (run["data"].items() - {("samples", run["data"]["samples"])}):
-            assert files.sha256_of(Path(path.replace("rounds.zip", "rounds"))) == sha256
+            assert files.compute_file_sha256(Path(path.replace("rounds.zip", "rounds"))) == sha256
         ((partition_path, sha256),) = run["partition"].items()
-        assert files.sha256_of(Path(partition_path)) == sha256
+        assert files.compute_file_sha256(Path(partition_path)) == sha256
         assert run["data"]["samples"] == settings.dataset["sha256"]
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)

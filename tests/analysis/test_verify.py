@@ -16,7 +16,15 @@ from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
-from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
+from fedpipe.core.storage.files import (
+    compute_file_sha256,
+    read_json,
+    read_parquet,
+    read_pt,
+    write_json,
+    write_parquet,
+    write_pt,
+)
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.engine.checkpoint import prune_states
@@ -121,15 +129,15 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
         tree = read_pt(folder.server_state)
         tree["model"] = {name: value + 1e-3 for name, value in tree["model"].items()}
         sha256 = write_pt(folder.server_state, tree)
-        for path in (folder.state_marker, folder.marker):
+        for path in (folder.complete_states_marker, folder.marker):
             manifest = read_json(path)
             manifest["sha256"]["server.pt"] = sha256
-            if path == folder.state_marker:
+            if path == folder.complete_states_marker:
                 manifest["made_by"][0]["torch"] = "1.0"
             else:
-                manifest["sha256"]["state.json"] = sha256_of(folder.state_marker)
+                manifest["sha256"]["state.json"] = compute_file_sha256(folder.complete_states_marker)
             write_json(path, manifest)
-    markers = {str(number): sha256_of(files.round(number).marker) for number in range(4)}
+    markers = {str(number): compute_file_sha256(files.round(number).marker) for number in range(4)}
     write_json(files.segment_manifest(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
     assert verify.verify_hashes(files).is_ok

@@ -42,14 +42,14 @@ def list_small_files(run: RunFiles) -> list[Path]:
 
 
 def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
-    hashes = {path: storage_files.sha256_of(path) for path in list_small_files(run)}
+    hashes = {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [
         run.path / "rounds.zip",
         run.round(1).server_state,
     ]
     assert not run.round(0).path.exists(), "an empty folder is gone"
-    assert {path: storage_files.sha256_of(path) for path in list_small_files(run)} == hashes
+    assert {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)} == hashes
     for path, sha256 in hashes.items():
         assert storage_files.is_stored(path)
         assert storage_files.is_intact(path, sha256)

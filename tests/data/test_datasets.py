@@ -24,7 +24,7 @@ from PIL import Image
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import sha256_of, write_parquet
+from fedpipe.core.storage.files import compute_file_sha256, write_parquet
 from fedpipe.data import store
 from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
 from fedpipe.data.datasets.base import DatasetInfo, PublishedDataset, Samples
@@ -262,7 +262,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
 def save_arrays(path: str, **content: np.ndarray) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **content)
-    return sha256_of(Path(path))
+    return compute_file_sha256(Path(path))
 
 
 SPLIT_ARRAYS = {"x_train": PIXELS[:4].transpose(0, 2, 3, 1), "y_train": np.array([0, 1, 2, 9])}
@@ -277,7 +277,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
         planner.make_plan(Path("params.yaml"))
     assert str(error.value).startswith("dataset.sha256: missing")
     assert "'cifar10'" in str(error.value)
-    assert "run `fedpipe download`" in str(error.value)
+    assert "Run `fedpipe download`" in str(error.value)
     assert sha256 in download.declare_dataset(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
@@ -434,9 +434,9 @@ def test_labels_of_any_kind() -> None:
         ),
         (
             {"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)},
-            "the array test contains <U2 of shape (6,)",
+            "the array test is <U2 of shape (6,)",
         ),
-        ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "the array test contains int64 of shape (6,)"),
+        ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "the array test is int64 of shape (6,)"),
         ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "token id -1 can't be used"),
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
         ({"x": np.ones((2, 0), int), "y": np.arange(2)}, "inputs of int64 with shape (2, 0)"),

@@ -65,7 +65,7 @@ def test_another_file_is_another_run() -> None:
     keys = set()
     for shift in (0, 1):
         Path("own.csv").write_text("sample,client\n" + "".join(f"{n},{(n + shift) % 10}\n" for n in range(20)))
-        partition = {"scheme": "file", "path": "own.csv", "sha256": files.sha256_of(Path("own.csv"))}
+        partition = {"scheme": "file", "path": "own.csv", "sha256": files.compute_file_sha256(Path("own.csv"))}
         params = studies.settings()
         keys.add(RunSettings.from_params(parser.parse_params(params | {"partition": partition}), "fedavg", 0).key)
     assert len(keys) == 2
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_declared_is_an_error_before_any_job() -> None:
     with pytest.raises(SettingsError) as error:
         parser.parse_params(params)
     assert str(error.value).startswith("partition.sha256: missing for own.csv")
-    assert "run `fedpipe download`" in str(error.value)
+    assert "Run `fedpipe download`" in str(error.value)
 
 
 def test_overlapping_clients_of_a_pool_are_an_error_before_any_job() -> None:

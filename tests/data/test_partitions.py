@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.files import sha256_of, write_parquet
+from fedpipe.core.storage.files import compute_file_sha256, write_parquet
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme, top_up_clients
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.data.partitions.dirichlet_balanced import DirichletBalanced
@@ -471,7 +471,7 @@ def write_scheme(path: Path, **columns: list[object]) -> File:
     else:
         rows = zip(*columns.values(), strict=True)
         path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
-    return File(path=str(path), sha256=sha256_of(path))
+    return File(path=str(path), sha256=compute_file_sha256(path))
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -552,7 +552,7 @@ def test_rows_that_are_longer_than_the_header_are_refused(tmp_path: Path, rows: 
     path = tmp_path / "own.csv"
     path.write_text(rows)
     with pytest.raises(SettingsError) as error:
-        File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
+        File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
     assert str(error.value).startswith(f"partition.path: {path} can't be read as CSV (a row has more fields than ")
 
 
@@ -568,7 +568,7 @@ def test_a_column_that_stands_twice_is_refused(tmp_path: Path, kind: str, name: 
         rows = zip(*(columns[column] for column in names), strict=True)
         path.write_text("\n".join(",".join(map(str, row)) for row in (names, *rows)))
     with pytest.raises(SettingsError) as error:
-        File(path=str(path), sha256=sha256_of(path)).check(2, 2, 10)
+        File(path=str(path), sha256=compute_file_sha256(path)).check(2, 2, 10)
     assert str(error.value).startswith(f"partition.path: {path} has the column '{name}' more than once")
 
 
@@ -585,7 +585,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         File(path=str(path)).check(1, 1, 1)
     path.write_text("sample,client\n")
     with pytest.raises(SettingsError, match=r"^partition\.path: .* can't be read as Parquet"):
-        File(path=str(path), sha256=sha256_of(path)).check(1, 1, 1)
+        File(path=str(path), sha256=compute_file_sha256(path)).check(1, 1, 1)
 
 
 # -- always in a moment ------------------------------------------------------------------------------------------------
@@ -702,6 +702,13 @@ def test_parameters_are_checked(name: str, parameters: dict[str, float], key: st
     with pytest.raises(SettingsError) as error:
         registry.build_component(component.PARTITION, name, parameters)
     assert str(error.value).startswith(key)
+
+
+def test_properties_are_checked_for_each_scheme() -> None:
+    """If this fails, add the new scheme to SCHEMES. The two exceptions have tests of their own properties."""
+    tested_names = {registry.get_component_name(component.PARTITION, type(scheme)) for scheme in SCHEMES}
+    exceptions = {"dirichlet-overlap", "file"}  # clients share samples, or a file assigns them
+    assert tested_names | exceptions == set(registry.list_components(component.PARTITION))
 
 
 def test_schemes_are_found_by_name() -> None:

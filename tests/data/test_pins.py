@@ -100,7 +100,7 @@ def test_all_that_is_missing_is_said_at_once_and_filled_in_at_once(params: str, 
     message = run_command("download", "--params", params)
     filled = path.read_text()
     for section, name in SECTION_FILES.items():
-        sha256 = files.sha256_of(Path(name))
+        sha256 = files.compute_file_sha256(Path(name))
         assert yaml.safe_load(filled)[section]["sha256"] == sha256
         assert f"{params} now contains {section}.sha256: {sha256}." in message
         filled = filled.replace(f"  sha256: {sha256}\n", "").replace(f" sha256: {sha256},", "")
@@ -118,7 +118,7 @@ def test_all_else_stays_as_it_was_written_whatever_the_locale() -> None:
     plain = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [sys.executable, "-m", "fedpipe", "download"]
     subprocess.run(command, env=os.environ | plain, capture_output=True, check=True)
-    filled = f" sha256: {files.sha256_of(Path('own.npz'))},".encode()
+    filled = f" sha256: {files.compute_file_sha256(Path('own.npz'))},".encode()
     assert Path("params.yaml").read_bytes().replace(filled, b"") == before
 
 
@@ -140,7 +140,7 @@ def test_at_a_point_of_a_grid_the_sum_itself_is_told() -> None:
     studies.write(settings | {"study": {"algorithms": ["fedavg"], "seeds": [0], "grid": grid}}, Path())
     with pytest.raises(SettingsError) as error:
         run_command("plan")
-    sha256 = files.sha256_of(Path("other.csv"))
+    sha256 = files.compute_file_sha256(Path("other.csv"))
     assert "partition.sha256: missing for other.csv" in str(error.value)
     assert sha256 in str(error.value)
     assert "at the point" in str(error.value)
@@ -173,7 +173,7 @@ def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, c
     assert "sha256" not in loader.read_params(Path("params.yaml"))[section]
     settings = make_study()
     for part, file in SECTION_FILES.items():
-        settings[part]["sha256"] = files.sha256_of(Path(file))
+        settings[part]["sha256"] = files.compute_file_sha256(Path(file))
     studies.write(settings, Path())
     with pytest.raises(SettingsError) as plan_error:
         run_command("plan")
@@ -193,7 +193,7 @@ def write_substitute(name: str, side: int, channels: int, classes: int) -> str:
     }
     labels = {"y_train": np.arange(4 * classes) % classes, "y_test": np.arange(classes)}
     np.savez(f"mirror/{name}.npz", **arrays, **labels)
-    return files.sha256_of(Path(f"mirror/{name}.npz"))
+    return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
 
 
 def test_one_command_declares_what_stands_in_for_the_data_sets_of_all_studies_in_a_folder(
@@ -297,7 +297,9 @@ def test_a_study_that_can_not_have_its_data_leaves_the_others_of_its_folder_thei
     Path("studies/a/good.yaml").write_text("dataset: {name: npz, path: own.npz, split: pooled}\n")
     with pytest.raises(ArtifactError, match=r"^studies/a/bad\.yaml: dataset\.path: nowhere\.npz is missing"):
         run_command("download", "--params", "studies/a")
-    assert loader.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == files.sha256_of(Path("own.npz"))
+    assert loader.read_params(Path("studies/a/good.yaml"))["dataset"]["sha256"] == files.compute_file_sha256(
+        Path("own.npz")
+    )
 
 
 # -- what changed after it was declared --------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ def test_a_file_that_changed_is_refused_with_both_sums(section: str, name: str) 
     with pytest.raises(SettingsError) as error:
         run_command("plan")
     assert str(error.value).startswith(f"{section}.sha256: {settings[section]['sha256']} is declared, but {name} ")
-    assert files.sha256_of(Path(name)) in str(error.value)
+    assert files.compute_file_sha256(Path(name)) in str(error.value)
 
 
 def test_a_file_that_is_gone_or_was_only_touched_is_none_that_changed() -> None:
@@ -353,8 +355,8 @@ def test_a_folder_that_changed_is_refused() -> None:
 def test_a_file_is_hashed_once_as_long_as_it_does_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("large").write_bytes(b"1")
     hashed: list[Path] = []
-    real = files.sha256_of
-    monkeypatch.setattr(files, "sha256_of", lambda path: hashed.append(path) or real(path))
+    real = files.compute_file_sha256
+    monkeypatch.setattr(files, "compute_file_sha256", lambda path: hashed.append(path) or real(path))
     first = [pinned_files.compute_content_sha256(Path("large")) for _ in range(3)]
     assert len(set(first)) == len(hashed) == 1
     change_file("large")
@@ -404,7 +406,7 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     table_rows = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
     assert table_rows == sorted((int(sample), int(client), split) for sample, client, split in rows)
-    sha256 = files.sha256_of(Path("own.csv"))
+    sha256 = files.compute_file_sha256(Path("own.csv"))
     description = table_notes.describe_partition(settings)
     assert f"partition file (sha256={sha256[:12]}…)" in description
     assert run_command("partition", "--preview").startswith(f"{description}, all seeds: {key}\n")
@@ -418,7 +420,7 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
 def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
     settings = make_declared_study() | {"partition": {"scheme": "file", "path": "plain.csv"}}
     Path("plain.csv").write_text("sample,client\n" + "".join(f"{row},{row % 3}\n" for row in range(90)))
-    settings["partition"]["sha256"] = files.sha256_of(Path("plain.csv"))
+    settings["partition"]["sha256"] = files.compute_file_sha256(Path("plain.csv"))
     with pytest.raises(SettingsError, match=r"^dataset\.split: 'official' needs a test set"):
         parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
@@ -432,7 +434,9 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
     for sections in ({}, {"partition": {"scheme": "file", "path": "plain.csv"}}):
         Path("plain.csv").write_text("sample,client\n0,0\n1,1\n2,2\n")
         changed = settings | sections
-        changed["partition"] = changed["partition"] | {"sha256": files.sha256_of(Path(changed["partition"]["path"]))}
+        changed["partition"] = changed["partition"] | {
+            "sha256": files.compute_file_sha256(Path(changed["partition"]["path"]))
+        }
         changed["dataset"] = settings["dataset"] | {"subset": 60, "split": "pooled"}
         with pytest.raises(SettingsError, match=r"^dataset\.subset: 60 .* partition from a file"):
             parser.parse_params(changed)
@@ -451,7 +455,7 @@ def test_a_subset_of_what_a_file_names_is_refused() -> None:
 def test_a_file_that_would_make_wrong_numbers_is_refused_before_any_job(rows: str, problem: str) -> None:
     settings = make_declared_study()
     Path("own.csv").write_text(f"sample,client,split\n0,0,train\n1,1,train\n2,2,train\n{rows}\n")
-    settings["partition"]["sha256"] = files.sha256_of(Path("own.csv"))
+    settings["partition"]["sha256"] = files.compute_file_sha256(Path("own.csv"))
     with pytest.raises(SettingsError) as error:
         parser.parse_params(settings)
     assert str(error.value).startswith(f"partition.path: {problem}")

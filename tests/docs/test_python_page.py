@@ -31,7 +31,7 @@ ENGINE_NAMES = {
         "net",
         "federation",
         "pinned_file",
-        "code_objects",
+        "list_hashed_code",
     },
     FunctionalNetwork: {"make_initial_model", "copy_for_thread"},
 }

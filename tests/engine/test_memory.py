@@ -12,7 +12,7 @@ import pytest
 #: tensors before them let the heap grow to its final size, because freed memory is in pieces at first.
 TOUCH = """
 import resource, sys, threading, torch
-from fedpipe.engine.torch_env.memory import keep_pages
+from fedpipe.engine.torch_env.memory import retain_freed_memory
 
 def touch():
     torch.set_num_threads(1)
@@ -24,7 +24,7 @@ def touch():
     print(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
 
 if sys.argv[1] == "keep":
-    keep_pages()
+    retain_freed_memory()
 thread = threading.Thread(target=touch)
 thread.start()
 thread.join()

@@ -51,7 +51,7 @@ def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
     assert {2, 4, ROUNDS} <= set(list_server_rounds(run))
     assert 1 not in list_server_rounds(run)
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
-        for last in set(files.read_json(run.files.round(end).state_marker)["last"]) - {-1}:
+        for last in set(files.read_json(run.files.round(end).complete_states_marker)["last"]) - {-1}:
             assert run.files.round(last).client_states.exists()
 
 

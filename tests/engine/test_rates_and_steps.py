@@ -191,13 +191,13 @@ def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, cl
 
 # -- local steps -------------------------------------------------------------------------------------------------------
 
-BY_STEPS = [name for name in NAMES if not build(name).local_steps_refusal]
+BY_STEPS = [name for name in NAMES if not build(name).local_steps_conflict]
 
 
 def test_those_that_count_epochs_say_so():
     assert sorted(set(NAMES) - set(BY_STEPS)) == ["feddual", "fedrep"]
-    assert FedDUAL(mode="code").local_steps_refusal is None
-    assert FedDUAL(adaptive_loss=False).local_steps_refusal is None
+    assert FedDUAL(mode="code").local_steps_conflict is None
+    assert FedDUAL(adaptive_loss=False).local_steps_conflict is None
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -10,7 +10,7 @@ USES = list(itertools.product((0, 1), ("batches/0", "batches/1", "participants")
 
 
 def draw(use):
-    return tuple(rng.generator(*use).integers(2**62, size=4).tolist())
+    return tuple(rng.make_generator(*use).integers(2**62, size=4).tolist())
 
 
 def test_a_use_always_draws_the_same():
@@ -20,34 +20,34 @@ def test_a_use_always_draws_the_same():
 
 def test_every_use_draws_its_own():
     assert len({draw(use) for use in USES}) == len(USES)
-    assert len({rng.entropy(*use) for use in USES}) == len(USES)
+    assert len({rng.derive_entropy(*use) for use in USES}) == len(USES)
 
 
 def test_neighboring_numbers_are_not_run_together():
     """Round 1 of client 11 is not round 11 of client 1."""
-    assert rng.entropy(1, "a", 1, 11) != rng.entropy(1, "a", 11, 1)
-    assert rng.entropy(1, "a", 1, 1) != rng.entropy(11, "a", 1)
+    assert rng.derive_entropy(1, "a", 1, 11) != rng.derive_entropy(1, "a", 11, 1)
+    assert rng.derive_entropy(1, "a", 1, 1) != rng.derive_entropy(11, "a", 1)
 
 
 def test_another_process_draws_the_same():
     """No salted hash is part of it."""
-    program = "from fedpipe.core import rng; print(rng.entropy(3, 'batches/0', 2, 5))"
+    program = "from fedpipe.core import rng; print(rng.derive_entropy(3, 'batches/0', 2, 5))"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert int(output) == rng.entropy(3, "batches/0", 2, 5)
+    assert int(output) == rng.derive_entropy(3, "batches/0", 2, 5)
 
 
 def test_entropy_has_128_bits():
-    values = [rng.entropy(seed, "bits") for seed in range(200)]
+    values = [rng.derive_entropy(seed, "bits") for seed in range(200)]
     assert all(0 <= value < 2**128 for value in values)
     assert max(values) > 2**127
     assert {value % 2 for value in values} == {0, 1}
 
 
 def test_round_and_client_are_0_where_they_do_not_matter():
-    assert rng.entropy(5, "init/0") == rng.entropy(5, "init/0", 0, 0)
+    assert rng.derive_entropy(5, "init/0") == rng.derive_entropy(5, "init/0", 0, 0)
 
 
 @pytest.mark.parametrize(("seed", "value"), [(0, 0.5), (1, 0.5)])
 def test_numbers_are_spread(seed, value):
-    numbers = [rng.generator(seed, "spread", number).random() for number in range(400)]
+    numbers = [rng.make_generator(seed, "spread", number).random() for number in range(400)]
     assert sum(numbers) / 400 == pytest.approx(value, abs=0.05)

@@ -44,7 +44,7 @@ class NaiveMomentum(FedAvg):
         return {"model": fresh(0), "momentum": fresh(0).zeros()}
 
     def aggregate(self, server, uploads):
-        mean = (uploads.uniform() if self.equal else uploads).mean("model")
+        mean = (uploads.with_equal_weights() if self.equal else uploads).mean("model")
         momentum = 0.9 * server["momentum"] + (server["model"] - mean)
         return {"model": server["model"] - momentum, "momentum": momentum}
 

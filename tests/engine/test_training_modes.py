@@ -241,6 +241,6 @@ def test_normalization_layers_are_found_by_type():
 
 def test_a_fresh_model_holds_what_travels(trial):
     net = trial().net
-    model = net.make_initial_model(rng.entropy(0, "init/0"))
+    model = net.make_initial_model(rng.derive_entropy(0, "init/0"))
     assert tuple(model) == net.names + net.buffer_names
     assert float(model["body.1.running_var"].mean()) == 1

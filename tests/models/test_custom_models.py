@@ -221,11 +221,11 @@ def test_it_can_be_built_from_the_settings_of_a_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["make", "Family"])
 def test_a_change_of_its_source_changes_its_digest(name: str, custom_models: Path) -> None:
-    digest = code_digest.compute_code_digest(*build_model(name).code_objects())
+    digest = code_digest.compute_code_digest(*build_model(name).list_hashed_code())
     assert custom_models in digest.files
     custom_models.write_text(CUSTOM_MODULE.replace("Tanh", "ReLU"))
     code_digest.compute_code_digest.cache_clear()
-    assert code_digest.compute_code_digest(*build_model(name).code_objects()).text != digest.text
+    assert code_digest.compute_code_digest(*build_model(name).list_hashed_code()).text != digest.text
 
 
 def test_its_docstring_and_parameters_can_be_read() -> None:
@@ -354,7 +354,7 @@ def test_other_arguments_of_a_function_are_parameters() -> None:
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
-    one, other = (registry.component_to_run_settings(component.MODEL, model) for model in (wide, usual))
+    one, other = (registry.component_to_key_settings(component.MODEL, model) for model in (wide, usual))
     assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
     assert one == other | {"width": 3, "act": "tanh"}
     assert registry.component_from_run_settings(component.MODEL, one) == wide

@@ -76,7 +76,7 @@ def make_study(model: dict[str, Any], tensors: Any = None, path: str = "start.pt
     """Settings of a study whose initial model has these tensors."""
     torch.save(make_state(model) if tensors is None else tensors, path)
     settings = studies.settings(**sections)
-    settings["model"] = model | {"weights": path, "sha256": files.sha256_of(Path(path))}
+    settings["model"] = model | {"weights": path, "sha256": files.compute_file_sha256(Path(path))}
     return settings
 
 
@@ -108,7 +108,7 @@ def test_every_run_starts_from_the_tensors_of_the_file(model: dict[str, Any], dt
         expected = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
         assert model_tensors.keys() == expected.keys()
         assert all(torch.equal(model_tensors[name], expected[name]) for name in expected)
-        bits.append(files.sha256_of(RunFiles(Path(path)).round(1).server_state))
+        bits.append(files.compute_file_sha256(RunFiles(Path(path)).round(1).server_state))
     assert bits[0] != bits[1], "seeds still draw partition and batches"
 
 
@@ -218,7 +218,7 @@ def test_a_file_with_other_objects_is_rejected_and_never_executed(tensors: Any) 
 
 def test_a_text_file_is_rejected() -> None:
     Path("start.pt").write_text("weights\n")
-    settings = studies.settings(model={"weights": "start.pt", "sha256": files.sha256_of(Path("start.pt"))})
+    settings = studies.settings(model={"weights": "start.pt", "sha256": files.compute_file_sha256(Path("start.pt"))})
     with pytest.raises(SettingsError, match=r"^model\.weights: start\.pt can't be read \("):
         parser.parse_params(settings)
 
@@ -227,7 +227,7 @@ def test_the_error_about_a_changed_file_names_both_hashes() -> None:
     settings = make_study(MLP)
     declared = settings["model"]["sha256"]
     torch.save(make_state(MLP, 5), "start.pt")
-    actual_sha256 = files.sha256_of(Path("start.pt"))
+    actual_sha256 = files.compute_file_sha256(Path("start.pt"))
     with pytest.raises(
         SettingsError, match=rf"^model\.sha256: {declared} .*start\.pt .*{actual_sha256}.*`fedpipe download`"
     ):

@@ -24,7 +24,7 @@ def is_derived(cell_id):
 def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda cell_id: True):
     """All measurable cells that ``keep`` selects, with values around the published ones, by id."""
     chance, numbers, cells = np.random.default_rng(5), published.load_published(), {}
-    for cell_id in comparison.list_cell_ids():
+    for cell_id in comparison.list_all_cell_ids():
         if is_derived(cell_id) or cell_id.row == "(unnamed)" or not keep(cell_id):
             continue
         number = numbers.get(cell_id)

@@ -248,11 +248,11 @@ def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]
 def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     """FedDW's Figure 4: "higher proportions lead to smaller weight moduli"."""
     norms = pd.DataFrame({"share": [0.6, 0.3, 0.1, None], "norm": [1.0, 2.0, 3.0, 4.0]})
-    assert not measurements.find_contradictions(norms).any()
-    result = measurements.find_contradictions(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
+    assert not measurements.mark_contradicting_classes(norms).any()
+    result = measurements.mark_contradicting_classes(norms.assign(norm=[4.0, 3.0, 2.0, 1.0]))
     assert list(result) == [True, True, True, False], "no class has fewer samples than a class without samples"
     close = norms.assign(norm=[2.5, 2.0, 3.0, 4.0])
-    assert not measurements.find_contradictions(close).any(), "0.3 is not less than half of 0.6"
+    assert not measurements.mark_contradicting_classes(close).any(), "0.3 is not less than half of 0.6"
 
 
 def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:

@@ -82,7 +82,9 @@ def test_keys_follow_the_code(project: Project) -> None:
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
     third = keys(project)
     assert changed(second, third) == {"near"}
-    replace(project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.uniform().mean("model")')
+    replace(
+        project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.with_equal_weights().mean("model")'
+    )
     fourth = keys(project)
     assert changed(third, fourth) == {"fedavg", "fedprox", "near"}
     replace(project, "fedpipe/models/mlp.py", "nn.ReLU()", "nn.Tanh()")
@@ -145,7 +147,7 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     project.snakemake()
     assert project.metrics() == second, "deleted and run again: the same number"
     assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
-    replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.uniform().mean("model")')
+    replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
     printed = project.run("dvc", "repro")
     assert jobs(printed)["segment"] == 1
     assert project.metrics() != second

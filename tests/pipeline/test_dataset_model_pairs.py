@@ -70,7 +70,7 @@ def model(name: str, names: list[str], folder: Path) -> dict[str, Any]:
     if name == "vgg16":
         path = folder / "vgg16.pth"
         torch.save({f"features.{name}": value for name, value in make_layers(cfgs["D"]).state_dict().items()}, path)
-        return {"name": name, "weights": str(path), "sha256": files.sha256_of(path)}
+        return {"name": name, "weights": str(path), "sha256": files.compute_file_sha256(path)}
     return {"name": name}
 
 

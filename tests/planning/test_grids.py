@@ -110,7 +110,7 @@ def test_the_command_that_is_told_obtains_what_grid_and_presets_declare() -> Non
             **{f"y_{part}": np.arange(samples) % 3 for part in ("train", "test")},
         )
     data = {
-        name: {"dataset.path": f"{name}.npz", "dataset.sha256": files.sha256_of(Path(f"{name}.npz"))}
+        name: {"dataset.path": f"{name}.npz", "dataset.sha256": files.compute_file_sha256(Path(f"{name}.npz"))}
         for name in ("one", "two", "small")
     }
     settings = studies.settings(study={"grid": {"data": {name: data[name] for name in ("one", "two")}}})
@@ -136,7 +136,7 @@ def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
     own = {"name": "npz", "path": "own.npz", "split": "pooled"}
     for dataset, preset, cure in (
         (own, {"federation.rounds": 1}, "`fedpipe download --params studies/own.yaml`"),
-        ({"name": "digits"}, {"dataset": own}, files.sha256_of(Path("own.npz"))),
+        ({"name": "digits"}, {"dataset": own}, files.compute_file_sha256(Path("own.npz"))),
     ):
         studies.write(studies.settings() | {"dataset": dataset, "presets": {"smoke": preset}}, Path())
         Path("params.yaml").replace("studies/own.yaml")

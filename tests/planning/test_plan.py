@@ -19,7 +19,7 @@ import yaml
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import sha256_of
+from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -537,7 +537,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
     )
     algorithm: Any = settings.build_algorithm()
     assert algorithm.wdr == 1e-5
-    assert settings.build_federation().learning_rate == 0.1
+    assert settings.build_federation_settings().learning_rate == 0.1
     assert set(yaml.safe_load(path.read_text())["algorithm"]) == {
         "name",
         "code",
@@ -727,7 +727,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
 
 def find_changed_sources(plan: NewPlan) -> set[str]:
     """Find sources that have changed after planning."""
-    return {path for path, sha256 in plan.sources.items() if sha256_of(Path(path)) != sha256}
+    return {path for path, sha256 in plan.sources.items() if compute_file_sha256(Path(path)) != sha256}
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,10 @@ def test_a_block_of_another_run_is_refused(
     )
     assert f"round 1 of run {blocks[0].path.name}." in message
     assert not first_files.server_state.exists()
-    assert not first_files.state_marker.exists()
+    assert not first_files.complete_states_marker.exists()
     first_files.block_uploads(0).write_bytes(original_bytes)
     assert run_command(monkeypatch, capsys, *aggregate) == (0, "")
-    assert first_files.state_marker.exists()
+    assert first_files.complete_states_marker.exists()
 
 
 def test_a_block_of_another_round_is_refused(

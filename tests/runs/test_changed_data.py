@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout, packing
-from fedpipe.core.storage.files import read_json, read_parquet, read_pt, sha256_of, write_json, write_parquet, write_pt
+from fedpipe.core.storage.files import (
+    compute_file_sha256,
+    read_json,
+    read_parquet,
+    read_pt,
+    write_json,
+    write_parquet,
+    write_pt,
+)
 from fedpipe.data import store
 from fedpipe.data.assignment import compute_assignment_sha256
 from fedpipe.planning import download, partition
@@ -67,7 +75,7 @@ def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
         "partition": compute_assignment_sha256(read_parquet(partition_path)),
     }
     for number in range(4):
-        assert read_json(run.files.round(number).state_marker)["trained_on"] == expected
+        assert read_json(run.files.round(number).complete_states_marker)["trained_on"] == expected
     assert expected["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 
@@ -130,12 +138,14 @@ def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
     partition.partition_dataset(run.partition)
     table, manifest = pq.read_table(partition_path), read_json(partition_path.with_suffix(".json"))
     pq.write_table(table, partition_path, compression="gzip")  # as another version of the format's library might
-    write_json(partition_path.with_suffix(".json"), manifest | {partition_path.name: sha256_of(partition_path)})
+    write_json(
+        partition_path.with_suffix(".json"), manifest | {partition_path.name: compute_file_sha256(partition_path)}
+    )
     tree, manifest = dict(read_pt(data)), read_json(data.with_suffix(".json"))
-    bits_before = sha256_of(data)
+    bits_before = compute_file_sha256(data)
     torch.save({name: value.clone() for name, value in tree.items()}, data)
-    assert sha256_of(data) != bits_before
-    write_json(data.with_suffix(".json"), manifest | {data.name: sha256_of(data)})
+    assert compute_file_sha256(data) != bits_before
+    write_json(data.with_suffix(".json"), manifest | {data.name: compute_file_sha256(data)})
     run_command("segment", str(run.path), "--stop", "4")
     assert run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
 

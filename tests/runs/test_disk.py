@@ -18,7 +18,7 @@ import torch
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive, layout, packing
-from fedpipe.core.storage.files import read_json, sha256_of, write_json
+from fedpipe.core.storage.files import compute_file_sha256, read_json, write_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import open_run
@@ -252,9 +252,9 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
     path.parent.mkdir(exist_ok=True)
     write(value, path)
     if name != "block":
-        record = data.with_suffix(".json") if name == "data" else last_round.state_marker
+        record = data.with_suffix(".json") if name == "data" else last_round.complete_states_marker
         manifest = read_json(record)
-        (manifest if name == "data" else manifest["sha256"])[path.name] = sha256_of(path)
+        (manifest if name == "data" else manifest["sha256"])[path.name] = compute_file_sha256(path)
         write_json(record, manifest)
 
     def read_states() -> None:

@@ -75,7 +75,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         assert torch.equal(run.load_server_state(2)["model"][name], value)
         assert value.isfinite().all()
 
-    last_rounds = files.read_json(run.files.round(2).state_marker)["last"]
+    last_rounds = files.read_json(run.files.round(2).complete_states_marker)["last"]
     assert [last_rounds[client] for client in failed_clients] == [
         1 if client in previous_participants else -1 for client in failed_clients
     ]
@@ -89,7 +89,9 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
     plan, run = run_studies(size=1)
-    assert files.sha256_of(run.files.round(2).server_state) == files.sha256_of(run.files.round(1).server_state)
+    assert files.compute_file_sha256(run.files.round(2).server_state) == files.compute_file_sha256(
+        run.files.round(1).server_state
+    )
     left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
     left_out_updates = StudyData(plan).left_out_updates
@@ -105,11 +107,11 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
 
 def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     plan, run = run_studies(size=150)
-    expected = files.sha256_of(run.files.round(2).server_state)
+    expected = files.compute_file_sha256(run.files.round(2).server_state)
     reopened_run = studies.open_runs(plan)[0]
     ids = reopened_run.participants(2)
     reopened_run.aggregate(2, [reopened_run.train(2, ids[:2]), reopened_run.train(2, ids[2:])])
-    assert files.sha256_of(run.files.round(2).server_state) == expected
+    assert files.compute_file_sha256(run.files.round(2).server_state) == expected
 
 
 def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:

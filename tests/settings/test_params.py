@@ -884,7 +884,7 @@ def test_a_text_model_knows_all_of_its_texts_words() -> None:
 @pytest.mark.parametrize(("name", "other"), [("mlp", "bilstm, fasttext"), ("fasttext", "cnn, cnn4")])
 def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_empty_folder: Path) -> None:
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
-    rows = {"name": "npz", "path": "rows.npz", "sha256": files.sha256_of(Path("rows.npz")), "split": "pooled"}
+    rows = {"name": "npz", "path": "rows.npz", "sha256": files.compute_file_sha256(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
     download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"

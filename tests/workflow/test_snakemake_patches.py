@@ -19,13 +19,20 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 import snakemake_executor_plugin_fedpipe_slurm as slurm_plugin
 from fedpipe.core.errors import SettingsError
 from fedpipe.workflow import snakemake_patches
-from fedpipe.workflow.snakemake_patches import patch_locks, patch_records, patch_scheduler
+from fedpipe.workflow.snakemake_patches import (
+    patch_linked_outputs,
+    patch_locks,
+    patch_missing_records,
+    patch_record_writing,
+    patch_scheduler,
+)
 
 REPLACED = [
     (patch_locks, FilePersistence, {"_delete_locks"}),
     (patch_scheduler, JobScheduler, {"_schedule_reevalutation"}),
-    (patch_records, FilePersistence, {"_io_write", "_record_path", "has_metadata", "metadata", "params_changed"}),
-    (patch_records, _IOFile, {"protected"}),
+    (patch_record_writing, FilePersistence, {"_io_write", "_record_path"}),
+    (patch_linked_outputs, _IOFile, {"protected"}),
+    (patch_missing_records, FilePersistence, {"has_metadata", "metadata", "params_changed"}),
 ]
 SOURCES = [
     (snakemake_patches, (FilePersistence, PersistenceBase, JobScheduler, JobRateLimiter, _IOFile)),

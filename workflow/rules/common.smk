@@ -34,7 +34,9 @@ Path("results/.provenance").mkdir(parents=True, exist_ok=True)
 Path(".snakemake/incomplete").mkdir(parents=True, exist_ok=True)
 with suppress(FileExistsError):
     os.symlink("../results/.provenance", ".snakemake/metadata")
-snakemake_patches.patch_records()
+snakemake_patches.patch_record_writing()
+snakemake_patches.patch_linked_outputs()
+snakemake_patches.patch_missing_records()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:

@@ -59,9 +59,9 @@ class WithDW(Algorithm):
     dw: DW | None = None
 
     @override
-    def code_objects(self) -> tuple[Any, ...]:
+    def list_hashed_code(self) -> tuple[Any, ...]:
         """X and this mixin."""
-        return (*super().code_objects(), WithDW)
+        return (*super().list_hashed_code(), WithDW)
 
     @override
     def adapt(self, network: Network) -> Network:
@@ -159,11 +159,11 @@ def add_dw_mixin(method: Any) -> type[Any]:
 
 def get_dw_refusal(method: Any) -> str:
     """Why a method can't have the regularizer, with the cure. Empty: it can."""
-    reason: str = getattr(method, "dw_refusal", "")
+    reason: str = getattr(method, "dw_conflict", "")
     return reason
 
 
-def resolve_algorithm_class(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
+def add_dw_if_requested(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
     """Get the class for the parameters of an entry.
 
     Raises

@@ -83,7 +83,7 @@ def create_project(folder: Path) -> list[str]:
         A file exists already. Nothing is written.
     """
     from fedpipe.core.errors import SettingsError
-    from fedpipe.core.storage.files import sha256_of, write_bytes
+    from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
     new_files = read_project_files()
     existing_files = [
@@ -97,7 +97,7 @@ def create_project(folder: Path) -> list[str]:
         write_bytes(folder / name, data)
     for name, target in PROFILE_LINKS.items():
         (folder / name).symlink_to(target)
-    _write_record(folder, {name: sha256_of(folder / name) for name in new_files if name not in USER_FILES})
+    _write_record(folder, {name: compute_file_sha256(folder / name) for name in new_files if name not in USER_FILES})
     return [*new_files, *PROFILE_LINKS]
 
 
@@ -111,13 +111,13 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
     SettingsError
         The folder is not a project.
     """
-    from fedpipe.core.storage.files import sha256_of, write_bytes
+    from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
     recorded_hashes, new_files = _read_record(folder), _read_updatable_files()
     changed_files, edited_files = [], []
     for name, data in new_files.items():
         path, new_sha256 = folder / name, _hash_bytes(data)
-        current_sha256 = sha256_of(path) if path.is_file() else None
+        current_sha256 = compute_file_sha256(path) if path.is_file() else None
         if current_sha256 in (recorded_hashes.get(name), None) and current_sha256 != new_sha256:
             write_bytes(path, data)
             changed_files.append(name)
@@ -125,7 +125,7 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
             edited_files.append(name)
     for name in recorded_hashes.keys() - new_files.keys():  # removed in this version
         path = folder / name
-        if path.is_file() and sha256_of(path) == recorded_hashes[name]:
+        if path.is_file() and compute_file_sha256(path) == recorded_hashes[name]:
             path.unlink()
             changed_files.append(name)
     _write_record(folder, {name: _hash_bytes(data) for name, data in new_files.items()})

@@ -30,11 +30,11 @@ from fedpipe.core.components.module_graph import (
     is_external_package,
     is_first_party_module,
     is_shared_module,
-    parse_data_files,
     parse_module,
+    read_data_file_list,
 )
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.files import sha256_of
+from fedpipe.core.storage.files import compute_file_sha256
 
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
@@ -220,7 +220,7 @@ class _DependencyWalk:
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
             for path in dict.fromkeys(_find_data_files(source)):
                 self.files.add(path)
-                self.texts[f"{module}:{path.as_posix()}"] = sha256_of(path)
+                self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
 
     def _visit_complete_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""
@@ -386,7 +386,7 @@ class _DependencyWalk:
                     for candidate in (target, target.rpartition(".")[0])
                 )
                 is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
-                if (is_import and has_followed_import) or (is_used and not syntax.is_deferred(statement)):
+                if (is_import and has_followed_import) or (is_used and not syntax.is_inert_on_import(statement)):
                     statement_texts.append(syntax.to_canonical_text(statement))
             if len(statement_texts) > 1:
                 self.texts[f"{module}#"] = "\n".join(statement_texts)
@@ -419,7 +419,7 @@ class _DependencyWalk:
 
 def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
     """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
-    for node in itertools.chain.from_iterable(map(syntax.list_nodes, source.effect_statements)):
+    for node in itertools.chain.from_iterable(map(syntax.list_descendants, source.effect_statements)):
         if (
             isinstance(node, ast.Attribute)
             and node.attr in LIST_ADDERS
@@ -430,4 +430,4 @@ def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
                 "Use one list of names, such as ['prior.npy']."
             )
     for statement in source.bindings[DATA_FILES_VARIABLE]:
-        yield from parse_data_files(source, statement)
+        yield from read_data_file_list(source, statement)

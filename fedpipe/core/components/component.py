@@ -21,7 +21,7 @@ class Component:
         extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
     )
 
-    def code_objects(self) -> tuple[Any, ...]:
+    def list_hashed_code(self) -> tuple[Any, ...]:
         """Classes and functions whose code is part of the key of each run with this component."""
         return (type(self),)
 

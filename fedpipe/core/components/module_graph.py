@@ -192,14 +192,14 @@ def is_shared_module(module: str) -> bool:
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
     """Modules imported by an alias of ``import_module``."""
     others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
-    for node in syntax.list_nodes(statement) if others - {"import_module"} else ():
+    for node in syntax.list_descendants(statement) if others - {"import_module"} else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
             for part in node.args[:1]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.value
 
 
-def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterator[Path]:
+def read_data_file_list(module: syntax.ParsedModule, statement: ast.stmt) -> Iterator[Path]:
     """Data files in a module's list ``FILES``. Raises an error if a file is missing or the list is not literal."""
     try:
         names = ast.literal_eval(getattr(statement, "value", ast.Constant(None)))
@@ -207,11 +207,11 @@ def parse_data_files(source: syntax.ParsedModule, statement: ast.stmt) -> Iterat
         names = None
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise SettingsError(
-            f"{source.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, such as ['prior.npy']."
+            f"{module.name}.{DATA_FILES_VARIABLE} can't be read. Use a list of names, such as ['prior.npy']."
         )
     for name in names:
         if not Path(name).is_file():
             raise SettingsError(
-                f"{source.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a path from the project's root."
+                f"{module.name}.{DATA_FILES_VARIABLE}: {name} is missing. Use a path from the project's root."
             )
         yield Path(name)

@@ -78,8 +78,8 @@ def has_changed(path: Path, fingerprint: str) -> bool:
 @functools.cache
 def _compute_content_sha256_cached(path: Path, fingerprint: str) -> str:
     if not path.is_dir():
-        return files.sha256_of(path)
-    lines = (f"{files.sha256_of(file)}  {file.relative_to(path).as_posix()}\n" for file in _list_files(path))
+        return files.compute_file_sha256(path)
+    lines = (f"{files.compute_file_sha256(file)}  {file.relative_to(path).as_posix()}\n" for file in _list_files(path))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

@@ -183,18 +183,18 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     return build_component(kind, name, parameters, key, other_keys)
 
 
-def component_to_run_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
+def component_to_key_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
     """Name, code digest and parameters of a component for keys and run settings, as JSON values."""
     identity = {
         kind.run_selector: get_component_name(kind, type(component)),
-        "code": code_digest.compute_code_digest(*component.code_objects()).text,
+        "code": code_digest.compute_code_digest(*component.list_hashed_code()).text,
     }
     run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.key_parameters()))
     return run_settings
 
 
 def component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
-    """Make the component from the settings of a run (see :func:`component_to_run_settings`)."""
+    """Make the component from the settings of a run (see :func:`component_to_key_settings`)."""
     parameters = {name: value for name, value in run_settings.items() if name not in {kind.run_selector, "code"}}
     return build_component(kind, run_settings[kind.run_selector], parameters)
 
@@ -226,7 +226,7 @@ def build_component(
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
-        component_class = _import_dw().resolve_algorithm_class(component_class, parameters, key)
+        component_class = _import_dw().add_dw_if_requested(component_class, parameters, key)
         parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))

@@ -62,9 +62,9 @@ def _list_children(node: ast.AST) -> list[ast.AST]:
     return children
 
 
-def list_nodes(node: ast.AST) -> list[ast.AST]:
-    """A node and all its descendants."""
-    nodes = [node]
+def list_descendants(root: ast.AST) -> list[ast.AST]:
+    """List a node and all its descendants."""
+    nodes = [root]
     for node in nodes:
         nodes += _list_children(node)
     return nodes
@@ -133,7 +133,7 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, DEFINITIONS):
         yield statement.name
         return
-    for node in list_nodes(statement):
+    for node in list_descendants(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, DEFINITIONS):
@@ -143,11 +143,13 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
 def _is_plain_assignment(statement: ast.stmt) -> bool:
     """Whether a statement only assigns values to names, such as ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
-        names = [node for target in statement.targets for node in list_nodes(target) if isinstance(node, ast.expr)]
+        names = [
+            node for target in statement.targets for node in list_descendants(target) if isinstance(node, ast.expr)
+        ]
         is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
     else:
         is_plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return is_plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_nodes(statement))
+    return is_plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_descendants(statement))
 
 
 def _is_type_checking_block(statement: ast.stmt) -> bool:
@@ -160,7 +162,7 @@ def _is_type_checking_block(statement: ast.stmt) -> bool:
 
 def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """Imports anywhere in a statement: pairs of a local name and the dotted name that it refers to."""
-    for child in list_nodes(node):
+    for child in list_descendants(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
@@ -201,7 +203,7 @@ def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
             stack += _list_children(node)
 
 
-def is_deferred(statement: ast.stmt) -> bool:
+def is_inert_on_import(statement: ast.stmt) -> bool:
     """Whether a statement is a function without defaults and decorators, which evaluates nothing on import."""
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
@@ -210,5 +212,5 @@ def is_deferred(statement: ast.stmt) -> bool:
 
 def has_external_assignment(statement: ast.stmt) -> bool:
     """Whether a statement changes another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
-    nodes = list_nodes(statement)
+    nodes = list_descendants(statement)
     return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

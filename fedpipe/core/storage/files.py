@@ -128,7 +128,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
-def parquet_bytes(table: pa.Table) -> bytes:
+def encode_parquet(table: pa.Table) -> bytes:
     """Encode a table as Parquet."""
     import pyarrow.parquet as pq
 
@@ -144,7 +144,7 @@ def write_json(path: Path, value: Any) -> str:
 
 def write_parquet(path: Path, table: pa.Table) -> str:
     """Write a table atomically."""
-    return write_bytes(path, parquet_bytes(table))
+    return write_bytes(path, encode_parquet(table))
 
 
 def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
     if not path.is_file():
         raise _missing_error(path)
-    if sha256 is not None and (actual_sha256 := sha256_of(path)) != sha256:
+    if sha256 is not None and (actual_sha256 := compute_file_sha256(path)) != sha256:
         raise _damaged_error(path, actual_sha256, sha256)
     tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
     if not isinstance(tree, dict) or not _are_tensors(tree):
@@ -223,7 +223,7 @@ def find_containing_file(path: Path) -> Path:
     return archive.locate_member(path)[0] if _is_packed(path) else path
 
 
-def sha256_of(path: Path) -> str:
+def compute_file_sha256(path: Path) -> str:
     """Compute the SHA-256 of a file."""
     try:
         with path.open("rb") as stream:
@@ -263,7 +263,7 @@ def is_intact(path: Path, sha256: str) -> bool:
         Its pack is damaged.
     """
     try:
-        return sha256_of(path) == sha256
+        return compute_file_sha256(path) == sha256
     except archive.PackError:
         raise
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ArtifactError):

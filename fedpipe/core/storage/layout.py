@@ -92,7 +92,7 @@ class RoundFiles:
         return self.path / "times.json"
 
     @property
-    def state_marker(self) -> Path:
+    def complete_states_marker(self) -> Path:
         """Marker of complete states."""
         return self.path / "state.json"
 
@@ -360,15 +360,15 @@ class StudyFiles:
         """Figure of the partition with this name, without suffix."""
         return self.figures / f"partition-{name}"
 
-    def table_files(self, labels: Iterable[str]) -> list[Path]:
-        """All files of rule `table` for these algorithms."""
+    def list_table_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
+        """List all files of rule `table` for these algorithms."""
         return [
             *map(self.result_table, ("csv", "md", "html")),
             self.statistics_table,
             self.times_table,
             self.metrics,
             *map(self.plot_numbers, PLOTS),
-            *map(self.run_keys, labels),
+            *map(self.run_keys, algorithm_labels),
         ]
 
     def figure_files(self, partition_names: Iterable[str]) -> list[Path]:

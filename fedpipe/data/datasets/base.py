@@ -17,7 +17,7 @@ from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.components.component import Component
 from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.storage.files import sha256_of
+from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.data.samples import Samples as Samples  # re-exported for files that define a data set
 from fedpipe.data.sources import formats
 from fedpipe.data.sources.fetch import Fetcher, PublishedFile
@@ -149,7 +149,7 @@ class PublishedDataset(PinnedDataset):
         if self.sha256 or all(fetch.has_file(file.name) for file in self.files):
             return None
         path = fetch.fetch_unpinned(self.substitute_name)
-        return None if path is None else sha256_of(path)
+        return None if path is None else compute_file_sha256(path)
 
     @property
     def substitute_name(self) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import sha256_of
+from fedpipe.core.storage.files import compute_file_sha256
 
 MIRROR_VARIABLE = "FEDPIPE_MIRROR"  #: mirror to use if params.yaml has no `dataset.mirror`
 
@@ -82,7 +82,7 @@ class Fetcher:
             There is no mirror, or its file is missing or differs.
         """
         cached_file = self.cache / sha256[:12] / name
-        if cached_file.is_file() and sha256_of(cached_file) == sha256:
+        if cached_file.is_file() and compute_file_sha256(cached_file) == sha256:
             return cached_file
         if self.mirror is None:
             raise ArtifactError(

@@ -62,7 +62,7 @@ def read_npz(path: Path) -> Samples:
     elif {"x", "y"} <= arrays.keys():
         _require_equal_lengths(path, {name: arrays[name] for name in ("x", "y", "test") if name in arrays})
         x, y = arrays["x"], arrays["y"]
-        test = _to_bool_mask(path, _flatten_column(arrays.get("test", np.zeros(len(y), dtype=np.bool_))))
+        test = _parse_test_mask(_flatten_column(arrays.get("test", np.zeros(len(y), dtype=np.bool_))), path)
     else:
         content = f"only {', '.join(sorted(arrays))}" if arrays else "none of the expected arrays"
         raise ArtifactError(
@@ -243,12 +243,13 @@ def _concatenate_splits(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> n
     return np.concatenate(list(arrays.values()))
 
 
-def _to_bool_mask(path: Path, test: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    if test.ndim != 1 or test.dtype.kind not in "biuf" or not np.isin(test, (0, 1)).all():
+def _parse_test_mask(values: npt.NDArray[Any], path: Path) -> npt.NDArray[np.bool_]:
+    """Convert the array ``test`` of a file to Booleans."""
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
         raise ArtifactError(
-            f"{path}: the array test contains {test.dtype} of shape {test.shape}. Use one Boolean, 0 or 1 per sample."
+            f"{path}: the array test is {values.dtype} of shape {values.shape}. Use one Boolean, 0 or 1 per sample."
         )
-    return test.astype(np.bool_)
+    return values.astype(np.bool_)
 
 
 def _flatten_column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

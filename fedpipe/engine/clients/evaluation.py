@@ -125,7 +125,7 @@ def make_kept_table(
 
 
 def make_matrices_table(
-    round: int, source: Literal["measured", "exchanged"], by_client: Mapping[int, Mapping[str, Tensor]]
+    round: int, source: Literal["measured", "exchanged"], matrices_by_client: Mapping[int, Mapping[str, Tensor]]
 ) -> pa.Table:
     """Make rows of matrices (C, C): one per client (-1: server), matrix and class, with one column per class.
 
@@ -133,7 +133,7 @@ def make_matrices_table(
     """
     keys = ("round", "source", "client", "matrix", "class")
     columns: dict[str, list[object]] = {key: [] for key in keys}
-    for client, client_matrices in by_client.items():
+    for client, client_matrices in matrices_by_client.items():
         for name, matrix in client_matrices.items():
             for index, row in enumerate(matrix.double().tolist()):
                 for key, entry in zip(keys, (round, source, client, name, index), strict=True):

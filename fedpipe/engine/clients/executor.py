@@ -121,7 +121,7 @@ class Executor(Protocol):
         """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
-def seconds_since(start_time: float, device: torch.device) -> float:
+def measure_seconds_since(start_time: float, device: torch.device) -> float:
     """Seconds since ``start_time`` (``time.perf_counter``), after the device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -106,9 +106,9 @@ class FederatedData:
         """Shuffle the client's training samples for one epoch, or a random fraction of them."""
         indices = self.train[client]
         if share < 1:
-            subset = rng.generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
+            subset = rng.make_generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
             indices = indices[np.sort(subset[: self.compute_subset_size(client, share)])]
-        return rng.generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+        return rng.make_generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
 
     def compute_subset_size(self, client: int, share: float = 1.0) -> int:
         """Number of samples in a fraction of the client's training samples."""
@@ -160,7 +160,7 @@ class FederatedData:
 
     def get_noise_key(self, client: int, round: int, stream: str, epoch: int) -> int:
         """Noise key of an epoch: 62 bits, to which the number of a batch is added."""
-        return rng.entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
+        return rng.derive_entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
 
 
 def round_half_up(value: float) -> int:

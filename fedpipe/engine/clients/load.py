@@ -37,7 +37,7 @@ def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch
         dtype,
         device,
         validation=assignment.validation,
-        transforms=settings.build_transforms(),
+        transforms=settings.build_transforms_settings(),
         data_checksums={
             "data set": store.compute_samples_sha256(samples),
             "partition": compute_assignment_sha256(table),

@@ -41,14 +41,14 @@ from fedpipe.engine.clients.executor import (
     get_personal_passes,
     make_kept_state,
     make_upload,
+    measure_seconds_since,
     needs_noise_key,
-    seconds_since,
     start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.torch_env.layout import channels_last, optimize_layout
-from fedpipe.engine.torch_env.memory import keep_pages
+from fedpipe.engine.torch_env.memory import retain_freed_memory
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, unstack_client
 
 PERSONAL_CACHE_BYTES = 2**30  #: maximum size of the cache of personalized states
@@ -96,7 +96,7 @@ class Loop(Executor):
         storage_device: torch.device | None = None,
     ) -> None:
         torch.set_num_threads(1)
-        keep_pages()
+        retain_freed_memory()
         self._clients, self._finetune_epochs = clients, finetune_epochs
         self._storage_device = storage_device or clients.device
         self._idle_workers = [
@@ -141,7 +141,7 @@ class Loop(Executor):
             state, earlier_seconds = self._personalize(client_run, personal_passes, state, client in task.ids_to_cache)
         for pass_ in passes[len(personal_passes) :]:
             state = client_run.run(pass_, state)
-        seconds = earlier_seconds + seconds_since(start_time, device)
+        seconds = earlier_seconds + measure_seconds_since(start_time, device)
         scores = {test: self._score(client_run, task.phase, state, test) for test in task.tests}
         down = size_in_bytes(algorithm.traffic(received_state))
         if task.phase != "train":
@@ -165,7 +165,7 @@ class Loop(Executor):
             start_time, state = time.perf_counter(), initial_state
             for pass_ in passes:
                 state = optimize_layout(client_run.run(pass_, state))
-            seconds = seconds_since(start_time, self._clients.device)
+            seconds = measure_seconds_since(start_time, self._clients.device)
             personalized_state = PersonalizedState(round, initial_state, state, client_run.epochs.copy(), seconds)
         size = size_in_bytes([personalized_state.initial_state, personalized_state.state])
         if needs_cache and (len(self._personal_cache) + 1) * size <= PERSONAL_CACHE_BYTES:

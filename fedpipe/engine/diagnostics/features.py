@@ -54,7 +54,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
             f"than {len(vectors)}."
         )
     # Exact, because the order of the tree's sums depends on threads.
-    seed = rng.entropy(settings["seed"], "diagnostic/tsne") % 2**32
+    seed = rng.derive_entropy(settings["seed"], "diagnostic/tsne") % 2**32
     embedding = TSNE(perplexity=settings["perplexity"], init="pca", method="exact", random_state=seed)
     positions: np.ndarray[Any, Any] = embedding.fit_transform(vectors.numpy())
     columns = {

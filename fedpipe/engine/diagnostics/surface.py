@@ -46,7 +46,7 @@ def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
 
 def make_direction(model: Tensors, seed: int, index: int) -> Tensors:
     """Make the ``index``-th random direction. Before scaling it is the same for all models with the same shapes."""
-    generator = torch.Generator().manual_seed(rng.entropy(seed, f"diagnostic/surface/{index}") % 2**63)
+    generator = torch.Generator().manual_seed(rng.derive_entropy(seed, f"diagnostic/surface/{index}") % 2**63)
 
     def scale_filters(value: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
@@ -64,7 +64,7 @@ def sample_indices(indices: Integers, count: int | None, seed: int) -> Integers:
     """Draw a number of samples with a seed, in ascending order. All if there are fewer."""
     if count is None or count >= len(indices):
         return indices
-    return np.sort(rng.generator(seed, "diagnostic/samples").choice(indices, count, replace=False))
+    return np.sort(rng.make_generator(seed, "diagnostic/samples").choice(indices, count, replace=False))
 
 
 def compute_loss(run: Run, model: Tensors, indices: Integers) -> float:

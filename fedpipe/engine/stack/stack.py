@@ -30,7 +30,7 @@ from fedpipe.engine.clients.executor import (
     get_passes,
     make_kept_state,
     make_upload,
-    seconds_since,
+    measure_seconds_since,
     start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
@@ -128,7 +128,7 @@ class Stack(Executor):
         start_time = time.perf_counter()
         for number, pass_ in enumerate(get_passes(algorithm, task.phase, self._finetune_epochs)):
             state = stack_run.run(pass_, state, f"pass {number} of the phase '{task.phase}'")
-        seconds = seconds_since(start_time, device) / len(local_clients)
+        seconds = measure_seconds_since(start_time, device) / len(local_clients)
         scores = {test: stack_run.score_clients(state, task.phase, test) for test in task.tests}
         uploads, kept_stack = {}, {}
         if task.phase == "train":

@@ -38,11 +38,11 @@ def _optimize_tensor_layout(value: Tensor) -> Tensor:
     return value.t().contiguous().t() if value.dim() == 2 and _has_colliding_rows(*value.shape) else value
 
 
-def _has_colliding_rows(outputs: int, inputs: int) -> bool:
+def _has_colliding_rows(row_count: int, column_count: int) -> bool:
     """Whether the rows of a linear layer's weight are a multiple of a page apart, and its columns are not.
 
     Addresses that are a multiple of a page apart share the same few lines of the first cache. So the gradient of a
     layer from 1,024 to 512, for a batch of 10, takes 2.5 times as long by rows as by columns. Embedding tables, which
     are read by rows, have more rows than columns.
     """
-    return inputs % PAGE == 0 and NARROW <= outputs < inputs and outputs % PAGE != 0
+    return column_count % PAGE == 0 and NARROW <= row_count < column_count and row_count % PAGE != 0

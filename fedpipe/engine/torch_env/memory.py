@@ -14,7 +14,7 @@ from contextlib import suppress
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-2, 2**26), (-3, 2**30)
 
 
-def keep_pages() -> None:
+def retain_freed_memory() -> None:
     """Let malloc keep freed memory in all threads. No effect without glibc."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -123,7 +123,7 @@ def render_lines(
         ax.set_xlabel((x_label or panel) if is_bottom else "")
         ax.set_ylabel(measure if is_first else "")
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
-    _share_vertical_axes(axes, [(measure, _find_dataset(panel)) for (measure, panel), _ in groups], columns)
+    _share_vertical_axes(axes, [(measure, _extract_dataset_name(panel)) for (measure, panel), _ in groups], columns)
     _add_legend(figure, axes, styles)
     return style.add_notes(figure, list(filter(None, (note, _describe_equal_lines(frame)))))
 
@@ -323,8 +323,8 @@ def _count_columns(axes: Sequence[Axes]) -> int:
     return grid.ncols if grid else 1
 
 
-def _find_dataset(panel: str) -> str:
-    match = DATASETS.search(panel)
+def _extract_dataset_name(panel_title: str) -> str:
+    match = DATASETS.search(panel_title)
     return match.group() if match else ""
 
 

@@ -139,12 +139,14 @@ def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None
     run = run_study()
     files = run.files.round(AT)
     packing.unpack_folder(run.files.rounds_folder)
-    state_marker, marker = read_json(files.state_marker), read_json(files.marker)
+    complete_states_marker, marker = read_json(files.complete_states_marker), read_json(files.marker)
     state = {"model": {name: 1.5 * value for name, value in read_pt(files.server_state)["model"].items()}}
-    state_marker["sha256"][files.server_state.name] = marker["sha256"][files.server_state.name] = write_pt(
+    complete_states_marker["sha256"][files.server_state.name] = marker["sha256"][files.server_state.name] = write_pt(
         files.server_state, state
     )
-    marker["sha256"][files.state_marker.name] = write_json(files.state_marker, state_marker)
+    marker["sha256"][files.complete_states_marker.name] = write_json(
+        files.complete_states_marker, complete_states_marker
+    )
     write_json(files.marker, marker)
     (repeated_run,) = [Run(run.files)]
     with pytest.raises(ArtifactError, match=rf"round {AT} has another result when it is repeated: bits differ in"):
