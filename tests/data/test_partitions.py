@@ -666,6 +666,7 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
             "Use at most 143.",
         ),
     ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else str(value),
 )
 def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, problem: str, cure: str) -> None:
     with pytest.raises(SettingsError) as error:

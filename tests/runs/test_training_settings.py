@@ -146,7 +146,7 @@ REFUSED = [
     ({"schedule": {"name": "cosine", "period": 5, "gamma": 0.5}}, r"federation\.schedule\.gamma: 0\.5 .*cosine"),
     (
         {"schedule": {"name": "cosine", "period": 5, "minimum": 0.2}},
-        r"federation\.schedule\.minimum: 0\.2 .*federation\.learning_rate \(0\.1\)",
+        r"federation\.schedule\.minimum: 0\.2 .*federation\.learning_rate\. Use at most 0\.1",
     ),
     ({"schedule": {"name": "cosin", "period": 5}}, r"federation\.schedule\.name: 'cosin' .*'cosine'"),
     ({"schedule": {"steps": 5}}, r"federation\.schedule\.steps: unknown key.*'step_size'"),
