@@ -21,7 +21,7 @@ from tests import small_studies as studies
 from tests.analysis.conftest import finish
 from tests.papers.test_pages import BROWSER
 from tests.pipeline.conftest import Project, jobs, stages
-from tests.report.test_plots import drawn
+from tests.report.test_plots import count_pixels
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +211,7 @@ def test_pages_of_plots_are_free_of_errors(story: Story, tmp_path: Path) -> None
         assert (done.returncode, done.stderr) == (0, "")
         assert [int(line) > 20 for line in done.stdout.split()] == [True] * 4, "so many marks in each plot"
     if BROWSER:
-        assert [len(colors) > 3 for colors in drawn(page, tmp_path / "profile")] == [True] * 4
+        assert [len(colors) > 3 for colors in count_pixels(page, tmp_path / "profile")] == [True] * 4
 
 
 def draw(*command: str | Path) -> subprocess.CompletedProcess[str]:

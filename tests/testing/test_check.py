@@ -375,7 +375,7 @@ def test_all_breaches_are_told_at_once(
             "`@dataclass(frozen=True, kw_only=True)` above class Own.",
         ),
         ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm. It must derive from Algorithm."),
-        (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields. Use a @dataclass(frozen=True"),
+        (f"{HEAD}class Own(FedAvg):\n mu = 1\n nu: float = 2\n", "has fields. Make it a @dataclass(frozen=True"),
         (
             f"{HEAD}@dataclass(frozen=True, kw_only=True)\nclass Own(FedAvg):\n"
             " def __post_init__(self):\n  {}['a']\n",
