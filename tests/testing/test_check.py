@@ -371,7 +371,7 @@ def test_all_breaches_are_told_at_once(
         ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1)"),
         (
             f"{HEAD}@dataclass\nclass Own(FedAvg):\n mu: float = 1\n",
-            "(TypeError: cannot inherit non-frozen dataclass from a frozen one, own.py, line 32); write "
+            "(TypeError: cannot inherit non-frozen dataclass from a frozen one, own.py, line 32). Write "
             "`@dataclass(frozen=True, kw_only=True)` above class Own.",
         ),
         ("class Own:\n pass\n", "own.Own: 'own.Own' is not an algorithm. It must derive from Algorithm."),
