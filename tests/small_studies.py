@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from fedpipe.core.storage import archive, layout
@@ -19,7 +21,14 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
 
 ROOT = Path(__file__).parent.parent
+#: Methods of all kinds: plain, corrected, regularized, by classes, mixed, and personal. Slow tests have all methods.
+REPRESENTATIVE = ("fedavg", "scaffold", "feddw", "cwfedavg", "fedala", "pfps_lwc")
 SHIPPED: tuple[str, ...] = tuple(yaml.safe_load((ROOT / "params.yaml").read_text())["study"]["algorithms"])
+
+
+def mark_others_slow(names: Iterable[str], fast: Collection[str] = REPRESENTATIVE) -> list[Any]:
+    """Return parameters of a test: the representative methods for `make test`, the others for `make test-all`."""
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in names]
 
 
 def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections: Any) -> dict[str, Any]:

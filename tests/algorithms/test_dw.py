@@ -18,6 +18,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.engine.torch_env.trees import size_in_bytes
 from fedpipe.models.base import Network, compute_class_relations
+from tests import small_studies as studies
 
 METHODS = registry.list_components(component.ALGORITHM)
 SETTINGS = {"feddual": {"epsilon": 0.1}}
@@ -39,7 +40,7 @@ def plain(state):
     return {part: value for part, value in state.items() if not part.startswith("dw/")}
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - OWN_HEADS))
+@pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
 def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, name):
     with_dw, without = (make_trial(build(name, mu), bare).run(2, tests=("local",)) for mu in (0.0, None))
     assert isinstance(with_dw.algorithm, WithDW)
@@ -66,7 +67,7 @@ def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
     assert_same(plain(strong.server), without.server)
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - OWN_HEADS))
+@pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
 def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
     loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
     assert_same(stack.server, loop.server, within=1e-10)

@@ -182,6 +182,7 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
     assert min(threads_of) == 1, "a lock of another thread would stay locked in the fork"
 
 
+@pytest.mark.slow
 def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> None:
     """One server serves jobs with different execution settings."""
     path = prepare_run(2)
@@ -197,6 +198,7 @@ def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> N
     assert len(snakemake.list_processes()) == 1
 
 
+@pytest.mark.slow
 def test_jobs_ignore_the_signals_that_their_command_ignores_and_no_others(snakemake: Snakemake) -> None:
     """Ctrl+C ends them, whichever command started their server."""
     prepare_run(2, own=True)
@@ -219,6 +221,7 @@ def test_figures_that_can_not_be_drawn_cost_no_other_job(snakemake: Snakemake) -
     assert len(snakemake.list_processes()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False])
 def test_what_was_to_be_done_at_the_end_is_done(snakemake: Snakemake, served: bool) -> None:
     """Trackers of experiments have threads and exit functions that run at the end."""
@@ -249,6 +252,7 @@ print("no end of line", end="")
     assert not Path(Path("folder").read_text()).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("served", [True, False])
 def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: bool) -> None:
     prepare_run(1)
@@ -260,6 +264,7 @@ def test_a_command_without_streams_does_its_work(snakemake: Snakemake, served: b
     assert Path("results/plan.json").is_file()
 
 
+@pytest.mark.slow
 def test_mistakes_statuses_and_help_are_those_of_the_command(snakemake: Snakemake) -> None:
     path = prepare_run(2)
     commands = (
@@ -325,6 +330,7 @@ def test_a_stopped_command_stops_and_continues(snakemake: Snakemake) -> None:
         wait_for_end([job])
 
 
+@pytest.mark.slow
 def test_a_job_dies_with_the_command_that_waits_for_it_and_no_other_does(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
@@ -343,6 +349,7 @@ def test_a_job_dies_with_the_command_that_waits_for_it_and_no_other_does(snakema
     assert other.returncode == 128 + signal.SIGSEGV, "the status that a shell gives if a signal ended the command"
 
 
+@pytest.mark.slow
 def test_all_ends_with_snakemake_however_that_ends(snakemake: Snakemake) -> None:
     path = prepare_run(LONG)
     with snakemake.call("segment", path, "--stop", str(LONG)) as running:
@@ -380,6 +387,7 @@ def test_a_server_that_is_killed_costs_its_jobs_and_the_next_command_starts_anot
     assert new != server
 
 
+@pytest.mark.slow
 def test_edited_code_is_what_runs(tmp_path: Path) -> None:
     """A server that imported the code before the edit is not used."""
     clone = studies.copy_project(tmp_path / "clone")

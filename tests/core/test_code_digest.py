@@ -290,6 +290,7 @@ def find_pythons() -> dict[str, str]:
     return pythons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
     """On a sample of the grammar, and on all code of fedpipe."""

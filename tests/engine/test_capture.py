@@ -27,6 +27,7 @@ from fedpipe.models.base import Network
 from fedpipe.settings.federation import Server
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.trial import CLASSES
+from tests import small_studies as studies
 
 LAUNCHES = Path(__file__).with_name("launches.csv")
 SIZES = (9, 5, 5)  #: in batches of 4: two steps at a width of 3, then one of a client alone
@@ -152,7 +153,7 @@ def read_launch_table():
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
 def test_every_pass_stays_on_the_device_and_launches_no_more_than_the_table_says(trial, assert_same, name):
     """`launches.csv` has a line a pass: what is more is slower on a GPU, what is less belongs there."""
     counts, table = count_pass_launches(trial(build(name)).run(1), assert_same), read_launch_table().get(name, {})
@@ -171,7 +172,7 @@ def build_biasless_network():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DW)
+@pytest.mark.parametrize("name", studies.mark_others_slow(DW))
 def test_passes_with_dw_stay_on_the_device(trial, assert_same, name):
     count_pass_launches(trial(build(name, dw={"mu": 0.7}), build_biasless_network, (5,)).run(1), assert_same)
 

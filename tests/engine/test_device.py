@@ -134,10 +134,7 @@ def require_equal_files(
     return last_round, result, rules
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in {*DECIDES, *studies.SHIPPED} else pytest.mark.slow) for name in NAMES],
-)
+@pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
 def test_what_a_round_writes_is_all_that_leaves_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All clients train in every round, in two stacks; then all are measured: nothing of it is sent to the device."""
     last_round, result, rules = require_equal_files(monkeypatch, name)

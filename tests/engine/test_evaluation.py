@@ -9,6 +9,7 @@ from sklearn.metrics import confusion_matrix
 
 from fedpipe.core.components import component, registry
 from fedpipe.engine.clients.executor import Phase
+from tests import small_studies as studies
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
 
@@ -19,7 +20,7 @@ def count_correct_predictions(trial, phase: Phase, ids=None):
 
 
 @pytest.mark.parametrize("buffers", ["average", "keep"])
-@pytest.mark.parametrize("label", ALGORITHMS)
+@pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
 def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial, label, buffers):
     trial = make_trial(label, "norm", buffers=buffers)
     clients, all_clients = trial.clients, range(len(trial.clients))
@@ -40,7 +41,7 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
     )
 
 
-@pytest.mark.parametrize("label", ALGORITHMS)
+@pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
 def test_every_algorithm_has_a_model_right_after_training(make_trial, label):
     trial = make_trial(label, "norm", learning_rate=0.3, local_epochs=10)
     assert count_correct_predictions(trial, "train") != count_correct_predictions(trial, "begin")
@@ -66,7 +67,7 @@ def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
             assert (score.correct, score.total) == (int(table.trace()), len(indices))
 
 
-@pytest.mark.parametrize("label", ALGORITHMS)
+@pytest.mark.parametrize("label", studies.mark_others_slow(ALGORITHMS))
 def test_classes_are_those_of_the_loop_in_a_stack(make_trial, label):
     result = []
     for width in (None, 3):

@@ -31,6 +31,7 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another malloc than glibc's")
 def test_a_step_takes_again_what_the_last_one_gave_back() -> None:
     faults = {

@@ -92,7 +92,11 @@ def test_no_bit_depends_on_threads_and_a_run_repeats_itself(make_trial, make_cli
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "name", ["fedala", "fednh", "fedproto", "feduv", "feddw", "feddual", "moon", "perfedavg", "pfedme", "pfps_lwc"]
+    "name",
+    studies.mark_others_slow(
+        ("fedala", "fednh", "fedproto", "feduv", "feddw", "feddual", "moon", "perfedavg", "pfedme", "pfps_lwc"),
+        ("feddw", "moon", "pfps_lwc"),
+    ),
 )
 def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clients, name, width):
     run = make_float32_trial(make_trial, make_clients, name, width=width, participation=1.0)

@@ -22,6 +22,7 @@ from fedpipe.engine.stack.stack import Stack
 from fedpipe.settings.federation import Federation, Schedule
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.comparisons import ROUNDING
+from tests import small_studies as studies
 
 WIDTHS = [None, 3]
 NAMES = registry.list_components(component.ALGORITHM)
@@ -74,7 +75,7 @@ def test_the_rate_of_each_round_is_pytorchs(name, warmup):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
 def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name, width):
     """Of every algorithm, whatever it does with the rate: bit for bit, before and after training too."""
     scheduled = make_trial(build(name), width=width, learning_rate=0.1, schedule=COSINE)
@@ -201,7 +202,7 @@ def test_those_that_count_epochs_say_so():
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", BY_STEPS)
+@pytest.mark.parametrize("name", studies.mark_others_slow(BY_STEPS))
 def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, name, width):
     """Of clients of one size, two epochs of two batches are four steps, bit for bit."""
     clients = make_clients(sizes=(8,) * 8)
@@ -210,7 +211,7 @@ def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, n
     assert_same(get_states(steps), get_states(epochs))
 
 
-@pytest.mark.parametrize("name", BY_STEPS)
+@pytest.mark.parametrize("name", studies.mark_others_slow(BY_STEPS))
 def test_loop_and_stack_take_the_same_steps(make_trial, assert_same, name):
     """Of clients of one sample to twenty, who end amid different epochs; rates fall, and gradients are clipped."""
     settings = {"local_epochs": None, "local_steps": 5, "schedule": COSINE}
@@ -278,7 +279,10 @@ def test_the_record_of_stacks_tells_the_steps(make_trial):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", [name for name in NAMES if "clip_norm" not in build(name).unsupported_settings])
+@pytest.mark.parametrize(
+    "name",
+    studies.mark_others_slow(name for name in NAMES if "clip_norm" not in build(name).unsupported_settings),
+)
 def test_a_norm_that_nobody_reaches_changes_no_bit(make_trial, assert_same, name, width):
     clipped, plain = (make_trial(build(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))
     assert_same(get_states(clipped), get_states(plain))

@@ -89,7 +89,7 @@ def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
     return Stack(algorithm, clients, 2)
 
 
-@for_each_model("vgg16", "resnet18", "feddw_resnet18")
+@for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
     assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
@@ -97,7 +97,7 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
     assert sum(has_changed) > len(has_changed) / 2
 
 
-@for_each_model("vgg16", "resnet18", "feddw_resnet18")
+@for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
     """The CPU simulates a GPU. No tensor is on the host, and all kernels are deterministic."""
     _, host_results = train_round(name, make_stack, dtype="float32")

@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import yaml
 
 from fedpipe.core.storage import files
@@ -22,6 +23,7 @@ def network(shape, classes):
 """
 
 
+@pytest.mark.slow
 def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
     readme = (project.folder / "README.md").read_text()
     section = readme[readme.index("## Data sets, partitions and models") :]

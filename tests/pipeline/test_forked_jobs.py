@@ -48,6 +48,7 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     assert not list_processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE]))
 
 
+@pytest.mark.slow
 def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
     """Else it would be started a second time: its environment has to be that of jobs."""
     (project.folder / "sitecustomize.py").write_text(

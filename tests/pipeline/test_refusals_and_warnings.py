@@ -15,6 +15,7 @@ WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is not less than federatio
 KEPT = ["kept-on-global", "kept-on-local"]
 
 
+@pytest.mark.slow
 def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Project) -> None:
     study = studies.settings(rounds=1)
     studies.write(study, project.folder)
@@ -37,6 +38,7 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
     assert "results/studies/other" in project.snakemake("-n", "all", "--configfile", "mine.yaml")
 
 
+@pytest.mark.slow
 def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any edit: a plan with generated samples is made again each time."""
     monkeypatch.chdir(project.folder)

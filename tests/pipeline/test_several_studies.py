@@ -195,6 +195,7 @@ def accuracies(project: Project, place: str, number: int) -> list[str]:
     return [row["mean"] for row in rows if row["round"] == str(number)]
 
 
+@pytest.mark.slow
 def test_a_study_that_has_no_place_of_its_own_is_one_sentence(project: Project) -> None:
     (project.folder / "studies/a").mkdir()
     (project.folder / "params.yaml").rename(project.folder / "studies/a/tables.yaml")
@@ -233,6 +234,7 @@ def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
     assert tables == {f"table_results_studies_a_{name}_smoke" for name in ("long", "short")}
 
 
+@pytest.mark.slow
 def test_a_mistake_in_another_study_is_one_sentence(project: Project) -> None:
     (project.folder / "studies/other.yaml").write_text("federation: {rounds: 0}\n")
     printed = project.snakemake("all", *OTHER, check=False)

@@ -72,6 +72,7 @@ def test_a_round(tmp_path: Path) -> None:
     assert figures["bare_loop_seconds"] / figures["bare_loop_over_training"] < seconds
 
 
+@pytest.mark.slow
 def test_a_round_beside_pfllib(tmp_path: Path) -> None:
     """PFLlib gets all samples, and its first round, which is for warming up, does not count."""
     (tmp_path / "system").mkdir()
@@ -85,6 +86,7 @@ def test_a_round_beside_pfllib(tmp_path: Path) -> None:
     assert figures["pfllib_training_over_training"] == pytest.approx(figures["training_samples"] / training)
 
 
+@pytest.mark.slow
 def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks/round.py"), "--pfllib", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -97,6 +99,7 @@ def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measu
     assert "No module named 'what_pfllib_needs'" in done.stderr
 
 
+@pytest.mark.slow
 def test_startup(tmp_path: Path) -> None:
     figures = run("startup", tmp_path / "figures.json")
     assert figures["large_plan_runs"] == 27

@@ -88,6 +88,7 @@ def find_overlaps(texts, renderer):
     return [(one, other) for (one, a), (other, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("panels", ["a grid's", "methods'"])
 def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     """With a thousand rounds, and values of the grid that are long."""

@@ -83,6 +83,7 @@ def prepare_run() -> tuple[str, dict[str, str]]:
     return path, expected
 
 
+@pytest.mark.slow
 @needs_mount
 def test_a_full_disk_is_named_and_once_there_is_room_it_goes_on() -> None:
     path, expected = prepare_run()

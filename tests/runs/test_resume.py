@@ -66,6 +66,7 @@ def list_temporary_files(folder: Path) -> list[Path]:
     return list(folder.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "write_number", [pytest.param(3, marks=pytest.mark.slow), 11, pytest.param(16, marks=pytest.mark.slow), 22]
 )
@@ -199,6 +200,7 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     collect.collect_rounds(run.files, ROUNDS, "all")
 
 
+@pytest.mark.slow
 def test_killed_while_it_packs() -> None:
     """In the pack's write, and after it, when some files are there twice and some are gone already."""
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))

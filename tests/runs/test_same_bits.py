@@ -20,10 +20,7 @@ from tests import small_studies as studies
 
 ROUNDS = 4
 #: Every algorithm; those of `make demo` every day.
-ALGORITHMS = [
-    pytest.param(name, marks=[] if name in studies.SHIPPED else pytest.mark.slow)
-    for name in registry.list_components(component.ALGORITHM)
-]
+ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), ("fedavg", "scaffold", "cwfedavg"))
 
 
 def collect_results(run: Run, rounds: int = ROUNDS) -> dict[str, str]:

@@ -345,6 +345,7 @@ ONE_CLASS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ONE_CLASS.values(), ids=ONE_CLASS)
 def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: str, project: Path) -> None:
     write(project, body)

@@ -44,6 +44,7 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("Snakefile").write_text(SNAKEFILE)
 
 
+@pytest.mark.slow
 def test_a_quiet_snakemake_records_how_each_job_ended() -> None:
     assert run_snakemake("-n").returncode == 0
     assert not plugin.RECORDS_FOLDER.exists(), "a dry run starts no jobs"
