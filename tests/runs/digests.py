@@ -12,8 +12,10 @@ network, with BatchNorm and with dropout. It also runs FedDW's regularizer on th
 Adam, and other training settings. It needs the commands `plan`, `download`, `partition` and `segment` and the formats
 of the files, and no function of the package, so it runs with any revision.
 
-``tests/runs/digests.json`` has the digests of revision 0663cab. PyTorch's kernels round differently on different
-processors, so the program limits them to instructions that all x86-64 processors with AVX2 have.
+``tests/runs/digests.json`` has the digests of version 0.2.0. They are those of revision 0663cab, except ``clients.pt``
+of FedALA, MOON and PFPS-LWC, which no longer contains a flag for clients that have trained. PyTorch's kernels round
+differently on different processors, so the program limits them to instructions that all x86-64 processors with AVX2
+have.
 """
 
 from __future__ import annotations
