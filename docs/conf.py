@@ -22,6 +22,7 @@ docs/tutorial
 
 docs/studies
 docs/protocols
+docs/custom-data
 docs/own-model
 docs/own-algorithm
 docs/diagnostics
@@ -79,8 +80,8 @@ html_title = "fedpipe"
 def adapt(app, name, source):
     """GitHub's inline mathematics as MyST's; README begins the tree of pages."""
     source[0] = re.sub(r"\$`(.+?)`\$", r"{math}`\1`", source[0], flags=re.S)
-    if name == root_doc:
-        source[0] += CONTENTS
+    if name == root_doc:  # badges are for GitHub
+        source[0] = re.sub(r"^\[!\[.*\n", "", source[0], flags=re.M) + CONTENTS
 
 
 def complete(app, exception):
