@@ -23,8 +23,8 @@ docs/tutorial
 docs/studies
 docs/protocols
 docs/custom-data
-docs/own-model
-docs/own-algorithm
+docs/custom-model
+docs/custom-algorithm
 docs/diagnostics
 docs/papers
 docs/dvc
