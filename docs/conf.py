@@ -22,8 +22,9 @@ docs/tutorial
 
 docs/studies
 docs/protocols
-docs/own-model
-docs/own-algorithm
+docs/custom-data
+docs/custom-model
+docs/custom-algorithm
 docs/diagnostics
 docs/papers
 docs/dvc
@@ -79,8 +80,8 @@ html_title = "fedpipe"
 def adapt(app, name, source):
     """GitHub's inline mathematics as MyST's; README begins the tree of pages."""
     source[0] = re.sub(r"\$`(.+?)`\$", r"{math}`\1`", source[0], flags=re.S)
-    if name == root_doc:
-        source[0] += CONTENTS
+    if name == root_doc:  # badges are for GitHub
+        source[0] = re.sub(r"^\[!\[.*\n", "", source[0], flags=re.M) + CONTENTS
 
 
 def complete(app, exception):

@@ -73,13 +73,14 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
 
 
 def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
-    """As they stand there: fedpipe run, and DVC, which finds all of it and records it."""
+    """Run them as written: `fedpipe run`, `snakemake`, and DVC, which records the results."""
     clone.run("git", "init", "-q")
     studies.write(studies.settings(rounds=1), clone.folder)
     clone.commit()
     output = clone.on_slurm("fedpipe", "run", "--profile", "slurm", "-j", "3")
     assert output.startswith("snakemake all --profile slurm --jobs 3\n")
     assert "submitted with SLURM jobid" in output
+    assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "all")
     bits = clone.bits()
     clone.edit(federation={"learning_rate": 0.05})
     output = clone.on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")

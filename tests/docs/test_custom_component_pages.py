@@ -1,4 +1,4 @@
-"""docs/own-model.md and docs/own-algorithm.md: each study is planned, each network trained, each algorithm checked."""
+"""docs/custom-model.md and docs/custom-algorithm.md: each study is planned, each network trained, each algorithm checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedpipe.models.base import FunctionalNetwork
 from fedpipe.planning import planner
 from tests.docs.page_blocks import blocks, read
 
-MODELS, ALGORITHMS = "docs/own-model.md", "docs/own-algorithm.md"
+MODELS, ALGORITHMS = "docs/custom-model.md", "docs/custom-algorithm.md"
 NAMES = re.findall(r"^class (\w+)\(", read(ALGORITHMS), flags=re.M)
 #: The fast checks: names, hooks and their shapes, and sequential against vectorized clients.
 FAST = [check for check in testing.CHECKS if check.__name__ in {"check_names", "check_hooks", "check_loop_and_stack"}]

@@ -1,4 +1,4 @@
-"""The README's example of one's own data and network, letter by letter."""
+"""The example of custom data and a custom network in docs/custom-data.md, as written."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def network(shape, classes):
 
 @pytest.mark.slow
 def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
-    readme = (project.folder / "README.md").read_text()
-    section = readme[readme.index("## Data sets, partitions and models") :]
+    page = (project.folder / "docs/custom-data.md").read_text()
+    section = page[page.index("## Custom data") :]
     example = section.partition("```yaml\n")[2].partition("```")[0]
     assert yaml.safe_load(example)["model"] == {"name": "own.network"}
     params, cells = project.folder / "params.yaml", project.folder / "data/cells.npz"

@@ -1,7 +1,7 @@
-"""Every pair of the README's table of data sets and models: a round of FedAvg on 300 samples, through the DAG.
+"""Run a round of FedAvg on 300 samples for each data set and model in the table of docs/custom-data.md.
 
-The samples are real where FEDPIPE_MIRROR names a mirror that holds the data set; otherwise noise stands in, of its
-shape and classes, in an .npz or a Parquet file as a mirror may offer (tests/data has files in the published formats).
+The samples are real if the mirror of FEDPIPE_MIRROR has the data set. Otherwise they are noise of its shape and
+classes, in an .npz or Parquet file such as a mirror may offer (tests/data has files in the published formats).
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ SUBSET = 300
 
 
 def pairs() -> list[Any]:
-    """The README's rows: names of data sets, and names of models."""
-    table = (studies.ROOT / "README.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
+    """The rows of docs/custom-data.md: names of data sets, and names of models."""
+    table = (
+        (studies.ROOT / "docs/custom-data.md").read_text().split("| data set | samples | models")[1].split("\n\n")[0]
+    )
     rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
 

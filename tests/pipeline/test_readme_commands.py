@@ -39,7 +39,7 @@ ELSEWHERE = {
     "snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local": (
         f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
     ),
-    "fedpipe run --profile slurm": SLURM,
+    "snakemake --profile slurm all": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,
     "pip install torch==2.11.0 torchvision==0.26.0 --index-url ADDRESS": INSTALLATION,
@@ -47,6 +47,8 @@ ELSEWHERE = {
     "pip install --no-deps --no-build-isolation -e . && touch .venv/bin/.installed": INSTALLATION,
 }
 
+
+EXPERIMENTS = "dvc exp show --only-changed --drop results"
 
 #: Pages all of whose commands are typed.
 DOORS = ("README.md", "CONTRIBUTING.md", "docs/install.md", "docs/studies.md")
@@ -95,6 +97,8 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     clone.commit("as shipped")
     typist = Typist(clone, "README.md")
 
+    copy = "git clone -q . ../copy && cd ../copy && git log --oneline"
+    assert "as shipped" in typist.next("git clone ADDRESS fedpipe && cd fedpipe", copy)
     assert "| FedDW" in typist.next("make demo")
     typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
     first = clone.metrics()
@@ -111,13 +115,17 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
     assert "feddw" in clone.run("dvc", "metrics", "diff"), "with HEAD, as docs/dvc.md says"
+    experiments = typist.next(EXPERIMENTS)
+    assert "algorithms.feddw.mu" in experiments
+    assert "partition.alpha" not in experiments, "it did not change"
 
     trace = yaml.safe_load(typist.next("fedpipe trace results/tables/results.md feddw.global-on-global"))
     assert trace
     assert "All verified: " in typist.next("fedpipe verify")
     keys = [path.name for path in sorted((clone.folder / "results/runs").glob("*/*"))]
     assert "algorithm" in typist.next("fedpipe diff KEY KEY", shlex.join(["fedpipe", "diff", *keys[:2]]))
-    assert "Nothing to remove" in typist.next("fedpipe prune")
+    assert r"\toprule" in typist.next("fedpipe show --format latex")
+    assert "Nothing to remove" in clone.run("fedpipe", "prune")
 
     printed = typist.next("fedpipe run")
     assert printed.startswith("snakemake all --profile workflow/profiles/local\n")
@@ -141,6 +149,24 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
         printed = typist.next(line, line.replace("make", "make -n"))
         assert f"snakemake papers --config preset={preset} --profile workflow/profiles/local" in printed
     assert typist.done()
+
+
+@pytest.mark.slow
+def test_an_experiment_is_one_line_that_fits_a_terminal(project: Project) -> None:
+    """All methods of the shipped study and an edit that changes all of them."""
+    study = yaml.safe_load((ROOT / "params.yaml").read_text())
+    study["federation"]["rounds"], study["study"]["seeds"] = 1, [0]
+    studies.write(study, project.folder)
+    project.run("dvc", "repro")
+    project.commit("baseline")
+    project.run("dvc", "exp", "run", "-n", "alpha-1", "-S", "partition.alpha=1.0")
+    lines = project.run("env", "COLUMNS=160", *shlex.split(EXPERIMENTS)).splitlines()
+    assert max(map(len, lines)) <= 160
+    assert not [line for line in lines if "…" in line], "nothing is cut off"
+    (experiment,) = [line for line in lines if "[alpha-1]" in line]
+    (head,) = [line for line in lines if "Experiment" in line]
+    assert head.split() == ["Experiment", "Created", *sorted(study["study"]["algorithms"]), "partition.alpha"]
+    assert experiment.split()[-1] == "1"
 
 
 @pytest.mark.slow

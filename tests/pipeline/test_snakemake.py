@@ -195,7 +195,7 @@ def test_a_mistake_is_one_sentence_from_every_command(
 def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     """The README's example, letter by letter."""
     readme = (project.folder / "README.md").read_text()
-    section = readme[readme.index("## An algorithm of your own") :]
+    section = readme[readme.index("## A custom algorithm") :]
     code = section.partition("```python\n")[2].partition("```")[0]
     changes = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
     (project.folder / "own.py").write_text(code)
