@@ -75,7 +75,7 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     assert NOTHING in project.snakemake("-n", "all", *OTHER, "preset=smoke")
     assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the preset has run is found"
     message = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
-    assert "type `fedpipe run --params studies/other.yaml --preset short` first" in message
+    assert "Type `fedpipe run --params studies/other.yaml --preset short` first" in message
     for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
         assert "--preset: 'smok' is not a preset of this study. Did you mean 'smoke'?" in project.run(
             *command, check=False
