@@ -211,7 +211,7 @@ def test_a_time_limit_shorter_than_a_round_is_told(clone: Clone) -> None:
     clone.cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     output = clone.end(running, check=False)
     assert running.returncode
-    assert "SIGTERM before a round was done" in log.read()
+    assert "SIGTERM before a round was complete" in log.read()
     assert "Its time ended before a round was complete" in output
     assert "The time of a job is `runtime` in the profile" in output
     assert submissions(output) == 1
