@@ -90,6 +90,6 @@ def test_a_pack_from_elsewhere_writes_nothing_outside(project: Project) -> None:
         output = project.snakemake("-n", "all", check=False)
         (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
         relative = os.path.relpath(settings.with_name("rounds.zip"), project.folder)
-        assert re.match(rf"fedpipe: {relative} is damaged \(.*PWN/round\.json' in it is not a file of a round", line)
+        assert re.match(rf"fedpipe: {relative} is damaged \(.*PWN/round\.json' is not a file of a round", line)
         assert "Traceback" not in output
         assert not list(project.folder.parent.rglob("PWN"))
