@@ -10,7 +10,13 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "docs/dvc.md", "docs/cluster.md", "docs/pfllib.md", "docs/callbacks.md"),
     *("docs/studies.md", "docs/papers.md", "docs/tutorial.md", "docs/python.md", "docs/architecture.md"),
-    *("docs/install.md", "docs/protocols.md", "docs/diagnostics.md", "docs/custom-model.md", "docs/custom-algorithm.md"),
+    *(
+        "docs/install.md",
+        "docs/protocols.md",
+        "docs/diagnostics.md",
+        "docs/custom-model.md",
+        "docs/custom-algorithm.md",
+    ),
     "docs/custom-data.md",
 )
 LISTINGS = ("Where things lie",)  #: sections with indented blocks that are not commands

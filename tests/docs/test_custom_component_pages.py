@@ -1,4 +1,4 @@
-"""docs/custom-model.md and docs/custom-algorithm.md: each study is planned, each network trained, each algorithm checked."""
+"""Plan each study, train each network and check each algorithm of docs/custom-model.md and docs/custom-algorithm.md."""
 
 from __future__ import annotations
 
