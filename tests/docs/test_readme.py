@@ -27,7 +27,7 @@ from tests.docs.page_blocks import PAGES, ROOT, blocks, commands, inline, read
 
 GROUP: Any = get_command(app.app)
 ALGORITHMS = registry.list_components(component.ALGORITHM)
-MOVED = ("A server optimizer", "Learning rates by round, steps, clipping")  #: sections of docs/studies.md
+MOVED = ("Server optimizers", "Learning-rate schedules, local steps and clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
     for page in ("README.md", "docs/custom-data.md", "docs/protocols.md", "docs/diagnostics.md", "docs/studies.md")
