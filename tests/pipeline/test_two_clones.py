@@ -1,4 +1,4 @@
-"""docs/dvc.md, "An experiment of a colleague": two clones of a bare repository, and a DVC remote between them."""
+"""docs/dvc.md, "Fetch a colleague's experiment": two clones of a bare repository, and a DVC remote between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_experiment_goes_from_one_clone_to_another(project: Project, tmp_path: Path) -> None:
-    sent, fetched = [block for block in blocks("docs/dvc.md") if block.section == "An experiment of a colleague"]
+    sent, fetched = [block for block in blocks("docs/dvc.md") if block.section == "Fetch a colleague's experiment"]
     small = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
     small["algorithms"]["feddw"] = {"mu": 1.0}
     studies.write(small, project.folder)
