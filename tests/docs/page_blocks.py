@@ -13,7 +13,7 @@ PAGES = (
     *("docs/install.md", "docs/protocols.md", "docs/diagnostics.md", "docs/custom-model.md", "docs/custom-algorithm.md"),
     "docs/custom-data.md",
 )
-LISTINGS = ("Where things lie",)  #: sections with indented blocks that are not commands
+LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 
 
 class Block(NamedTuple):
