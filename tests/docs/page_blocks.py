@@ -19,7 +19,7 @@ PAGES = (
     ),
     "docs/custom-data.md",
 )
-LISTINGS = ("Where things lie",)  #: sections with indented blocks that are not commands
+LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 
 
 class Block(NamedTuple):

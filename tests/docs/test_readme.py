@@ -260,7 +260,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 def test_what_lies_where_lies_there() -> None:
-    listings = [block for block in blocks("docs/architecture.md") if block.section == "Where things lie"]
+    listings = [block for block in blocks("docs/architecture.md") if block.section == "Files and folders"]
     assert len(listings) == 1
     entries = [re.split(r"\s{2,}", line)[0] for block in listings for line in block.lines if not line.startswith(" ")]
     generated = ("results/", "results/.provenance")
