@@ -186,7 +186,7 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
 
 
 def test_the_table_of_diagnostics_is_that_of_the_code() -> None:
-    table = dict(rows("docs/diagnostics.md", "# Diagnostics: looking into states"))
+    table = dict(rows("docs/diagnostics.md", "\n## Kinds"))
     assert {kind.strip("`") for kind in table} == set(diagnostics.DIAGNOSTIC_KINDS)
     models = get_args(get_args(diagnostics.HeadNorms.model_fields["models"].annotation)[0])
     assert set(models) <= set(names(table["`head-norms`"]))
