@@ -1,4 +1,4 @@
-"""Docstrings, comments and messages follow the language rules of CONTRIBUTING.md."""
+"""Docstrings, comments, messages and pages follow the language rules of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ BANNED = {
     r"\bit should\b": "Use ..., or: It must ...",
 }
 SEMICOLONS_PER_1000_WORDS = 2
+GENERATED_PAGES = {"algorithms", "datasets", "models", "partitions", "settings"}  #: from docstrings, which are tested
+WRITTEN_PAGES = [
+    *("README.md", "CONTRIBUTING.md", "benchmarks/RESULTS.md"),
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")) if path.stem not in GENERATED_PAGES),
+]
 
 
 def read_prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -60,6 +65,19 @@ def test_prose_has_no_banned_phrase(room: str) -> None:
         for match in re.finditer(pattern, strip_code(text), re.I)
     ]
     assert problems == []
+
+
+def read_page(page: str) -> str:
+    """Read the prose of a page: no code and no tables of algorithms' papers."""
+    text = re.sub(r"^```.*?^```$|^ {4}.*$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+    return strip_code(text)
+
+
+@pytest.mark.parametrize("page", WRITTEN_PAGES)
+def test_pages_have_no_banned_phrase_and_few_semicolons(page: str) -> None:
+    text = read_page(page)
+    assert [match.group(0) for pattern in BANNED for match in re.finditer(pattern, text, re.I)] == []
+    assert len(re.findall(r";(?=\s)", text)) * 1000 <= SEMICOLONS_PER_1000_WORDS * len(text.split())
 
 
 def test_prose_has_few_semicolons() -> None:
