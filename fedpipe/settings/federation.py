@@ -78,9 +78,7 @@ class Schedule(Choice):
     gamma: float | None = Field(
         None, gt=0, description="Factor of each decay (step, default 0.1) or round (exponential)."
     )
-    period: int | None = Field(
-        None, ge=1, strict=True, description="Rounds until the minimum (cosine), T_max. Default federation.rounds."
-    )
+    period: int | None = Field(None, ge=1, strict=True, description="Rounds until the minimum, T_max. cosine needs it.")
     minimum: float | None = Field(None, ge=0, description="Minimum rate (cosine), eta_min. Default 0.")
     warmup: int = Field(
         0,
