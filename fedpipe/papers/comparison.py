@@ -22,7 +22,7 @@ UNJUDGED = "not judged"  #: measured, but without a criterion
 UNMEASURED = "not measured"
 ON_GENERATED_DATA = "not judged (generated data)"
 UNPUBLISHED = "not published"
-NOT_RUN = "not run"  #: the reason if no other is known
+NOT_RUN = "not run"  #: default reason
 CSV_COLUMNS = (  #: columns of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),

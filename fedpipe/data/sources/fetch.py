@@ -86,7 +86,7 @@ class Fetcher:
             return cached_file
         if self.mirror is None:
             raise ArtifactError(
-                f"dataset.sha256: {sha256} is that of a mirror's {name}, but no mirror is set. Set dataset.mirror or "
+                f"dataset.sha256: {sha256} belongs to {name} of a mirror, but no mirror is set. Set dataset.mirror or "
                 f"{MIRROR_VARIABLE} to the mirror, or remove dataset.sha256 to use the published files."
             )
         if (path := self._local_mirror_path(name)) is not None:

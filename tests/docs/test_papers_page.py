@@ -1,0 +1,44 @@
+"""The table of verdicts in docs/papers.md, computed again from the stored numbers of each preset."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+
+from tests.docs.page_blocks import ROOT, read
+
+#: Beginning of a claim, with the paper, its table, the method and its rival, and the preset of the measured numbers.
+CLAIMS = {
+    "FedDW is ahead": ("FedDW", "Table I", "FedDW", "FedAvg", "reduced"),
+    "FedDUAL is ahead": ("FedDUAL", "Table 1", "FedDUAL", "FedAvg", "reduced"),
+    "PFPS-LWC is ahead": ("PFPS-LWC", "Table 2", "PFPS-LWC", "FedPer", "reduced"),
+    "the same, with the paper's settings": ("PFPS-LWC", "Table 2", "PFPS-LWC", "FedPer", "full"),
+    "cwFedAvg is ahead": ("cwFedAvg", "Table 1", "cwFedAvg", "FedAvg", "reduced"),
+}
+
+
+def compute_differences(paper: str, table: str, method: str, rival: str, preset: str) -> pd.DataFrame:
+    """Return published and measured accuracy of the method minus its rival's, one row per column of the table."""
+    cells = pd.read_csv(ROOT / f"docs/papers/{preset}/cells.csv")
+    accuracies = cells[(cells["paper"] == paper) & (cells["table"] == table)].set_index(["row", "column"])
+    accuracies = accuracies[["published_mean", "measured_mean"]]
+    return accuracies.loc[method] - accuracies.loc[rival]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_the_verdicts_have_the_stored_numbers(claim: str) -> None:
+    (line,) = [line for line in read("docs/papers.md").splitlines() if line.startswith(f"| {claim}")]
+    paper_text, measured_text = line.split(" | ")[1:3]
+    differences = compute_differences(*CLAIMS[claim])
+    measured = differences["measured_mean"].dropna()
+    published = differences["published_mean"].dropna()
+    if CLAIMS[claim][-1] == "full":  # the page compares the two columns that were run
+        published = published[measured.index]
+    for text, values in ((paper_text, published), (measured_text, measured)):
+        match = re.fullmatch(r"in (\d) of (\d) columns, by (−?)(\d+\.\d) points(?: on average)?", text)
+        assert match, text
+        assert (int(match[1]), int(match[2])) == (int((values > 0).sum()), len(values))
+        points = float(match[4]) * (-1 if match[3] else 1)
+        assert points == pytest.approx(values.mean(), abs=0.051)
