@@ -320,7 +320,7 @@ def test_a_declared_file_needs_a_mirror(make_fetcher: Callable[..., Fetcher]) ->
     with pytest.raises(ArtifactError) as error:
         make_fetcher().fetch_pinned("own.npz", SHA256)
     assert str(error.value).startswith(f"dataset.sha256: {SHA256} ")
-    assert "own.npz, but no mirror is set" in str(error.value)
+    assert "own.npz of a mirror, but no mirror is set" in str(error.value)
 
 
 def test_a_mirror_that_is_down_is_named(make_fetcher: Callable[..., Fetcher]) -> None:
