@@ -153,11 +153,22 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh every two seconds until all runs are complete.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a web page with curves, also for a folder of studies."),
+    ] = None,
 ) -> None:
     """Show the progress of each run, the remaining time, and the end of the log of each failed job."""
-    from fedpipe.report import status as progress
+    if html is None:
+        from fedpipe.report import status_table
 
-    progress.show_progress(read_plan(params, preset), watch)
+        status_table.show_progress(read_plan(params, preset), watch)
+    else:
+        from fedpipe.report import status_page
+
+        if not params.is_dir():
+            read_plan(params, preset)  # raises an error if the study has no plan
+        status_page.make_status_page(params, preset, html, watch)
 
 
 def _find_snakemake() -> str:

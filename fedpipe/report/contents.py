@@ -204,7 +204,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
-    head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)}"
+    head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
     if form != "markdown":
         return "\n".join(
             [

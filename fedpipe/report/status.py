@@ -7,39 +7,31 @@ This module writes no file and imports no torch.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
-
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
-from rich.text import Text
 
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import is_stored, read_json
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
-from fedpipe.report.tables import DASH
-from fedpipe.report.words import format_duration, format_metric
+from fedpipe.report.words import format_duration
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 
 #: States in the order of the display.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
 RUN_STATES: tuple[RunState, ...] = ("failed", "running", "queued", "stopped", "waiting", "done")
-STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
 RECENT_ROUNDS = 5  #: rounds for the mean rate
-LOG_LINES = 5  #: printed lines of a failed job's log
-REFRESH_SECONDS = 2  #: seconds between two updates
+LOG_LINES = 20  #: lines to read of a failed job's log
 
 SNAKEMAKE_FOLDER = Path(".snakemake")
 STOPPED_PATTERN = r": stopped by SIGTERM after round \d+\b[^\n]*\s*\Z"  #: end of a segment's log that is not a failure
@@ -64,6 +56,8 @@ class RunProgress:
         method has no such model, None before the first evaluation.
     seconds
         Mean seconds of the last rounds.
+    curves
+        Accuracies in [0, 1] by evaluated round and protocol, if they were loaded.
     """
 
     name: str
@@ -72,6 +66,7 @@ class RunProgress:
     total: int
     accuracy: float | None
     seconds: float | None
+    curves: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def seconds_left(self) -> float | None:
@@ -90,9 +85,9 @@ class Failure:
     rule
         Rule of the job.
     log
-        Log of the job.
+        Log of the job, or Slurm's log if the job has written none.
     lines
-        Last lines of the log, or of Slurm's log if the job has written none.
+        Last lines of the log.
     """
 
     run: str
@@ -118,6 +113,11 @@ class LoggedJob:
     error: str = ""  #: reason of the failure, from the executor
     interrupted: bool = False  #: ended by Ctrl+C
 
+    @cached_property
+    def output_ancestors(self) -> set[Path]:
+        """Its outputs and the folders that contain them."""
+        return {ancestor for path in self.outputs for ancestor in (path, *path.parents)}
+
     @property
     def has_started(self) -> bool:
         """Whether it has written to its log since its submission."""
@@ -142,86 +142,81 @@ class LoggedJob:
         return False
 
 
-def load_progress(plan: Plan) -> tuple[list[RunProgress], list[Failure]]:
-    """Load the progress of all runs in the plan's order, and the failed jobs."""
+def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
+    """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
+
+    With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one.
+    """
     jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
-    sorted_runs = sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
+    sorted_runs = sort_runs(plan)
     markers_by_run = {run.path: run.merged_files.marker for run in sorted_runs}
     unfinished_jobs = [
         job for job in jobs.values() if not all(markers_by_run.get(path, path).exists() for path in job.outputs)
     ]
-    locks = _get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*"))
-    runs = [_get_run_progress(plan, run, unfinished_jobs, min(locks, default=None)) for run in sorted_runs]
+    jobs_by_path: dict[Path, list[LoggedJob]] = {}
+    for job in unfinished_jobs:
+        for path in job.output_ancestors:
+            jobs_by_path.setdefault(path, []).append(job)
+    snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
+    runs = [
+        _get_run_progress(
+            plan, run, f"{name} seed {run.seed}", jobs_by_path.get(run.path, []), snakemake_start, has_curves
+        )
+        for run, name in zip(sorted_runs, describe_configurations(plan), strict=True)
+    ]
     partitions = {layout.assignment_file(key).parent for key in plan.partitions}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
     study_paths |= {layout.dataset_file(run.dataset) for run in sorted_runs} | {
         diagnostic.files.table for diagnostic in plan.diagnostics
     }
-    failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
-    study_failures = [job for job in failed_jobs if any(study_paths & {path, *path.parents} for path in job.outputs)]
     names = dict(zip(markers_by_run, (run.name for run in runs), strict=True))
+    failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     return runs, [
-        Failure(_find_run_name(names, job), job.rule, job.logs[0], _read_log_tail(job)) for job in study_failures
+        Failure(
+            next((names[path] for path in job.output_ancestors if path in names), ""), job.rule, *_read_log_tail(job)
+        )
+        for job in failed_jobs
+        if not study_paths.isdisjoint(job.output_ancestors)
     ]
 
 
-def render_progress(
-    runs: list[RunProgress], failures: list[Failure], protocol: str, height: int | None = None
-) -> RenderableType:
-    """Render the progress for a terminal. With a height, as many runs as fit, active runs first."""
-    sorted_runs = sorted(runs, key=lambda run: RUN_STATES.index(run.state))
-    failure_lines = [line for failure in failures for line in _render_failure(failure)]
-    visible_runs = len(sorted_runs) if height is None else max(height - len(failure_lines) - 6, 1)
-    right_column = functools.partial(Column, justify="right")
-    columns = (
-        "run",
-        "",
-        right_column("rounds"),
-        right_column("accuracy"),
-        right_column("s/round"),
-        right_column("time left"),
-        "state",
-    )
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for run in sorted_runs[:visible_runs]:
-        table.add_row(
-            run.name,
-            ProgressBar(run.total, run.rounds, width=20),
-            f"{run.rounds}/{run.total}",
-            "" if run.accuracy is None else DASH if math.isnan(run.accuracy) else f"{100 * run.accuracy:.2f} %",
-            "" if run.seconds is None else f"{run.seconds:.2f}",
-            "" if run.seconds_left is None or run.state == "done" else format_duration(run.seconds_left),
-            Text(run.state, STYLES[run.state]),
-        )
-    hidden_note = (
-        [Text(f"… and {len(sorted_runs) - visible_runs} more", "dim")] if len(sorted_runs) > visible_runs else []
-    )
-    return Group(
-        Text(summarize_progress(runs)),
-        Text(f"accuracy: {format_metric(protocol)}"),
-        table,
-        *hidden_note,
-        *failure_lines,
-    )
+def sort_runs(plan: Plan) -> list[PlannedRun]:
+    """Sort the runs by algorithm, in the order of params.yaml."""
+    return sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
 
 
-def show_progress(plan: Plan, watch: bool = False) -> None:
-    """Print the progress, or update it until all runs are done or Ctrl+C."""
-    console = Console()
-    if not watch:
-        console.print(render_progress(*load_progress(plan), plan.protocols[0]))
-        return
-    with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
-        while True:
-            runs, failures = load_progress(plan)
-            live.update(render_progress(runs, failures, plan.protocols[0], console.height), refresh=True)
-            if all(run.state == "done" for run in runs):
-                return
-            time.sleep(REFRESH_SECONDS)
+def describe_runs(plan: Plan) -> list[dict[str, str]]:
+    """Describe each run of :func:`sort_runs` by its algorithm, and by the grid values and the seed that differ."""
+    points: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for cell in plan.cells:
+        points.setdefault((cell.algorithm, cell.key), []).append(results.format_point(plan, cell))
+    descriptions = [
+        {name: _join(point[name] for point in points[run.algorithm, run.key]) for name in plan.grid}
+        | {"seed": str(run.seed)}
+        for run in sort_runs(plan)
+    ]
+    heads = dict(zip(plan.grid, results.shorten_names(plan.grid), strict=True)) | {"seed": "seed"}
+    varied = [name for name in heads if len({description[name] for description in descriptions}) > 1]
+    return [
+        {"run": plan.title(run.algorithm)} | {heads[name]: description[name] for name in varied}
+        for run, description in zip(sort_runs(plan), descriptions, strict=True)
+    ]
 
 
-def summarize_progress(runs: list[RunProgress]) -> str:
-    """Summarize the study in one line."""
+def describe_configurations(plan: Plan) -> list[str]:
+    """Describe algorithm and all grid points of each run of :func:`sort_runs`."""
+    points: dict[tuple[str, str], list[str]] = {}
+    for cell in plan.cells:
+        point = results.describe_point(results.format_point(plan, cell))
+        points.setdefault((cell.algorithm, cell.key), []).append(point)
+    return [
+        " ".join(filter(None, (plan.title(run.algorithm), _join(points[run.algorithm, run.key]))))
+        for run in sort_runs(plan)
+    ]
+
+
+def summarize_progress(runs: list[RunProgress], width: int | None = None) -> list[str]:
+    """Summarize the study in one line, or in two if it is wider than ``width`` characters."""
     state_counts = {state: sum(run.state == state for run in runs) for state in RUN_STATES}
     states = ", ".join(f"{state_counts[state]} {state}" for state in reversed(RUN_STATES) if state_counts[state])
     rounds = f"{sum(run.rounds for run in runs)} of {sum(run.total for run in runs)} rounds"
@@ -231,7 +226,8 @@ def summarize_progress(runs: list[RunProgress]) -> str:
         if seconds_left is None or state_counts["done"] == len(runs)
         else f", about {format_duration(seconds_left)} left"
     )
-    return f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states}), {rounds}{time_left_note}"
+    lines = [f"{len(runs)} run{'s' if len(runs) > 1 else ''} ({states})", f"{rounds}{time_left_note}"]
+    return [", ".join(lines)] if width is None or len(", ".join(lines)) <= width else lines
 
 
 def estimate_time_left(runs: list[RunProgress]) -> float | None:
@@ -251,12 +247,16 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
 
 
 def _get_run_progress(
-    plan: Plan, run: PlannedRun, unfinished_jobs: list[LoggedJob], snakemake_start: float | None
+    plan: Plan,
+    run: PlannedRun,
+    name: str,
+    jobs: list[LoggedJob],
+    snakemake_start: float | None,
+    has_curves: bool,
 ) -> RunProgress:
-    """Get the progress of a run. ``snakemake_start`` is the start of a running Snakemake, if any."""
+    """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
     files, total_rounds = run.files, run.rounds
     complete_rounds = _count_complete_rounds(files, total_rounds)
-    jobs = [job for job in unfinished_jobs if any(files.path in {path, *path.parents} for path in job.outputs)]
     state: RunState
     if run.merged_files.marker.exists() and complete_rounds == total_rounds:
         state = "done"
@@ -270,28 +270,25 @@ def _get_run_progress(
         state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
     else:
         state = "stopped" if complete_rounds or jobs else "waiting"
-    accuracy = _read_accuracy(plan.protocols[0], files, complete_rounds)
+    if has_curves and state == "done":
+        marker = run.merged_files.marker
+        curves = _read_merged_curves(run.merged_files, marker.absolute(), marker.stat().st_mtime_ns)
+    else:
+        curves = _read_curves(files, complete_rounds, None if has_curves else 1)
     return RunProgress(
-        _describe_run(plan, run),
+        name,
         state,
         complete_rounds,
         total_rounds,
-        accuracy,
+        curves[max(curves)].get(plan.protocols[0], math.nan) if curves else None,
         _read_round_seconds(files, complete_rounds),
+        curves if has_curves else {},
     )
 
 
-def _describe_run(plan: Plan, run: PlannedRun) -> str:
-    """Describe a run with all its grid points."""
-    cells = [cell for cell in plan.cells if run.has_cell(cell)]
-    points = "; ".join(filter(None, (results.describe_point(results.format_point(plan, cell)) for cell in cells)))
-    return " ".join(filter(None, (plan.title(run.algorithm), points, f"seed {run.seed}")))
-
-
-def _find_run_name(names: dict[Path, str], job: LoggedJob) -> str:
-    """Find the description of a job's run."""
-    output_ancestors = {ancestor for path in job.outputs for ancestor in (path, *path.parents)}
-    return next((name for path, name in names.items() if path in output_ancestors), "")
+def _join(texts: Iterable[str]) -> str:
+    """Join distinct texts that are not empty."""
+    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _has_written_log(files: RunFiles, start_time: float) -> bool:
@@ -301,17 +298,28 @@ def _has_written_log(files: RunFiles, start_time: float) -> bool:
 
 
 def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
-    complete_count = 0
-    while complete_count < total_rounds and is_stored(files.round(complete_count + 1).marker):
-        complete_count += 1
-    return complete_count
+    complete_rounds = set(files.list_complete_rounds())
+    return next(
+        number for number in range(total_rounds + 1) if number + 1 > total_rounds or number + 1 not in complete_rounds
+    )
 
 
-def _read_accuracy(protocol: str, files: RunFiles, complete_rounds: int) -> float | None:
-    for number in range(complete_rounds, 0, -1):
-        if is_stored(files.round(number).metrics):  # an evaluated round
-            return callbacks.read_accuracies(files, number).get(protocol, math.nan)
-    return None
+def _read_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
+    """Read the accuracies by protocol of the evaluated rounds, or of the last ``limit`` of them."""
+    evaluated_rounds = (number for number in range(complete_rounds, 0, -1) if is_stored(files.round(number).metrics))
+    return {number: callbacks.read_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)}
+
+
+@functools.cache
+def _read_merged_curves(files: MergedFiles, _: Path, modification_time: int) -> dict[int, dict[str, float]]:
+    """Read the accuracies by round and protocol of a complete run. Cached until its files change."""
+    table = layout.read_merged_table(files.metrics).select(["round", "protocol", "correct", "total"])
+    sums = table.group_by(["round", "protocol"], use_threads=False).aggregate([("correct", "sum"), ("total", "sum")])
+    curves: dict[int, dict[str, float]] = {}
+    for row in sums.to_pylist():
+        if row["total_sum"]:
+            curves.setdefault(row["round"], {})[row["protocol"]] = row["correct_sum"] / row["total_sum"]
+    return curves
 
 
 def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
@@ -369,14 +377,10 @@ def _get_modification_times(paths: Iterable[Path]) -> list[float]:
     return modification_times
 
 
-def _read_log_tail(job: LoggedJob) -> list[str]:
+def _read_log_tail(job: LoggedJob) -> tuple[Path, list[str]]:
+    """Read the last lines of the first log that has some, and return them with its path."""
     for log in job.logs:
         with suppress(FileNotFoundError):
             if text := log.read_text(errors="replace").strip():
-                return text.splitlines()[-LOG_LINES:]
-    return [f"its log is empty: {job.error or 'the job was killed or did not start'}"]
-
-
-def _render_failure(failure: Failure) -> list[Text]:
-    head = Text(f"\n{failure.rule} failed: {failure.log}", STYLES["failed"])
-    return [head, *(Text(f"  {line}") for line in failure.lines)]
+                return log, text.splitlines()[-LOG_LINES:]
+    return job.logs[0], [f"its log is empty: {job.error or 'the job was killed or did not start'}"]

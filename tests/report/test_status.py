@@ -19,7 +19,7 @@ from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.planning.plan import PlannedDiagnostic
 from fedpipe.planning.planner import NewPlan
-from fedpipe.report import status
+from fedpipe.report import status, status_table
 from fedpipe.report.status import RunProgress
 from tests import small_studies as studies
 
@@ -47,7 +47,7 @@ def plan() -> NewPlan:
 
 def render(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status.render_progress(*status.load_progress(plan), plan.protocols[0], height))
+    screen.print(status_table.render_progress(plan, *status.load_progress(plan), 200, height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -92,9 +92,9 @@ def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
     assert waiting == RunProgress("SCAFFOLD seed 0", "waiting", 0, 3, None, None)
-    assert status.summarize_progress([done, begun, waiting]) == (
+    assert status.summarize_progress([done, begun, waiting]) == [
         "3 runs (1 done, 1 waiting, 1 stopped), 5 of 9 rounds, about 8 s left"
-    )
+    ]
 
 
 def test_models_right_after_training_are_measured_in_files_of_their_own() -> None:

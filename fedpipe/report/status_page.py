@@ -1,0 +1,369 @@
+"""The progress of studies as a web page: learning curves, runs, failed jobs and links.
+
+A page is one file. It contains its style and its curves, runs no script and requests nothing. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import jinja2
+import typer
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import StudyFiles
+from fedpipe.planning.plan import Plan
+from fedpipe.report import contents, status
+from fedpipe.report.status import RUN_STATES, RunProgress
+from fedpipe.report.status_table import format_accuracy
+from fedpipe.report.words import format_duration, format_metric
+
+COLOR_COUNT = 10  #: configurations with a color, the best ones if there are more
+OPEN_ROWS = 60  #: rows of a table that is open at first
+LISTED_FAILURES = 20  #: failed jobs with the end of their logs
+LISTED_PARTITIONS = 12
+REFRESH_SECONDS = 10  #: seconds between two updates of a page
+CHART_SIZE = 600, 260  #: size of a chart in pixels, without labels
+SPARKLINE_SIZE = 96, 22
+CURVE_POINTS, SPARKLINE_POINTS = 100, 32  #: most points of a line
+
+
+class Link(NamedTuple):
+    """A link to a file."""
+
+    name: str
+    path: Path
+
+
+class Row(NamedTuple):
+    """A row of the table of runs."""
+
+    run: RunProgress
+    description: dict[str, str]  #: texts by head of the column
+    curve: str  #: points of an SVG polyline
+    partition: Link | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """The learning curve of a run in a chart."""
+
+    name: str
+    color: str  #: class in the style
+    points: str  #: points of an SVG polyline
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The learning curves of a study by one protocol. Labels of axes have their position in pixels."""
+
+    protocol: str
+    lines: list[Line]
+    round_labels: list[tuple[float, str]]
+    accuracy_labels: list[tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The runs of an algorithm at a grid point, one per seed."""
+
+    name: str
+    runs: list[RunProgress]
+
+    def compute_last_accuracies(self, protocol: str) -> list[float]:
+        """Compute the accuracy in [0, 1] of each begun run in its last evaluated round."""
+        last_rounds = [run.curves[max(run.curves)] for run in self.runs if run.curves]
+        return [accuracies[protocol] for accuracies in last_rounds if protocol in accuracies]
+
+    def format_last_accuracy(self, protocol: str) -> str:
+        """Format the mean and the standard deviation (over n - 1) of the last accuracies in percent."""
+        accuracies = [100 * accuracy for accuracy in self.compute_last_accuracies(protocol)]
+        deviation = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+        return f"{statistics.fmean(accuracies):.2f}{deviation}" if accuracies else ""
+
+    @property
+    def rounds(self) -> str:
+        """Smallest and largest number of complete rounds."""
+        return "–".join(
+            str(count) for count in sorted({run.rounds for run in self.runs})[:: max(len(self.runs) - 1, 1)]
+        )
+
+
+class StudyProgress:
+    """The progress of a study with everything that its section of the page shows."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.runs, self.failures = status.load_progress(plan, has_curves=True)
+        self.partitions = [run.partition for run in status.sort_runs(plan)]
+
+    @property
+    def name(self) -> str:
+        """Path of the study's file, and its preset."""
+        preset = "" if self.plan.preset == layout.FULL_PRESET else f" (preset {self.plan.preset})"
+        return f"{self.plan.params}{preset}"
+
+    @cached_property
+    def state_counts(self) -> dict[str, int]:
+        """Number of runs by state, complete runs first, without states of no run."""
+        counts = Counter(run.state for run in self.runs)
+        return {state: counts[state] for state in reversed(RUN_STATES) if counts[state]}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all runs are complete."""
+        return set(self.state_counts) == {"done"}
+
+    @property
+    def complete_rounds(self) -> int:
+        """Complete rounds of all runs."""
+        return sum(run.rounds for run in self.runs)
+
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of all runs."""
+        return sum(run.total for run in self.runs)
+
+    @property
+    def time_left(self) -> str:
+        """Remaining time. Empty if there is no estimate, or all runs are complete."""
+        seconds = None if self.is_done else status.estimate_time_left(self.runs)
+        return "" if seconds is None else format_duration(seconds)
+
+    @cached_property
+    def configurations(self) -> list[Configuration]:
+        """All configurations, in the order of the study."""
+        runs_by_name: dict[str, list[RunProgress]] = {}
+        for run, name in zip(self.runs, status.describe_configurations(self.plan), strict=True):
+            runs_by_name.setdefault(name, []).append(run)
+        return [Configuration(name, runs) for name, runs in runs_by_name.items()]
+
+    @cached_property
+    def ranking(self) -> list[Configuration]:
+        """Configurations with an accuracy, the highest mean by the study's first protocol first."""
+        means = {
+            configuration.name: statistics.fmean(accuracies) if accuracies else -math.inf
+            for configuration in self.configurations
+            if (accuracies := configuration.compute_last_accuracies(self.plan.protocols[0]))
+            or any(run.curves for run in configuration.runs)
+        }
+        begun = [configuration for configuration in self.configurations if configuration.name in means]
+        return sorted(begun, key=lambda configuration: means[configuration.name], reverse=True)
+
+    @cached_property
+    def colors(self) -> dict[str, str]:
+        """Class of the color by configuration. If there are many, only the best ones have a color."""
+        is_colored = {configuration.name for configuration in self.ranking[:COLOR_COUNT]}
+        colored = [configuration.name for configuration in self.configurations if configuration.name in is_colored]
+        return {name: f"color-{index}" for index, name in enumerate(colored)}
+
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """A chart for each protocol that has been evaluated."""
+        charts = [self._draw_chart(protocol) for protocol in self.plan.protocols]
+        return [chart for chart in charts if chart.lines]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Rows of the table of runs, active runs first."""
+        protocol = self.plan.protocols[0]
+        low, high = self._get_accuracy_range(protocol)
+        rows = [
+            Row(
+                run,
+                description,
+                _draw_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
+                self.partition_links.get(partition),
+            )
+            for run, description, partition in zip(
+                self.runs, status.describe_runs(self.plan), self.partitions, strict=True
+            )
+        ]
+        return sorted(rows, key=lambda row: RUN_STATES.index(row.run.state))
+
+    @cached_property
+    def partition_links(self) -> dict[str, Link]:
+        """Figures of partitions by their key."""
+        study_files = self.plan.study_files
+        names = {key: self.plan.partition_names[key] for key in self.partitions}
+        links = {key: Link(name, study_files.partition_figure(f"{name}.svg")) for key, name in names.items()}
+        return {key: link for key, link in links.items() if link.path.is_file()}
+
+    @property
+    def links(self) -> dict[str, list[Link]]:
+        """Links to existing files by heading. Tables and figures only if they contain the runs of the plan."""
+        study_files = self.plan.study_files
+        formats = {"table": "html", "Markdown": "md", "CSV": "csv"}
+        tables = [Link(name, study_files.result_table(suffix)) for name, suffix in formats.items()]
+        tables += [Link("statistics", study_files.statistics_table), Link("times", study_files.times_table)]
+        figures = [Link(name, study_files.figures / f"{name}.svg") for name in layout.FIGURES]
+        links = {
+            "Study": [Link(self.plan.params.name, self.plan.params)],
+            "Tables": tables if self.has_results else [],
+            "Figures": figures if self.has_results else [],
+            "Partitions": list(self.partition_links.values()),
+        }
+        existing = {head: [link for link in group if link.path.is_file()] for head, group in links.items()}
+        return {head: group for head, group in existing.items() if group}
+
+    @cached_property
+    def has_results(self) -> bool:
+        """Whether the tables contain the runs of the plan, and not those of an earlier plan."""
+        return not contents.find_outdated_files(contents.build_keys(self.plan))
+
+    def _get_accuracy_range(self, protocol: str) -> tuple[float, float]:
+        """Get the lowest and the highest accuracy of all curves in percent."""
+        accuracies = [
+            100 * accuracies[protocol]
+            for run in self.runs
+            for accuracies in run.curves.values()
+            if protocol in accuracies
+        ]
+        return (min(accuracies), max(accuracies)) if accuracies else (0.0, 100.0)
+
+    def _draw_chart(self, protocol: str) -> Chart:
+        ticks = choose_ticks(*self._get_accuracy_range(protocol))
+        low, high = ticks[0], ticks[-1]
+        lines = [
+            Line(run.name, self.colors.get(configuration.name, "rest"), points)
+            for configuration in reversed(self.ranking)  # the best ones are on top
+            for run in configuration.runs
+            if (points := _draw_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
+        ]
+        width, height = CHART_SIZE
+        rounds = max(run.total for run in self.runs)
+        round_ticks = sorted({1, *(round(tick) for tick in choose_ticks(0, rounds) if 1 <= tick <= rounds)})
+        return Chart(
+            protocol,
+            lines,
+            [(width * _get_position(tick, 1, rounds), f"{tick:,}") for tick in round_ticks],
+            [(height * (1 - _get_position(tick, low, high)), f"{tick:g}") for tick in ticks],
+        )
+
+
+def write_status_page(
+    plans: Sequence[Plan], unplanned: Iterable[Path], path: Path, refresh_seconds: int | None = None
+) -> list[StudyProgress]:
+    """Write the page of these studies, and return their progress.
+
+    Parameters
+    ----------
+    plans
+        Plans of the studies.
+    unplanned
+        Files of studies without a plan.
+    path
+        File of the page.
+    refresh_seconds
+        Seconds after which a browser loads the page again. None: never.
+    """
+    studies = [StudyProgress(plan) for plan in plans]
+    page = _build_environment().get_template("status_page.html")
+    text = page.render(
+        studies=studies,
+        unplanned=list(unplanned),
+        refresh_seconds=refresh_seconds,
+        time=time.strftime("%Y-%m-%d %H:%M:%S"),
+        link=functools.partial(_format_link, path.parent),
+    )
+    files.write_bytes(path, text.encode("utf-8", "replace"))
+    return studies
+
+
+def make_status_page(params: Path, preset: str, path: Path, watch: bool = False) -> None:
+    """Write the page of a study, or of all planned studies in a folder. Optionally update it until all runs are done.
+
+    Raises
+    ------
+    SettingsError
+        The path is not that of an HTML page.
+    ArtifactError
+        There is no plan.
+    """
+    if path.suffix != ".html":
+        raise SettingsError(f"--html: {path} is not a page. Use a name that ends with .html.")
+    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in layout.list_studies(params)}
+    plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
+    unplanned = [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
+    if not plans:
+        raise ArtifactError(f"--params: no study in {params} has a plan. Type `fedpipe plan --params {params}` first.")
+    if watch:
+        typer.echo(f"{path} is updated every {REFRESH_SECONDS} seconds until all runs are complete. Stop with Ctrl+C.")
+        with suppress(KeyboardInterrupt):
+            while not all(study.is_done for study in write_status_page(plans, unplanned, path, REFRESH_SECONDS)):
+                time.sleep(REFRESH_SECONDS)
+    write_status_page(plans, unplanned, path)
+    typer.echo(f"The page is in {path}. Open it in a browser.")
+
+
+def choose_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
+    """Choose round values at equal distances that enclose a range.
+
+    Examples
+    --------
+    >>> choose_ticks(11.3, 96.9)
+    [0, 20, 40, 60, 80, 100]
+    """
+    distance = max(high - low, 1e-9) / intervals
+    magnitude = 10 ** math.floor(math.log10(distance))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if factor * magnitude >= distance * 0.999)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(number * step, 9) for number in range(first, max(last, first + 1) + 1)]
+
+
+def _draw_points(
+    run: RunProgress, protocol: str, low: float, high: float, size: tuple[int, int], max_points: int
+) -> str:
+    """Draw a learning curve as points of a polyline. Empty if the run has no accuracy."""
+    curve = [(number, run.curves[number][protocol]) for number in sorted(run.curves) if protocol in run.curves[number]]
+    steps = max(math.ceil(len(curve) / max_points), 1)
+    selected_points = [point for index, point in enumerate(curve) if index % steps == 0 or index == len(curve) - 1]
+    width, height = size
+    return " ".join(
+        f"{width * _get_position(number, 1, run.total):.4g},"
+        f"{height * (1 - _get_position(100 * accuracy, low, high)):.4g}"
+        for number, accuracy in selected_points
+    )
+
+
+def _get_position(value: float, low: float, high: float) -> float:
+    """Get the position of a value in a range, in [0, 1]."""
+    return (value - low) / (high - low) if high > low else 0.0
+
+
+def _format_link(folder: Path, path: Path) -> str:
+    """Format the address of a file, relative to the folder of the page."""
+    return quote(os.path.relpath(path, folder))
+
+
+@functools.cache
+def _build_environment() -> jinja2.Environment:
+    folder = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    constants = {
+        name: globals()[name]
+        for name in ("COLOR_COUNT", "CHART_SIZE", "SPARKLINE_SIZE", "OPEN_ROWS", "LISTED_FAILURES", "LISTED_PARTITIONS")
+    }
+    functions = {function.__name__: function for function in (format_accuracy, format_duration, format_metric)}
+    style = (folder / "status_page.css").read_text(encoding="utf-8")
+    environment.globals |= constants | functions | {"style": style}
+    return environment

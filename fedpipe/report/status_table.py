@@ -1,0 +1,145 @@
+"""Prints the progress of a study in a terminal, one line per run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedpipe.planning.plan import Plan
+from fedpipe.report import status
+from fedpipe.report.status import Failure, RunProgress
+from fedpipe.report.tables import DASH
+from fedpipe.report.words import format_duration, format_metric
+
+STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
+BAR_WIDTHS = range(5, 21)  #: characters of a progress bar
+PRINTED_LOG_LINES = 5  #: last lines of a failed job's log
+REFRESH_SECONDS = 2  #: seconds between two updates
+PROGRESS_HEADS = ("rounds", "accuracy", "s/round", "time left", "state")
+MIN_HEAD_WIDTH = 5  #: characters to which heads are shortened, before cells are shortened
+MIN_CELL_WIDTH = 4
+GAP = 2  #: spaces between two columns
+
+
+def show_progress(plan: Plan, watch: bool = False) -> None:
+    """Print the progress, or update it until all runs are done or Ctrl+C."""
+    console = Console()
+    if not watch:
+        console.print(render_progress(plan, *status.load_progress(plan), console.width))
+        return
+    with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            runs, failures = status.load_progress(plan)
+            display = render_progress(plan, runs, failures, console.width, console.height)
+            live.update(display, refresh=True)
+            if all(run.state == "done" for run in runs):
+                return
+            time.sleep(REFRESH_SECONDS)
+
+
+def render_progress(
+    plan: Plan, runs: list[RunProgress], failures: list[Failure], width: int, height: int | None = None
+) -> RenderableType:
+    """Render the progress for a terminal of this width, one line per run.
+
+    With a height, as many runs as fit, active runs first.
+    """
+    descriptions = {run.name: cells for run, cells in zip(runs, status.describe_runs(plan), strict=True)}
+    sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
+    failure_lines = [line for failure in failures for line in _render_failure(failure)]
+    visible_runs = len(sorted_runs) if height is None else max(height - len(failure_lines) - 6, 1)
+    progress = [PROGRESS_HEADS, *map(_format_run, sorted_runs[:visible_runs])]
+    remaining_width = width - _get_width(progress) - GAP
+    rows = [[*descriptions[run.name].values()] for run in sorted_runs[:visible_runs]]
+    labels = fit_columns([[*descriptions[sorted_runs[0].name]], *rows], remaining_width)
+    bar_width = min(remaining_width - _get_width(labels) - GAP, BAR_WIDTHS[-1])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in labels[0]:
+        table.add_column(Text(head), no_wrap=True)
+    if bar_width >= BAR_WIDTHS[0]:
+        table.add_column()
+    for head in PROGRESS_HEADS:
+        table.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
+    for run, cells, (*numbers, state) in zip(sorted_runs, labels[1:], progress[1:], strict=False):
+        bar = [ProgressBar(run.total, run.rounds, width=bar_width)] if bar_width >= BAR_WIDTHS[0] else []
+        table.add_row(*map(Text, cells), *bar, *numbers, Text(state, STYLES[run.state]))
+    hidden_note = (
+        [Text(f"… and {len(sorted_runs) - visible_runs} more", "dim")] if len(sorted_runs) > visible_runs else []
+    )
+    return Group(
+        *map(Text, status.summarize_progress(runs, width)),
+        Text(f"accuracy: {format_metric(plan.protocols[0])}"),
+        table,
+        *hidden_note,
+        *failure_lines,
+    )
+
+
+def fit_columns(rows: list[list[str]], width: int) -> list[list[str]]:
+    """Shorten the texts of a table, whose first row is its head, until it fits into ``width`` characters.
+
+    The middle of heads is omitted first, then that of the longest texts.
+
+    Examples
+    --------
+    >>> fit_columns([["run", "learning_rate"], ["FedDW", "0.05"]], 14)
+    [['run', 'lea…ate'], ['FedDW', '0.05']]
+    """
+    head, *cells = rows
+    full_width = max(len(text) for row in rows for text in row)
+    limits = [(size, full_width) for size in range(full_width, MIN_HEAD_WIDTH, -1)]
+    limits += [(min(size, MIN_HEAD_WIDTH), size) for size in range(full_width, MIN_CELL_WIDTH - 1, -1)]
+    for head_size, cell_size in limits:
+        short_cells = [[elide_middle(text, cell_size) for text in row] for row in cells]
+        short_rows = [[elide_middle(text, head_size) for text in head], *short_cells]
+        if _get_width(short_rows) <= width:
+            break
+    return short_rows
+
+
+def elide_middle(text: str, width: int) -> str:
+    """Omit the middle of a text that is wider than ``width`` characters.
+
+    Examples
+    --------
+    >>> elide_middle("learning_rate", 6)
+    'lea…te'
+    """
+    if len(text) <= width:
+        return text
+    end = max(width - 1, 0) // 2
+    return f"{text[: max(width - 1, 0) - end]}…{text[len(text) - end :]}"
+
+
+def format_accuracy(accuracy: float | None) -> str:
+    """Format an accuracy in percent. A dash means that the method has no such model."""
+    return "" if accuracy is None else DASH if math.isnan(accuracy) else f"{100 * accuracy:.2f} %"
+
+
+def _format_run(run: RunProgress) -> tuple[str, str, str, str, str]:
+    """Format rounds, accuracy, seconds per round, time left and state of a run."""
+    return (
+        f"{run.rounds}/{run.total}",
+        format_accuracy(run.accuracy),
+        "" if run.seconds is None else f"{run.seconds:.2f}",
+        "" if run.seconds_left is None or run.state == "done" else format_duration(run.seconds_left),
+        run.state,
+    )
+
+
+def _get_width(rows: Sequence[Sequence[str]]) -> int:
+    """Get the width of a table in characters."""
+    return sum(max(map(len, column)) for column in zip(*rows, strict=True)) + GAP * (len(rows[0]) - 1)
+
+
+def _render_failure(failure: Failure) -> list[Text]:
+    head = Text(f"\n{failure.rule} failed: {failure.log}", STYLES["failed"])
+    return [head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
