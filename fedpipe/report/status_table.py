@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -93,16 +94,34 @@ def fit_columns(rows: list[list[str]], width: int) -> list[list[str]]:
     >>> fit_columns([["run", "learning_rate"], ["FedDW", "0.05"]], 14)
     [['run', 'lea…ate'], ['FedDW', '0.05']]
     """
-    head, *cells = rows
+    columns = [*zip(*rows, strict=True)]
     full_width = max(len(text) for row in rows for text in row)
     limits = [(size, full_width) for size in range(full_width, MIN_HEAD_WIDTH, -1)]
     limits += [(min(size, MIN_HEAD_WIDTH), size) for size in range(full_width, MIN_CELL_WIDTH - 1, -1)]
     for head_size, cell_size in limits:
-        short_cells = [[elide_middle(text, cell_size) for text in row] for row in cells]
-        short_rows = [[elide_middle(text, head_size) for text in head], *short_cells]
+        short_columns = [[elide_middle(head, head_size), *elide_texts(cells, cell_size)] for head, *cells in columns]
+        short_rows = [list(row) for row in zip(*short_columns, strict=True)]
         if _get_width(short_rows) <= width:
             break
     return short_rows
+
+
+def elide_texts(texts: Sequence[str], width: int) -> list[str]:
+    """Omit the middle of the texts that are wider than ``width`` characters. Distinct texts stay distinct if possible.
+
+    Examples
+    --------
+    >>> elide_texts(["momentum of clients", "momentum at the clients"], 8)
+    ['…of …nts', '…at …nts']
+    """
+    short_texts = {text: elide_middle(text, width) for text in texts}
+    texts_by_short_text: dict[str, list[str]] = {}
+    for text, short_text in short_texts.items():
+        texts_by_short_text.setdefault(short_text, []).append(text)
+    for equal_texts in texts_by_short_text.values():
+        prefix = os.path.commonprefix(equal_texts) if len(equal_texts) > 1 else ""  # noqa: RUF071 - by character
+        short_texts |= {text: elide_middle(f"…{text.removeprefix(prefix)}", width) for text in equal_texts if prefix}
+    return [short_texts[text] for text in texts]
 
 
 def elide_middle(text: str, width: int) -> str:

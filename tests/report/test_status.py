@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -327,3 +328,75 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
     accuracy = f"{100 * rows_of_protocol['correct'].sum() / rows_of_protocol['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"FedAvg": True, "Local": False, "FedProx": False}
     assert {row[0]: "–" in row for row in rows} == {"FedAvg": False, "Local": True, "FedProx": False}
+
+
+LONG_NAMES = {
+    "algorithms": {
+        "fedavg": {},
+        "feddw": {},
+        "sharpness_aware_minimization": {
+            "algorithm": "fedprox",
+            "title": "Sharpness-aware minimization at each client",
+        },
+        "sharpness_aware_averaging": {"algorithm": "fedprox", "title": "Sharpness-aware averaging at each client"},
+    },
+    "study": {
+        "algorithms": ["fedavg", "feddw", "sharpness_aware_minimization", "sharpness_aware_averaging"],
+        "seeds": [0, 1],
+        "grid": {
+            "federation.learning_rate": [0.05, 0.1],
+            "partition.minimum": [10, 12],
+            "algorithms.feddw.mu": [0.1, 1.0],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("params", ["shipped", "long names"])
+def test_each_run_has_one_line_at_80_columns(params: str) -> None:
+    """The study of README, and a grid of long names. Rows stay distinct."""
+    if params == "shipped":
+        shutil.copy(studies.ROOT / "params.yaml", "params.yaml")
+    else:
+        studies.write(studies.settings(rounds=1000) | LONG_NAMES, Path())
+    plan = planner.make_plan()
+    planner.write_plan(plan)
+    environment = os.environ | {"COLUMNS": "80"}
+    command = [sys.executable, "-m", "fedpipe", "status"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    summary, metric, head, *rows = lines
+    assert summary.startswith(f"{len(plan.runs)} runs ({len(plan.runs)} waiting)")
+    assert metric.startswith("accuracy: ")
+    assert head.split()[0] == "run"
+    assert len(rows) == len(set(rows)) == len(plan.runs) == (27 if params == "shipped" else 40)
+    assert all(row.split()[-1] == "waiting" and f"0/{plan.runs[0].rounds}" in row for row in rows)
+    assert "0.05" in done.stdout or params == "shipped", "values stay complete"
+
+
+def test_columns_become_narrower_at_heads_then_at_the_longest_texts() -> None:
+    rows = [["run", "learning_rate", "seed"], ["FedAvg with momentum", "0.05", "0"], ["FedDW", "0.1", "1"]]
+    assert status_table.fit_columns(rows, 41) == rows
+    assert status_table.fit_columns(rows, 35) == [["run", "lea…ate", "seed"], *rows[1:]]
+    narrow = status_table.fit_columns(rows, 24)
+    assert narrow == [["run", "le…te", "seed"], ["FedAv…entum", "0.05", "0"], ["FedDW", "0.1", "1"]]
+
+
+def test_the_summary_takes_two_lines_if_it_is_wide() -> None:
+    runs = [RunProgress("one", "running", 5, 10, None, 2.0)]
+    assert status.summarize_progress(runs, 80) == ["1 run (1 running), 5 of 10 rounds, about 10 s left"]
+    assert status.summarize_progress(runs, 30) == ["1 run (1 running)", "5 of 10 rounds, about 10 s left"]
+
+
+def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: NewPlan) -> None:
+    done, begun, waiting = status.load_progress(plan, has_curves=True)[0]
+    assert (sorted(done.curves), sorted(begun.curves), waiting.curves) == ([1, 2, 3], [1, 2], {})
+    for planned, run in zip(plan.runs, (done, begun), strict=False):
+        for number in run.curves:
+            rows = files.read_parquet(planned.files.round(number).metrics).to_pylist()
+            for protocol in plan.protocols:
+                counts = [(row["correct"], row["total"]) for row in rows if row["protocol"] == protocol]
+                correct, total = map(sum, zip(*counts, strict=True))
+                assert run.curves[number][protocol] == correct / total
+    assert [run.accuracy for run in status.load_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]

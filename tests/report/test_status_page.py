@@ -1,0 +1,214 @@
+"""The page of `fedpipe status --html`: what it contains, that it is safe, and what a browser shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.report import contents, status, status_page
+from fedpipe.report.data import StudyData
+from tests import small_studies as studies
+from tests.papers.test_pages import BROWSER, Browser, seen
+
+HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
+PAGE = Path("status.html")
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of a complete run, a failed run with a hostile name and log, and a waiting run."""
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        labels = ("fedavg", "fedprox", "scaffold")
+        plan = studies.prepare(studies.settings(labels, ROUNDS, algorithms={"fedprox": {"title": HOSTILE}}))
+        done, failed, _ = studies.open_runs(plan)
+        list(done.run_segment(ROUNDS))
+        collect.collect_rounds(done.files, ROUNDS, "all")
+        list(failed.run_segment(2))
+        log = Path("results/logs/segment/fedprox.log")
+        files.write_bytes(log, "".join(f"line {number} {HOSTILE}\n" for number in range(30)).encode())
+        record = {"event": "job_error", "error": "", "interrupted": False, "time": 1.7e9, "job": 3, "rule": "segment"}
+        record |= {"output": [f"{failed.files.path}/segments/0003.json"], "log": [str(log)]}
+        files.write_bytes(Path(".snakemake/fedpipe/jobs/1-8.jsonl"), json.dumps(record).encode())
+        contents.write_figure_partition(plan, plan.runs[0].partition)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_copy(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(study, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if not BROWSER:
+        pytest.skip("needs Chromium")
+    chromium = Browser(tmp_path_factory.mktemp("profile"))
+    yield chromium
+    chromium.close()
+
+
+def run_status(*options: str) -> str:
+    command = [sys.executable, "-m", "fedpipe", "status", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_writes_a_page_whose_links_exist(tmp_path: Path) -> None:
+    page = tmp_path / "pages/a page.html"
+    assert run_status("--html", "pages/a page.html") == "The page is in pages/a page.html. Open it in a browser.\n"
+    links = [unquote(link) for link in re.findall('href="([^#"]+)"', page.read_text()) if link != "data:,"]
+    assert {"../params.yaml", "../results/logs/segment/fedprox.log"} < set(links)
+    assert any("figures/partition-" in link for link in links)
+    assert all((page.parent / link).is_file() for link in links), "links are relative to the page"
+
+
+def test_a_page_is_one_file_that_requests_nothing() -> None:
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    text = PAGE.read_text()
+    assert "http-equiv" not in text
+    assert not re.search(r"""<(?:script|link rel="stylesheet"|img|iframe)|https?:|url\(|@import""", text)
+    assert "<script" not in text.lower()
+    assert "line 29 &#34;&gt;&lt;script&gt;alert(1)" in text
+    assert "line 10 " in text
+    assert "line 9 " not in text, "only the end of a log"
+
+
+def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path: Path) -> None:
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    plan = planner.make_plan()
+    runs, _ = status.load_progress(plan)
+    for width in (1280, 375):
+        assert seen(browser, tmp_path / PAGE, width) == ([], [])
+        assert browser.tell("document.scripts.length + document.images.length") == 0
+        assert browser.tell("document.documentElement.scrollWidth") <= width
+    browser.open(tmp_path / PAGE, 1280)
+    rows = browser.tell(
+        '[...document.querySelectorAll("table.runs tbody tr")].map(row => [...row.cells].map(cell => cell.innerText))'
+    )
+    assert [row[:2] for row in rows] == [[HOSTILE, "failed"], ["SCAFFOLD", "waiting"], ["FedAvg", "done"]]
+    assert {row[0]: row[3] for row in rows} == {HOSTILE: "2/3", "SCAFFOLD": "0/3", "FedAvg": "3/3"}
+    accuracies = {run.name.removesuffix(" seed 0"): run.accuracy for run in runs}
+    assert rows[2][4] == f"{100 * (accuracies['FedAvg'] or 0):.2f} %"
+    lines = browser.tell(
+        '[...document.querySelectorAll("svg.chart")].map(chart => [...chart.querySelectorAll("polyline")].map('
+        'line => [line.querySelector("title").textContent, line.points.length, line.getBoundingClientRect().width]))'
+    )
+    assert len(lines) == len(plan.protocols)
+    assert {name: points for name, points, _ in lines[0]} == {"FedAvg seed 0": ROUNDS, f"{HOSTILE} seed 0": 2}
+    assert all(width > 100 for _, _, width in lines[0])
+    assert "line 29 " + HOSTILE in browser.tell('document.querySelector(".failure pre").innerText')
+
+
+def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> None:
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    lightness = {}
+    for mode in ("light", "dark"):
+        browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": mode}])
+        browser.open(tmp_path / PAGE, 1280)
+        colors = [
+            browser.tell(f"getComputedStyle(document.querySelector({element!r})).{name}")
+            for element, name in (("body", "backgroundColor"), ("body", "color"), ("svg.chart polyline", "stroke"))
+        ]
+        lightness[mode] = [sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in colors]
+    browser("Emulation.setEmulatedMedia", features=[])
+    background, text, line = lightness["light"]
+    assert background > 200 > line > text
+    background, text, line = lightness["dark"]
+    assert background < 60 < line < text
+
+
+def test_tables_are_linked_only_if_they_contain_the_runs_of_the_plan() -> None:
+    plan = studies.prepare(studies.settings(rounds=ROUNDS))
+    contents.write_files(contents.build_report_files(StudyData(plan)))
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    assert 'href="results/tables/results.html"' in PAGE.read_text()
+    assert "1 of 1" in re.sub("<.*?>", "", PAGE.read_text())
+    studies.prepare(studies.settings(rounds=ROUNDS - 1))
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    assert "results/tables/results.html" not in PAGE.read_text()
+
+
+def test_a_folder_has_a_section_per_study() -> None:
+    Path("studies").mkdir()
+    for name in ("one", "two", "unplanned"):
+        shutil.copy("params.yaml", f"studies/{name}.yaml")
+    with pytest.raises(ArtifactError, match="--params: no study in studies has a plan"):
+        status_page.make_status_page(Path("studies"), "full", PAGE)
+    for name in ("one", "two"):
+        planner.write_plan(planner.make_plan(Path(f"studies/{name}.yaml")))
+    status_page.make_status_page(Path("studies"), "full", PAGE)
+    text = PAGE.read_text()
+    assert re.findall("<h2>(.*)</h2>", text) == ["studies/one.yaml", "studies/two.yaml"]
+    assert re.findall('<a href="#(.*?)">(.*?)</a>', text) == [
+        ("study-1", "studies/one.yaml"),
+        ("study-2", "studies/two.yaml"),
+    ]
+    assert "Without a plan: studies/unplanned.yaml." in text
+
+
+def test_a_watched_page_reloads_itself_until_all_runs_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last run is computed between the first two updates."""
+    reloads = []
+
+    def finish(seconds: float) -> None:
+        reloads.append(re.findall('http-equiv="refresh" content="([0-9]+)"', PAGE.read_text()))
+        (run,) = studies.open_runs(plan)
+        list(run.run_segment(1))
+        collect.collect_rounds(run.files, 1, "all")
+
+    plan = studies.prepare(studies.settings(("feddw",), 1))
+    monkeypatch.setattr(status_page.time, "sleep", finish)
+    status_page.make_status_page(Path("params.yaml"), "full", PAGE, watch=True)
+    assert reloads == [[str(status_page.REFRESH_SECONDS)]]
+    assert "http-equiv" not in PAGE.read_text()
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "status", "status.HTML"])
+def test_it_never_overwrites_another_kind_of_file(name: str) -> None:
+    before = Path("params.yaml").read_bytes()
+    with pytest.raises(SettingsError, match=rf"--html: {re.escape(name)} "):
+        status_page.make_status_page(Path("params.yaml"), "full", Path(name))
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_the_best_configurations_have_a_color() -> None:
+    """In a grid with more configurations than colors. The others are gray, and all have a row."""
+    rates = [round(0.02 * step, 2) for step in range(1, status_page.COLOR_COUNT + 3)]
+    plan = studies.prepare(studies.settings(rounds=1, study={"grid": {"federation.learning_rate": rates}}))
+    for run in studies.open_runs(plan):
+        list(run.run_segment(1))
+    (progress,) = status_page.write_status_page([plan], [], PAGE)
+    means = {line.name: line.compute_last_accuracies(plan.protocols[0])[0] for line in progress.configurations}
+    assert len(means) == len(rates) == len(progress.ranking)
+    assert len(progress.colors) == status_page.COLOR_COUNT
+    assert min(means[name] for name in progress.colors) >= max(means[name] for name in means.keys() - progress.colors)
+    assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [(11.3, 96.9, [0, 20, 40, 60, 80, 100]), (90.2, 93.1, [90, 91, 92, 93, 94]), (50.0, 50.0, None), (1, 1, None)],
+)
+def test_ticks_enclose_the_values(low: float, high: float, ticks: list[float] | None) -> None:
+    chosen = status_page.choose_ticks(low, high)
+    assert chosen[0] <= low <= high <= chosen[-1]
+    assert 2 <= len(chosen) <= 12
+    assert ticks in (None, chosen)
