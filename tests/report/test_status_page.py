@@ -161,7 +161,7 @@ def test_a_folder_has_a_section_per_study() -> None:
         ("study-1", "studies/one.yaml"),
         ("study-2", "studies/two.yaml"),
     ]
-    assert "Without a plan: studies/unplanned.yaml." in text
+    assert "<summary>Without a plan: 1</summary>studies/unplanned.yaml</details>" in text
 
 
 def test_a_watched_page_reloads_itself_until_all_runs_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
