@@ -55,8 +55,8 @@ def render_progress(
     """
     descriptions = {run.name: cells for run, cells in zip(runs, status.describe_runs(plan), strict=True)}
     sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
-    failure_lines = [line for failure in failures for line in _render_failure(failure)]
-    visible_runs = len(sorted_runs) if height is None else max(height - len(failure_lines) - 6, 1)
+    failure_lines = _render_failures(failures, width, height)
+    visible_runs = len(sorted_runs) if height is None else max(height - _count_lines(failure_lines, width) - 6, 1)
     progress = [PROGRESS_HEADS, *map(_format_run, sorted_runs[:visible_runs])]
     remaining_width = width - _get_width(progress) - GAP
     rows = [[*descriptions[run.name].values()] for run in sorted_runs[:visible_runs]]
@@ -159,6 +159,18 @@ def _get_width(rows: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) for column in zip(*rows, strict=True)) + GAP * (len(rows[0]) - 1)
 
 
-def _render_failure(failure: Failure) -> list[Text]:
-    head = Text(f"\n{failure.rule} failed: {failure.log}", STYLES["failed"])
-    return [head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
+def _render_failures(failures: list[Failure], width: int, height: int | None) -> list[Text]:
+    """Render the failed jobs. With a height, as many as fit into half of it, at least one."""
+    lines: list[Text] = []
+    for index, failure in enumerate(failures):
+        head = Text(f"{failure.rule} failed: {failure.log}", STYLES["failed"])
+        failure_lines = [Text(), head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
+        if height is not None and lines and _count_lines(lines + failure_lines, width) > height // 2:
+            return [*lines, Text(), Text(f"… and {len(failures) - index} more failed jobs", STYLES["failed"])]
+        lines += failure_lines
+    return lines
+
+
+def _count_lines(texts: list[Text], width: int) -> int:
+    """Count the lines of texts that wrap at a width."""
+    return sum(max(math.ceil(text.cell_len / width), 1) for text in texts)

@@ -400,3 +400,18 @@ def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: Ne
                 correct, total = map(sum, zip(*counts, strict=True))
                 assert run.curves[number][protocol] == correct / total
     assert [run.accuracy for run in status.load_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]
+
+
+def test_logs_of_failed_jobs_take_at_most_half_of_a_watched_screen(plan: NewPlan) -> None:
+    """Wrapped lines count, so that the display fits. Without a height, all are printed."""
+    runs, _ = status.load_progress(plan)
+    failures = [status.Failure("", "segment", Path(f"{number}.log"), ["x" * 150] * 3) for number in range(4)]
+    screen = Console(file=io.StringIO(), width=80)
+    assert isinstance(screen.file, io.StringIO)
+    screen.print(status_table.render_progress(plan, runs, failures, 80, 24))
+    lines = screen.file.getvalue().splitlines()
+    assert len(lines) <= 24
+    assert "segment failed: 0.log" in lines
+    assert lines[-1] == "… and 3 more failed jobs"
+    screen.print(status_table.render_progress(plan, runs, failures, 80))
+    assert "segment failed: 3.log" in screen.file.getvalue()

@@ -203,6 +203,23 @@ def test_the_best_configurations_have_a_color() -> None:
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
+def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None:
+    """A seed that has just begun does not lower the accuracy of its configuration."""
+
+    def begin(state: status.RunState, rounds: int, accuracy: float) -> status.RunProgress:
+        curves = {rounds: {"global-on-global": accuracy}}
+        return status.RunProgress("run", state, rounds, 40, accuracy, 1.0, curves)
+
+    waiting = status.RunProgress("run", "waiting", 0, 40, None, None)
+    begun = [begin("running", 3, 0.25), begin("stopped", 30, 0.75), waiting]
+    configuration = status_page.Configuration("FedAvg", begun)
+    assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
+    assert configuration.rounds == "3–30"
+    configuration = status_page.Configuration("FedAvg", [*begun, begin("done", 40, 0.9)])
+    assert configuration.format_last_accuracy("global-on-global") == "90.00"
+    assert configuration.rounds == "40"
+
+
 @pytest.mark.parametrize(
     ("low", "high", "ticks"),
     [(11.3, 96.9, [0, 20, 40, 60, 80, 100]), (90.2, 93.1, [90, 91, 92, 93, 94]), (50.0, 50.0, None), (1, 1, None)],
