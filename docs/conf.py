@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fedpipe
 
-#: The tree of pages; README's own text has no place for it.
+#: The tree of pages; README's text does not contain it. docs/README.md is the index for GitHub.
 CONTENTS = """
 ```{toctree}
 :hidden:
@@ -31,6 +31,7 @@ docs/dvc
 docs/cluster
 docs/callbacks
 docs/pfllib
+docs/switching
 ```
 ```{toctree}
 :hidden:
@@ -42,6 +43,12 @@ docs/datasets
 docs/partitions
 docs/models
 docs/python
+```
+```{toctree}
+:hidden:
+:caption: Explanation
+
+docs/concepts
 ```
 ```{toctree}
 :hidden:
@@ -60,7 +67,7 @@ PAPERS = Path(__file__).parent / "papers"
 project, author, release = "fedpipe", "the fedpipe developers", fedpipe.__version__
 root_doc = "README"
 include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "benchmarks/RESULTS.md"]
-exclude_patterns = [".*", "results", "site", "tests", "examples", "**/__pycache__"]
+exclude_patterns = [".*", "docs/README.md", "results", "site", "tests", "examples", "**/__pycache__"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",

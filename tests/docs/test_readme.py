@@ -30,7 +30,10 @@ ALGORITHMS = registry.list_components(component.ALGORITHM)
 MOVED = ("Server optimizers", "Learning-rate schedules, local steps and clipping")  #: sections of docs/studies.md
 STUDIES = [
     block
-    for page in ("README.md", "docs/custom-data.md", "docs/protocols.md", "docs/diagnostics.md", "docs/studies.md")
+    for page in (
+        *("README.md", "docs/custom-data.md", "docs/protocols.md", "docs/diagnostics.md", "docs/studies.md"),
+        *("docs/concepts.md", "docs/switching.md"),
+    )
     for block in blocks(page)
     if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
 ]
@@ -76,16 +79,18 @@ def test_languages_are_known() -> None:
     assert {block.language for block in blocks("docs/protocols.md")} == {"yaml"}
     assert {block.language for block in blocks("docs/diagnostics.md")} == {"yaml"}
     assert {block.language for block in blocks("docs/studies.md")} == {"", "yaml", "latex"}
+    assert {block.language for block in blocks("docs/concepts.md")} == {"yaml", "mermaid"}
+    assert {block.language for block in blocks("docs/switching.md")} == {"sh", "yaml"}
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
-    assert len(STUDIES) == 7
+    assert len(STUDIES) == 9
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)
 def test_every_study_is_planned_as_written(folder: Path, block: Any) -> None:
     Path("params.yaml").write_text(block.text)
     study = yaml.safe_load(block.text)
-    if "dataset" in study:
+    if "path" in study.get("dataset", {}):
         fedpipe("download")
         declared = Path("params.yaml").read_text()
         assert re.sub(r"  sha256: [0-9a-f]{64}\n", "", declared) == block.text, "it only adds the SHA-256"

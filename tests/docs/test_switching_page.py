@@ -1,0 +1,66 @@
+"""Each setting, parameter and hook that docs/switching.md offers as a replacement exists in fedpipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.core.components import component, registry
+from fedpipe.settings.schema import build_json_schema
+from tests.docs.page_blocks import read
+
+
+def read_rows() -> list[tuple[str, list[str]]]:
+    """First cell, and the code in the last cell, of each row of the page's tables."""
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", read("docs/switching.md"), flags=re.M)
+    return [(first, re.findall(r"`([^`]+)`", last)) for first, last in rows if first not in ("PFLlib", "Flower")]
+
+
+ROWS = read_rows()
+CODES = [code for _, codes in ROWS for code in codes]
+
+
+def find_setting(path: str) -> dict[str, Any]:
+    """The schema of a key such as federation.server.optimizer."""
+    schema = build_json_schema()
+    definitions, node = schema["$defs"], schema
+    for part in path.split("."):
+        node = node["properties"][part]
+        reference = node.get("$ref") or next((case["$ref"] for case in node.get("anyOf", []) if "$ref" in case), None)
+        node = definitions[reference.rsplit("/", 1)[-1]] if reference else node
+    return node
+
+
+SECTIONS = ("federation", "evaluation", "execution", "study")
+SETTINGS = [code.partition(":")[0] for code in CODES if code.startswith(tuple(f"{name}." for name in SECTIONS))]
+METHODS = [match for code in CODES if (match := re.fullmatch(r"(\w+): \{(.+)\}", code))]
+HOOKS = [code for code in CODES if re.fullmatch(r"[a-z_]+", code)]
+
+
+@pytest.mark.parametrize("path", sorted(set(SETTINGS)))
+def test_a_setting_exists(path: str) -> None:
+    assert find_setting(path)
+
+
+@pytest.mark.parametrize("match", [m for m in METHODS if m[1] not in ("dataset", "partition", "model", "study")])
+def test_a_parameter_exists(match: re.Match[str]) -> None:
+    algorithm = registry.find_component(component.ALGORITHM, match[1])
+    names = {field.name for field in dataclasses.fields(algorithm)}
+    assert {name.partition(":")[0] for name in match[2].split(", ")} <= names
+
+
+@pytest.mark.parametrize(("kind", "section", "key"), [("PARTITION", "partition", "scheme"), ("MODEL", "model", "name")])
+def test_a_component_exists(kind: str, section: str, key: str) -> None:
+    values = re.findall(rf"{section}: \{{{key}: ([\w-]+)", "\n".join(CODES))
+    assert values
+    assert set(values) <= set(registry.list_components(getattr(component, kind)))
+
+
+def test_a_hook_or_an_algorithm_exists() -> None:
+    others = {"layers", "execution"}  # a parameter and a section
+    assert len(HOOKS) > 20
+    assert set(HOOKS) - others <= set(dir(Algorithm)) | set(registry.list_components(component.ALGORITHM))
