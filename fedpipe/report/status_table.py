@@ -166,7 +166,7 @@ def _render_failures(failures: list[Failure], width: int, height: int | None) ->
         head = Text(f"{failure.rule} failed: {failure.log}", STYLES["failed"])
         failure_lines = [Text(), head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
         if height is not None and lines and _count_lines(lines + failure_lines, width) > height // 2:
-            return [*lines, Text(), Text(f"… and {len(failures) - index} more failed jobs", STYLES["failed"])]
+            return [*lines, Text(), Text(f"failed jobs not shown: {len(failures) - index}", STYLES["failed"])]
         lines += failure_lines
     return lines
 

@@ -412,6 +412,6 @@ def test_logs_of_failed_jobs_take_at_most_half_of_a_watched_screen(plan: NewPlan
     lines = screen.file.getvalue().splitlines()
     assert len(lines) <= 24
     assert "segment failed: 0.log" in lines
-    assert lines[-1] == "… and 3 more failed jobs"
+    assert lines[-1] == "failed jobs not shown: 3"
     screen.print(status_table.render_progress(plan, runs, failures, 80))
     assert "segment failed: 3.log" in screen.file.getvalue()
