@@ -60,6 +60,15 @@ app = typer.Typer(
 
 StudyFile = Annotated[Path, typer.Option("--params", help="Study file.")]
 Preset = Annotated[str, typer.Option("--preset", help="Preset of the study.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-S",
+        "--set",
+        metavar="KEY=VALUE",
+        help="Use a copy of the study in which this key has another value. Several values make a grid: KEY=0.1,1.0.",
+    ),
+]
 PlanFingerprint = Annotated[
     str | None, typer.Option("--plan-fingerprint", help="Fail if the plan has another fingerprint.")
 ]

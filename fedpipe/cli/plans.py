@@ -1,9 +1,12 @@
-"""Reads the plan of a study for a command."""
+"""Finds the study of a command, and reads its plan."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+
+import typer
 
 from fedpipe.cli.group import LOCAL_PROFILE
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -21,6 +24,35 @@ def read_plan(params: Path, preset: str) -> Plan:
             raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
         raise ArtifactError(f"{plan_path} is missing. Type `{layout.format_run_command(params, preset)}` first.")
     return Plan.read(plan_path)
+
+
+def derive_study(params: Path, preset: str, overrides: Sequence[str] | None) -> Path:
+    """Get the study's file. With options `-S`, derive it from `params`, and write it if it is missing or outdated."""
+    if not overrides:
+        return params
+    from fedpipe.planning.derived_study import DerivedStudy
+
+    require_single_study(params, preset)
+    study = DerivedStudy.from_options(params, overrides)
+    if study.write(preset):
+        typer.echo(f"fedpipe: {study.path} is {params} with {study.options}.", err=True)
+    return study.path
+
+
+def find_derived_study(params: Path, preset: str, overrides: Sequence[str] | None) -> Path:
+    """Get the study's file. With options `-S`, it is the file that `run` with these options derives from `params`."""
+    if not overrides:
+        return params
+    from fedpipe.planning.derived_study import DerivedStudy
+
+    require_single_study(params, preset)
+    study = DerivedStudy.from_options(params, overrides)
+    command = layout.format_run_command(params, preset, overrides)
+    if study.state == "missing":
+        raise ArtifactError(f"{study.path} does not exist. Type `{command}` first.")
+    if study.state == "outdated":
+        typer.echo(f"fedpipe: {params} has changed since {study.path} was derived. Type `{command}`.", err=True)
+    return study.path
 
 
 def require_single_study(params: Path, preset: str) -> None:

@@ -20,14 +20,15 @@ from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
-from fedpipe.cli.group import LOCAL_PROFILE, USER_PANEL, PlanFingerprint, Preset, StudyFile, app
-from fedpipe.cli.plans import get_snakemake_targets, read_plan, require_single_study
+from fedpipe.cli.group import LOCAL_PROFILE, USER_PANEL, Overrides, PlanFingerprint, Preset, StudyFile, app
+from fedpipe.cli.plans import derive_study, find_derived_study, get_snakemake_targets, read_plan, require_single_study
 
 
 @app.command(rich_help_panel=USER_PANEL)
 def plan(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
+    overrides: Overrides = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings and print the runs, and write nothing.")
     ] = False,
@@ -39,9 +40,12 @@ def plan(
 
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
-    study_paths = layout.list_studies(params)
-    has_several_studies = len(study_paths) > 1
-    plans = [_make_plan(path, preset, has_several_studies) for path in study_paths]
+    if overrides and dry_run:
+        plans = [_check_derived_study(params, preset, overrides)]
+    else:
+        study_paths = layout.list_studies(derive_study(params, preset, overrides))
+        plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
+    has_several_studies = len(plans) > 1
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
         for change in code_changes.describe_code_changes(study_plan):
@@ -78,6 +82,7 @@ def run(
     context: typer.Context,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
+    overrides: Overrides = None,
     profile: Annotated[str, typer.Option("--profile", help="Snakemake profile: a folder, or slurm.")] = LOCAL_PROFILE,
     dry_run: Annotated[bool, typer.Option("-n", "--dry-run", help="Print the jobs without running them.")] = False,
     jobs: Annotated[
@@ -107,6 +112,7 @@ def run(
     snakemake = _find_snakemake()
     if snakemake_options:
         _check_snakemake_options(snakemake_options, params)
+    params = derive_study(params, preset, overrides)
     targets = get_snakemake_targets(layout.normalize_study_path(params), preset)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
     command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
@@ -130,6 +136,7 @@ def papers(
 def show(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
+    overrides: Overrides = None,
     form: Annotated[
         Literal["markdown", "latex", "csv"],
         typer.Option("--format", help="latex and csv print a table for a paper, with one row per method."),
@@ -139,7 +146,7 @@ def show(
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
-    study_plan = read_plan(params, preset)
+    study_plan = read_plan(find_derived_study(params, preset, overrides), preset)
     warn_if_stale(study_plan)
     if partial := contents.render_partial_results(study_plan, form):
         typer.echo(partial)
@@ -150,6 +157,7 @@ def show(
 def status(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
+    overrides: Overrides = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Refresh every two seconds until all runs are complete.")
     ] = False,
@@ -159,6 +167,7 @@ def status(
     ] = None,
 ) -> None:
     """Show the progress of each run, the remaining time, and the end of the log of each failed job."""
+    params = find_derived_study(params, preset, overrides)
     if html is None:
         from fedpipe.report import status_table
 
@@ -206,6 +215,14 @@ def _is_local_profile(profile: str) -> bool:
     with suppress(SystemExit), redirect_stderr(io.StringIO()):  # Snakemake itself reports an unreadable profile
         return get_argument_parser(profiles=[profile]).parse_args([]).executor in (None, "local")
     return True
+
+
+def _check_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
+    """Plan the study that options `-S` derive, without writing its file."""
+    from fedpipe.planning.derived_study import DerivedStudy
+
+    require_single_study(params, preset)
+    return DerivedStudy.from_options(params, overrides).check(preset)
 
 
 def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:

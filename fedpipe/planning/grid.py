@@ -161,7 +161,7 @@ def is_within(key: str, section: str) -> bool:
 
 def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
-    _reject_unknown_key(location, key, study_params)
+    reject_unknown_key(location, key, study_params)
     fixed_section = next(
         (section for section in STUDY_WIDE_SECTIONS if is_within(key, section) or is_within(section, key)), None
     )
@@ -190,7 +190,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
             )
 
 
-def _reject_unknown_key(location: str, key: str, study_params: Params) -> None:
+def reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     """Reject a key without a section, such as `mu`. The message has the full keys that end in it."""
     if key.partition(".")[0] in Params.model_fields:
         return

@@ -52,8 +52,10 @@ class NewPlan(Plan):
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
 
 
-def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
+def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str, Any] | None = None) -> NewPlan:
     """Make the plan of the study in ``path`` with a preset. Nothing is written.
+
+    ``settings`` is the content of the file, if it does not exist yet.
 
     Raises
     ------
@@ -62,7 +64,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET) -> NewPlan:
     """
     sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     download_command = format_download_command(path)
-    raw, preset_changes = parser.apply_preset(loader.read_params(path), preset, download_command)
+    study_settings = loader.read_params(path) if settings is None else settings
+    raw, preset_changes = parser.apply_preset(study_settings, preset, download_command)
     has_preset_files = any(
         key.partition(".")[0] in PINNABLE_SECTIONS for key in preset_changes
     )  # no command declares files of the preset
@@ -252,7 +255,7 @@ def _describe_missing_data(params: Params) -> str:
 
 def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
     """Hash the source files of the plan. The Snakefile plans again if one has changed."""
-    files = {path, *Path(fedpipe.__file__).parent.rglob("*.py")}
+    files = {*([path] if path.is_file() else []), *Path(fedpipe.__file__).parent.rglob("*.py")}
     files |= {file for component in components for file in compute_code_digest(*component.list_hashed_code()).files}
     cwd = Path.cwd().resolve()
 

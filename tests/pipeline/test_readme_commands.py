@@ -130,6 +130,8 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     printed = typist.next("fedpipe run")
     assert printed.startswith("snakemake all --profile workflow/profiles/local\n")
     assert NOTHING in printed, "DVC's results are found"
+    printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
+    assert jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
@@ -138,6 +140,10 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
 
     assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
     typist = Typist(clone, "docs/studies.md")
+    assert "segment" not in jobs(typist.next("fedpipe run -S algorithms.feddw.mu=0.1")), "README's grid has this run"
+    assert "| FedDW" in typist.next("fedpipe show -S algorithms.feddw.mu=0.1")
+    line = "fedpipe run -S algorithms.feddw.mu=0.1,1.0 -S federation.rounds=50"
+    assert jobs(typist.next(line, line.replace("50", "3")))["segment"] == 3, "all runs continue"
     assert r"\toprule" in typist.next("fedpipe show --format latex")
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
     assert "segment" not in jobs(printed), "studies share runs"

@@ -409,9 +409,9 @@ def list_studies(params: Path) -> list[Path]:
     return paths
 
 
-def format_run_command(params: Path, preset: str = FULL_PRESET) -> str:
-    """Format the command that runs a study."""
-    return _format_command("run", params, preset)
+def format_run_command(params: Path, preset: str = FULL_PRESET, overrides: Iterable[str] = ()) -> str:
+    """Format the command that runs a study, with options `-S`."""
+    return _format_command("run", params, preset, overrides)
 
 
 def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
@@ -419,9 +419,11 @@ def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
     return _format_command("show", params, preset)
 
 
-def _format_command(command: str, params: Path, preset: str) -> str:
+def _format_command(command: str, params: Path, preset: str, overrides: Iterable[str] = ()) -> str:
     params_option = [] if params == PARAMS else ["--params", str(params)]
-    return shlex.join(["fedpipe", command, *params_option, *([] if preset == FULL_PRESET else ["--preset", preset])])
+    preset_option = [] if preset == FULL_PRESET else ["--preset", preset]
+    override_options = [word for override in overrides for word in ("-S", override)]
+    return shlex.join(["fedpipe", command, *params_option, *preset_option, *override_options])
 
 
 def dataset_file(name: str) -> Path:

@@ -1,0 +1,356 @@
+"""Derives a study from another one with `-S KEY=VALUE`: a file in `studies` that is named after the changed keys.
+
+The derived file is the base with the new values, including its comments. Its first two lines name the base and the
+options, and contain a hash of the rest, so that an edit by the user is noticed and never overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_origin
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.hashing import DIGEST_LENGTH, digest_json
+from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import PARAMS, STUDIES, StudyFiles
+from fedpipe.core.yaml_text import format_yaml, read_yaml
+from fedpipe.planning import grid, planner
+from fedpipe.settings import loader, parser
+from fedpipe.settings.dataset import format_download_command
+from fedpipe.settings.params import KEYWISE_SECTIONS, Params
+
+MAX_NAME_LENGTH = 80  #: characters of a derived file's name. A longer one ends with a hash
+#: Characters of YAML in the name of a file, which has no commas, colons, brackets, braces, quotes and spaces.
+NAME_CHARACTERS = str.maketrans({",": "+", ":": "=", "[": "(", "]": ")", "{": "(", "}": ")"} | dict.fromkeys("\"' "))
+AMBIGUOUS_CHARACTERS = re.compile("[+=()\"']")  #: characters of a value that also replace or lose others in the name
+SCHEMA_COMMENT = re.compile(r"(?<=^# yaml-language-server: \$schema=)\S+$", re.M)
+
+
+@dataclass(frozen=True, order=True)
+class Override:
+    """One option `-S KEY=VALUE`."""
+
+    key: str  #: dotted key of params.yaml
+    text: str  #: value as YAML, or several values separated by commas
+
+    @classmethod
+    def from_option(cls, option: str) -> Override:
+        """Parse an option.
+
+        Raises
+        ------
+        SettingsError
+            It is not KEY=VALUE, the value is not YAML, or the key can't be set.
+        """
+        key, sign, text = (part.strip() for part in option.partition("="))
+        if not sign or not text or not all(key.split(".")):
+            raise SettingsError(f"-S: '{option}' is not KEY=VALUE. Use for example -S federation.rounds=10.")
+        if not option.isprintable():
+            raise SettingsError(f"-S {key}: {text!r} contains a line break or a control character. Remove it.")
+        if key in KEYWISE_SECTIONS:
+            raise SettingsError(f"-S {key}: can't be set as a whole. Set single keys, such as {key}.rounds.")
+        override = cls(key, text)
+        try:
+            values = override.parse_values(_read_plain)
+        except SettingsError:
+            values = None
+        if not values or not isinstance(values, list):
+            raise SettingsError(f"-S {key}: '{text}' is not YAML. Use a value such as 0.1, null, '' or [64, 32].")
+        return override
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether it has several values for a key that has one."""
+        return not self._is_list and len(self.parse_values(_read_plain)) > 1
+
+    @property
+    def _is_list(self) -> bool:
+        """Whether the key is a list in params.yaml, such as study.seeds."""
+        section, _, name = self.key.partition(".")
+        field = Params.model_fields.get(section)
+        keys = getattr(field.annotation, "model_fields", {}) if field else {}
+        return name in keys and get_origin(keys[name].annotation) is tuple
+
+    @property
+    def file_name(self) -> str:
+        """The key and the values in the name of a file."""
+        return f"{self.key.removeprefix('algorithms.')}={self.text}".translate(NAME_CHARACTERS)
+
+    def parse_values(self, read: Callable[[str], Any]) -> Any:
+        """Parse the values as a list."""
+        return read(f"[{self.text}]")
+
+    def parse_value(self, read: Callable[[str], Any]) -> Any:
+        """Parse the value of the key: a list if the key is one."""
+        values = self.parse_values(read)
+        return values if self._is_list and not isinstance(values[0], list) else values[0]
+
+    def __str__(self) -> str:
+        """The option, as you type it."""
+        return f"-S {shlex.quote(f'{self.key}={self.text}')}"
+
+
+@dataclass(frozen=True)
+class DerivedStudy:
+    """A study with some keys of another one changed."""
+
+    base: Path
+    overrides: tuple[Override, ...]
+
+    @classmethod
+    def from_options(cls, base: Path, options: Sequence[str]) -> DerivedStudy:
+        """Derive a study. The order of the options has no effect.
+
+        Raises
+        ------
+        SettingsError
+            An option is not KEY=VALUE, a key is set twice, or the base is not a study.
+        """
+        base = layout.normalize_study_path(base)
+        StudyFiles.from_params(base)  # raises an error if it is outside the project
+        overrides = tuple(sorted(map(Override.from_option, options)))
+        for override, other in itertools.pairwise(overrides):
+            if grid.is_within(other.key, override.key):
+                raise SettingsError(f"-S {other.key}: {override} sets it, too. Set each key once.")
+        return cls(base, overrides)
+
+    @cached_property
+    def path(self) -> Path:
+        """The derived file, next to the base or in `studies`."""
+        folder = STUDIES if self.base == PARAMS else self.base.parent
+        name = "-".join([self.base.stem, *(override.file_name for override in self.overrides)])
+        simple_name = re.sub(r"[^A-Za-z0-9_.+()=-]", "_", name)
+        is_ambiguous = any(AMBIGUOUS_CHARACTERS.search(override.text) for override in self.overrides)
+        if simple_name != name or is_ambiguous or len(name) > MAX_NAME_LENGTH:
+            digest = digest_json([str(override) for override in self.overrides])
+            simple_name = f"{simple_name[: MAX_NAME_LENGTH - DIGEST_LENGTH - 1]}-{digest}"
+        return folder / f"{simple_name}.yaml"
+
+    @property
+    def options(self) -> str:
+        """The options, as you type them."""
+        return " ".join(map(str, self.overrides))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the base with the new values.
+
+        Raises
+        ------
+        SettingsError
+            The base can't be read, or a key can't be set in it.
+        """
+        settings = loader.read_params(self.base)
+        self._apply_overrides(settings, _read_plain)
+        return settings
+
+    @cached_property
+    def text(self) -> str:
+        """Content of the derived file."""
+        body = self._edit_base()
+        return f"{self._first_line}\n# {self._note}: {_hash_text(body)}\n{body}"
+
+    @property
+    def state(self) -> Literal["missing", "current", "outdated", "edited"]:
+        """Whether the file exists, and has the settings of the base. An outdated file has not been edited."""
+        if not self.path.is_file():
+            return "missing"
+        text = self.path.read_text()
+        if text == self.text:
+            return "current"
+        first_line, _, rest = text.partition("\n")
+        second_line, _, body = rest.partition("\n")
+        is_unedited = first_line == self._first_line and second_line == f"# {self._note}: {_hash_text(body)}"
+        return "outdated" if is_unedited else "edited"
+
+    def check(self, preset: str) -> planner.NewPlan:
+        """Plan the study without writing anything.
+
+        Raises
+        ------
+        SettingsError
+            The base with the new values is invalid, or a new value has no effect.
+        """
+        try:
+            self._check_effects(preset)
+            return planner.make_plan(self.path, preset, self.settings)
+        except SettingsError as error:
+            suffix = f"(with {self.options})"
+            lines = str(error).splitlines()
+            raise SettingsError(
+                "\n".join(line if self.options in line else f"{line} {suffix}" for line in lines)
+            ) from None
+
+    def write(self, preset: str) -> bool:
+        """Check the study, and write its file if it is missing or outdated. Return whether it was.
+
+        Raises
+        ------
+        SettingsError
+            The study is invalid, or the user has edited its file.
+        """
+        state = self.state
+        if state == "edited":
+            raise SettingsError(
+                f"{self.path}: differs from the study that {self.options} derives from {self.base}, because it was "
+                f"edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
+            )
+        if state == "current":
+            return False
+        try:
+            self.check(preset)
+        except SettingsError as error:
+            if format_download_command(self.path) in str(error):  # this command changes the file
+                files.write_bytes(self.path, self.text.encode())
+            raise
+        files.write_bytes(self.path, self.text.encode())
+        return True
+
+    # -- content -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _first_line(self) -> str:
+        return f"# fedpipe derived this study from {self.base} with {self.options}"
+
+    @property
+    def _note(self) -> str:
+        return (
+            f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
+        )
+
+    def _edit_base(self) -> str:
+        """Edit the text of the base. If anchors prevent this, format all settings instead."""
+        editor = _make_editor()
+        document = editor.load(self.base.read_text(encoding="utf-8"))
+        self._apply_overrides(document, editor.load)
+        stream = io.StringIO()
+        editor.dump(document, stream)
+        folder = self.base.parent
+        text = SCHEMA_COMMENT.sub(lambda match: os.path.relpath(folder / match[0], self.path.parent), stream.getvalue())
+        return text if read_yaml(text, self.path) == self.settings else format_yaml(self.settings)
+
+    def _apply_overrides(self, settings: Any, read: Callable[[str], Any]) -> None:
+        """Set all keys, also in the grid and in presets, which would override them."""
+        presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
+        for override in sorted(self.overrides, key=lambda override: override.is_grid):
+            for grid_lists in _list_grids(settings, presets):
+                for name in [name for name in grid_lists if grid.is_within(name, override.key)]:
+                    if not isinstance(grid_lists[name], dict):
+                        del grid_lists[name]
+            for changes in presets:
+                for key in [key for key in changes if grid.is_within(key, override.key)]:
+                    del changes[key]
+            if override.is_grid:
+                _set_value(settings, ["study", "grid", override.key], override.parse_values(read), override)
+                for changes in presets:
+                    if isinstance(changes.get("study.grid"), dict):
+                        changes["study.grid"][override.key] = override.parse_values(read)
+            else:
+                _set_value(settings, override.key.split("."), override.parse_value(read), override)
+                for changes in presets:
+                    if any(grid.is_within(override.key, key) for key in changes):  # a preset's section is set before
+                        changes[override.key] = override.parse_value(read)
+
+    def _check_effects(self, preset: str) -> None:
+        """Require that each new value has an effect."""
+        settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
+        params = parser.parse_params(
+            loader.read_params(self.base), None, (), format_download_command(self.base)
+        )  # the names in its messages
+        labels = (settings.get("study") or {}).get("algorithms", params.study.algorithms)
+        grid_lists = (settings.get("study") or {}).get("grid") or {}
+        for override in self.overrides:
+            grid.reject_unknown_key("-S", override.key, params)
+            section, _, name = override.key.partition(".")
+            label = name.partition(".")[0]
+            if section == "algorithms" and label and isinstance(labels, (list, tuple)) and label not in labels:
+                raise SettingsError(
+                    f"{override}: '{label}' is not in study.algorithms. {suggest_name(label, list(labels))}"
+                )
+            if override.is_grid and override.key not in grid_lists:
+                raise SettingsError(
+                    f"{override} has no effect, because the preset {preset} sets study. Use another preset."
+                )
+            for label, key in [] if override.is_grid else _iterate_method_keys(params, labels):
+                if grid.is_within(key, override.key) or grid.is_within(override.key, key):
+                    raise SettingsError(
+                        f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
+                        f"Change it in {self.base}."
+                    )
+            for name, key in [] if override.is_grid else _iterate_grid_keys(grid_lists):
+                if grid.is_within(key, override.key) or grid.is_within(override.key, key):
+                    raise SettingsError(
+                        f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
+                        f"{self.base}, or remove it with -S 'study.grid={{}}'."
+                    )
+
+
+def _read_plain(text: str) -> Any:
+    return read_yaml(text, "-S")
+
+
+def _make_editor() -> YAML:
+    """A parser that keeps comments, quotes and the spelling of values."""
+    editor = YAML()
+    editor.preserve_quotes = True
+    editor.width = 120
+    editor.representer.add_representer(
+        type(None), lambda representer, _: representer.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
+    return editor
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _set_value(settings: Any, place: Sequence[str], value: Any, override: Override) -> None:
+    """Set the value at a place, and create missing sections."""
+    *sections, last = place
+    for section in sections:
+        if settings.get(section) is None:
+            settings[section] = {}
+        settings = settings[section]
+        if isinstance(settings, CommentedMap) and not settings:
+            settings.fa.set_flow_style()  # {} stays on its line
+        if not isinstance(settings, dict):
+            raise SettingsError(f"{override}: '{section}' is {settings!r} and has no keys. Set '{section}' itself.")
+    settings[last] = value
+
+
+def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
+    """List the grid of the study, and the grids that presets set instead."""
+    study = settings.get("study")
+    grids = [
+        study.get("grid") if isinstance(study, dict) else None,
+        *(changes.get("study.grid") for changes in presets),
+    ]
+    return [entry for entry in grids if isinstance(entry, dict)]
+
+
+def _iterate_grid_keys(grid_lists: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Iterate over the keys that a grid sets, each with the name of its list or axis."""
+    for name, values in grid_lists.items():
+        axis_values = values.values() if isinstance(values, dict) else [{name: None}]
+        for key in dict.fromkeys(key for changes in axis_values if isinstance(changes, dict) for key in changes):
+            yield name, key
+
+
+def _iterate_method_keys(params: Params, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Iterate over the keys that methods set for themselves, each with the method's label."""
+    for label in labels:
+        if label in params.algorithms:
+            for key in params.algorithms[label].options.overrides:
+                yield label, key

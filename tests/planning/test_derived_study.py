@@ -1,0 +1,220 @@
+"""`-S KEY=VALUE` of plan, run, show and status: a study in a file that is named after the changed keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fedpipe.cli import app
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.planning.derived_study import DerivedStudy
+
+BASE = """\
+# yaml-language-server: $schema=params.schema.json
+# my study
+dataset: {name: digits}
+federation:
+  rounds: 2        # few
+  learning_rate: 0.05
+algorithms:
+  feddw: {mu: 1.0}
+study:
+  algorithms: [fedavg, feddw]
+  seeds: [0, 1]
+  grid: {partition.alpha: [0.1, 0.5]}
+presets:
+  smoke: {federation.rounds: 1, study.seeds: [0]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(BASE)
+    return tmp_path
+
+
+def derive(*options: str, base: str = "params.yaml") -> DerivedStudy:
+    return DerivedStudy.from_options(Path(base), options)
+
+
+def run_fedpipe(*arguments: str) -> Result:
+    result = CliRunner().invoke(app.app, arguments)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "changes"),
+    [
+        (
+            ["federation.rounds=5"],
+            "params-federation.rounds=5",
+            {"federation": {"rounds": 5, "learning_rate": 0.05}, "presets": {"smoke": {"study.seeds": [0]}}},
+        ),
+        (["algorithms.feddw.mu=10.0"], "params-feddw.mu=10.0", {"algorithms": {"feddw": {"mu": 10.0}}}),
+        (["model.name=mlp"], "params-model.name=mlp", {"model": {"name": "mlp"}}),
+        (
+            ["algorithms.feddw.mu=0.1,1.0"],
+            "params-feddw.mu=0.1+1.0",
+            {"study": {"grid": {"partition.alpha": [0.1, 0.5], "algorithms.feddw.mu": [0.1, 1.0]}}},
+        ),
+        (["partition.alpha=0.3"], "params-partition.alpha=0.3", {"partition": {"alpha": 0.3}, "study": {"grid": {}}}),
+        (
+            ["study.seeds=3,4"],
+            "params-study.seeds=3+4",
+            {"study": {"seeds": [3, 4]}, "presets": {"smoke": {"federation.rounds": 1}}},
+        ),
+        (["study.algorithms=feddw"], "params-study.algorithms=feddw", {"study": {"algorithms": ["feddw"]}}),
+    ],
+)
+def test_a_derived_study_is_the_base_with_the_new_values(
+    options: list[str], name: str, changes: dict[str, dict[str, Any]]
+) -> None:
+    study = derive(*options)
+    assert study.path == Path(f"studies/{name}.yaml")
+    assert study.write("full")
+    base = yaml.safe_load(BASE)
+    expected = base | {section: base.get(section, {}) | values for section, values in changes.items()}
+    assert yaml.safe_load(study.path.read_text()) == expected
+    lines = study.path.read_text().splitlines()
+    assert f"params.yaml with -S {options[0]}" in lines[0]
+    assert "# yaml-language-server: $schema=../params.schema.json" in lines
+    assert "# my study" in lines
+    assert Path("params.yaml").read_text() == BASE
+    assert not derive(*options).write("full"), "it is current"
+
+
+def test_the_order_of_the_options_has_no_effect() -> None:
+    first, second = "federation.rounds=5", "federation.momentum=0.9"
+    assert derive(first, second).path == derive(second, first).path
+    assert derive(first, second).text == derive(second, first).text
+
+
+def test_other_values_have_other_files() -> None:
+    long_value = f"[{', '.join(map(str, range(100)))}]"
+    options = [
+        "model.hidden=[64]",
+        "model.hidden=(64)",
+        "model.hidden=64",
+        "model.hidden=[6,4]",
+        "model.hidden=[6+4]",
+        "model.hidden='64'",
+    ]
+    options += [
+        f"study.seeds={long_value}",
+        f"study.seeds={long_value[:-1]}, 100]",
+        "dataset.path=../a",
+        "dataset.path=a",
+    ]
+    paths = [derive(option).path for option in options]
+    assert len({str(path).lower() for path in paths}) == len(options)
+    assert all(path.parent == Path("studies") and len(path.name) < 100 for path in paths)
+
+
+def test_a_file_follows_its_base_until_someone_edits_it() -> None:
+    options = ("federation.rounds=5",)
+    study = derive(*options)
+    assert study.state == "missing"
+    study.write("full")
+    Path("params.yaml").write_text(BASE.replace("0.05", "0.01"))
+    assert derive(*options).state == "outdated"
+    assert derive(*options).write("full")
+    assert yaml.safe_load(study.path.read_text())["federation"]["learning_rate"] == 0.01
+    edited_text = study.path.read_text().replace("0.01", "0.02")
+    study.path.write_text(edited_text)
+    with pytest.raises(
+        SettingsError, match=r"^studies/params-federation.rounds=5.yaml: .* edited.*fedpipe run --params"
+    ):
+        derive(*options).write("full")
+    assert study.path.read_text() == edited_text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["federation.rounds"], "-S: 'federation.rounds' is not KEY=VALUE"),
+        (["=5"], "-S: '=5' is not KEY=VALUE"),
+        (["federation.rounds="], "-S: 'federation.rounds=' is not KEY=VALUE"),
+        (["federation.rounds=[1"], "-S federation.rounds: '[1' is not YAML"),
+        (["federation.rounds=&a [*a]"], "-S federation.rounds: '&a [*a]' is not YAML"),
+        (["federation.rounds=1\n2"], "-S federation.rounds: "),
+        (["federation={rounds: 1}"], "-S federation: can't be set as a whole"),
+        (["federation.rounds=1", "federation.rounds=2"], "-S federation.rounds: "),
+        (["mu=0.1"], "-S: 'mu' is not a key of params.yaml. Did you mean algorithms.feddw.mu?"),
+        (["federation.round=1"], "federation.round"),
+        (["federation.rounds=0"], "federation.rounds: 0"),
+        (["federation.rounds.x=1"], "'rounds' is 2 and has no keys"),
+        (["algorithms.fedprox.mu=0.1"], "'fedprox' is not in study.algorithms"),
+        (["partition.scheme=dirichlet,nothing"], "nothing"),
+    ],
+)
+def test_a_mistake_is_named_and_writes_nothing(options: list[str], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        derive(*options).write("full")
+    assert message in str(error.value)
+    assert not Path("studies").exists()
+
+
+def test_a_value_that_others_would_hide_is_rejected() -> None:
+    Path("params.yaml").write_text(
+        BASE.replace("feddw: {mu: 1.0}", "feddw: {mu: 1.0, overrides: {federation.momentum: 0.9}}").replace(
+            "grid: {partition.alpha: [0.1, 0.5]}", "grid: {mix: {mild: {partition.alpha: 1.0}}}"
+        )
+    )
+    with pytest.raises(
+        SettingsError, match=r"federation.momentum=0.5 .*feddw, because algorithms.feddw.overrides sets"
+    ):
+        derive("federation.momentum=0.5").write("full")
+    with pytest.raises(SettingsError, match=r"partition.alpha=0.1 .*'mix' in study.grid sets partition.alpha"):
+        derive("partition.alpha=0.1").write("full")
+    assert not Path("studies").exists()
+
+
+def test_a_preset_does_not_hide_the_new_value() -> None:
+    study = derive("federation.rounds=7")
+    study.write("smoke")
+    assert yaml.safe_load(study.path.read_text())["presets"] == {"smoke": {"study.seeds": [0]}}
+    lines = run_fedpipe("plan", "--dry-run", "--preset", "smoke", "-S", "federation.rounds=7").stdout.splitlines()
+    assert len(lines) == 4
+
+
+def test_a_plan_without_a_file_has_the_runs_of_the_written_one() -> None:
+    option = ("-S", "algorithms.feddw.mu=0.1,1.0")
+    printed = run_fedpipe("plan", "--dry-run", *option).stdout
+    assert not Path("studies").exists()
+    assert len(printed.splitlines()) == 2 * 2 * (1 + 2)
+    run_fedpipe("plan", *option)
+    (path,) = Path("studies").iterdir()
+    assert run_fedpipe("plan", "--dry-run", "--params", str(path)).stdout == printed
+    assert Path(f"results/studies/{path.stem}/plan.json").is_file()
+    keys = {line.split()[-1] for line in run_fedpipe("plan", "--dry-run").stdout.splitlines()}
+    assert keys <= {line.split()[-1] for line in printed.splitlines()}, "it shares runs with the base"
+
+
+@pytest.mark.parametrize("command", ["show", "status"])
+def test_a_command_that_reads_results_writes_no_study(command: str) -> None:
+    with pytest.raises(
+        ArtifactError, match=r"^studies/params-federation.rounds=5.yaml does not exist. Type `fedpipe run -S"
+    ):
+        run_fedpipe(command, "-S", "federation.rounds=5")
+    assert not Path("studies").exists()
+
+
+def test_status_shows_the_derived_study() -> None:
+    run_fedpipe("plan", "-S", "study.seeds=5")
+    assert "4 runs" in run_fedpipe("status", "-S", "study.seeds=5").stdout
+
+
+def test_a_study_in_a_folder_has_its_derived_study_next_to_it() -> None:
+    Path("studies/a").mkdir(parents=True)
+    Path("studies/a/b.yaml").write_text(BASE)
+    study = derive("federation.rounds=5", base="studies/a/b.yaml")
+    assert study.path == Path("studies/a/b-federation.rounds=5.yaml")
+    assert study.write("full")
