@@ -42,9 +42,9 @@ GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 CLASSES, CLIENTS, BATCH = 10, 10, 10
 
 
-def make_federated_data(samples: int) -> FederatedData:
+def make_federated_data(num_samples: int) -> FederatedData:
     """Random pixels of MNIST's shape, with this number of samples per client."""
-    random, count = np.random.default_rng(0), samples * CLIENTS
+    random, count = np.random.default_rng(0), num_samples * CLIENTS
     x = torch.from_numpy(random.random((count, 1, 28, 28), np.float32))
     y, parts = torch.from_numpy(random.integers(0, CLASSES, count)), np.split(np.arange(count), CLIENTS)
     return FederatedData(x, y, parts, parts, np.arange(count), CLASSES, 0)
@@ -92,20 +92,20 @@ class Operations:
         return outcome
 
 
-def measure(run: Run, number: int) -> float:
+def measure(run: Run, round_number: int) -> float:
     """Processor seconds of a round."""
     begin = time.process_time()
-    block = run.train(number, run.participants(number))
-    run.aggregate(number, [block])
+    block = run.train(round_number, run.participants(round_number))
+    run.aggregate(round_number, [block])
     seconds = time.process_time() - begin
-    run.checkpoint.finish_round(number, {})
+    run.checkpoint.finish_round(round_number, {})
     return seconds
 
 
-def count(run: Run, number: int) -> int:
+def count(run: Run, round_number: int) -> int:
     """Count the operations of a round's passes, which run again for this."""
     with Operations() as operations, torch.no_grad():
-        run.train(number, run.participants(number))
+        run.train(round_number, run.participants(round_number))
     return operations.count
 
 

@@ -55,11 +55,11 @@ MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
 CLASSES, CLIENTS, BATCH, RATE = 10, 20, 10, 0.005
 
 
-def make_synthetic_data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_synthetic_data(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random pixels of MNIST's shape."""
     rng = np.random.default_rng(0)
-    labels = np.arange(samples) % CLASSES
-    return torch.from_numpy(rng.random((samples, 1, 28, 28), np.float32)), torch.from_numpy(labels)
+    labels = np.arange(num_samples) % CLASSES
+    return torch.from_numpy(rng.random((num_samples, 1, 28, 28), np.float32)), torch.from_numpy(labels)
 
 
 def read_mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:

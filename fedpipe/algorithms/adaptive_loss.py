@@ -33,10 +33,10 @@ class AdaptiveLoss(FedAvg):
         return "whose beta is measured before each epoch" if self.has_adaptive_beta else None
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, to train and to compare with."""
-        anchor, zero = self.net.parameters(received["model"]).flat(), torch.zeros_like(info.size)
-        return super().start(kept, received, info) | {"anchor": anchor, "global_accuracy": zero, "beta": zero}
+        anchor, zero = self.net.parameters(download["model"]).flat(), torch.zeros_like(info.size)
+        return super().start(state, download, info) | {"anchor": anchor, "global_accuracy": zero, "beta": zero}
 
     @override
     def local_passes(self) -> Sequence[Pass]:

@@ -49,18 +49,18 @@ class Barycenter(FedAvg):
         return tuple(name for name in self.net.names if get_layer_name(name) in self.layers)
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model, and all participants as effective clients."""
-        model = fresh(0)
+        model = initial_model(0)
         one = next(iter(model.values())).new_ones(())
         effective = Tensors((name, one * self.federation.participants) for name in self.barycenter_names)
         return {"model": model, "effective": effective}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, and a sum of gradients."""
-        gradient = received["model"].only(self.barycenter_names).zeros()
-        return super().start(kept, received, info) | {"gradient": gradient}
+        gradient = download["model"].only(self.barycenter_names).zeros()
+        return super().start(state, download, info) | {"gradient": gradient}
 
     @override
     def local_passes(self) -> Sequence[Pass]:

@@ -2,15 +2,15 @@
 
 An algorithm is a frozen dataclass of hyperparameters that derives from :class:`Algorithm`. One run of R rounds::
 
-    server = algorithm.init(fresh)                       # fresh(i): the i-th initial model
-    kept[k] = algorithm.init_client(server, fresh)       # for each client k
+    server = algorithm.init(initial_model)                   # initial_model(i): the i-th initial model
+    state[k] = algorithm.init_client(server, initial_model)  # for each client k
     for round in 1..R:
-        common, own = algorithm.send(server, participants)
-        for k in participants:                           # one client after the other, or many in one call
-            client = algorithm.start(kept[k], common | own[k], info[k])
+        shared, personal = algorithm.send(server, participants)
+        for k in participants:                               # one client after the other, or many in one call
+            client = algorithm.start(state[k], shared | personal[k], info[k])
             for p in algorithm.personalize() + algorithm.local_passes():
-                client = run(p, client)                  # Train, Measure or Update, see `passes`
-            upload[k], kept[k] = algorithm.upload(client), algorithm.keep(client)
+                client = run(p, client)                      # Train, Measure or Update, see `passes`
+            upload[k], state[k] = algorithm.upload(client), algorithm.keep(client)
         server = algorithm.aggregate(server, Uploads(participants, weights, upload))
 
     # evaluation after a round
@@ -134,9 +134,9 @@ class Algorithm(Component):
         """Why clients can't train for `federation.local_steps`, as ``whose ...``. None: they can."""
         return None
 
-    def bind_round(self, number: int) -> Self:
+    def bind_round(self, round_number: int) -> Self:
         """A copy for a round: ``federation.learning_rate`` is the learning rate of the round."""
-        federation = self.federation.with_round_learning_rate(number)
+        federation = self.federation.with_round_learning_rate(round_number)
         return self if federation is self.federation else self.bind(self.net, federation)
 
     # -- model and initial states ------------------------------------------------------------------------------------
@@ -145,31 +145,41 @@ class Algorithm(Component):
         """The network that this algorithm trains, for example with another head."""
         return network
 
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
-        """The server's state before round 1. ``fresh(i)`` is the i-th initial model."""
-        return {"model": fresh(0)}
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
+        """The server's state before round 1. ``initial_model(i)`` is the i-th initial model."""
+        return {"model": initial_model(0)}
 
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round, the same for all clients. ``server`` is the initial state."""
         return {}
 
     # -- one client --------------------------------------------------------------------------------------------------
 
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
-        """The client's tensors at the start of a round."""
-        return {"model": received["model"]}
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        """The client's tensors at the start of a round.
+
+        Parameters
+        ----------
+        state
+            What ``keep`` returned in the client's last round, or ``init_client`` before its first.
+        download
+            Both values of ``send`` in one dict, without the axis of the clients.
+        info
+            Size, class counts and round.
+        """
+        return {"model": download["model"]}
 
     def personalize(self) -> Sequence[Pass]:
         """Passes that make the client's personal model from what it received, before training and evaluation."""
         return ()
 
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """The pass that trains the model, which ``local_passes`` runs and ``finetune`` repeats."""
         return Train(self.loss)
 
     def local_passes(self) -> Sequence[Pass]:
         """Passes of local training."""
-        return (self.training(),)
+        return (self.training_pass(),)
 
     def risk(self, client: State, batch: Batch) -> Tensor:
         """The empirical risk F_k on a batch, a scalar: mean cross-entropy."""
@@ -177,7 +187,7 @@ class Algorithm(Component):
 
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """Passes that adapt a copy of the personal model to the client's data, for the finetuned protocols."""
-        return (dataclasses.replace(self.training(), epochs=epochs, stream="finetune"),)
+        return (dataclasses.replace(self.training_pass(), epochs=epochs, stream="finetune"),)
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective on a batch, a scalar: the risk and what the algorithm adds to it."""

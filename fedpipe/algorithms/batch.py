@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     x: Tensor  #: inputs, shape ``(B, *shape)``
     y: Tensor  #: classes, shape (B,)
     mask: Tensor | None = None  #: 1 for samples and 0 for padding, shape (B,). None: no padding
-    key: Tensor | None = None  #: key of the random noise for these samples, an int64 scalar
+    noise_key: Tensor | None = None  #: key of the random noise for these samples, an int64 scalar
 
     def split(self, parts: int) -> list[Batch]:
         """Split into ``parts`` batches: part i has the samples i, i + parts and so on. Empty parts equal the first."""
@@ -26,14 +26,14 @@ class Batch(NamedTuple):
 
     def _take_strided(self, step: int, offset: int) -> Batch:
         mask = None if self.mask is None else self.mask[offset::step]
-        return Batch(self.x[offset::step], self.y[offset::step], mask, self.key)
+        return Batch(self.x[offset::step], self.y[offset::step], mask, self.noise_key)
 
     def _replace_if_empty(self, fallback: Batch) -> Batch:
         if self.mask is None or fallback.mask is None:
             return self if len(self.y) else fallback
         is_nonempty = self.mask.sum() > 0
         x, y = torch.where(is_nonempty, self.x, fallback.x), torch.where(is_nonempty, self.y, fallback.y)
-        return Batch(x, y, torch.where(is_nonempty, self.mask, fallback.mask), self.key)
+        return Batch(x, y, torch.where(is_nonempty, self.mask, fallback.mask), self.noise_key)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the samples (first axis) of ``values``, shape (B, ...)."""
@@ -53,9 +53,9 @@ class Batch(NamedTuple):
         mean = self.sum(values) / n.clamp(min=1)
         return self.sum((values - mean).square()) / (n - 1).clamp(min=1)
 
-    def class_sums(self, values: Tensor, classes: int) -> Tensor:
+    def class_sums(self, values: Tensor, num_classes: int) -> Tensor:
         """Sum of ``values``, shape (B, d), over the samples of each class: shape (C, d)."""
-        labels = one_hot(self.y, classes, values.dtype)
+        labels = one_hot(self.y, num_classes, values.dtype)
         return (labels if self.mask is None else labels * self.mask.unsqueeze(-1)).T @ values
 
     def size(self) -> Tensor:
@@ -72,11 +72,11 @@ class ClientInfo(NamedTuple):
     """Information about a client, in floating-point tensors."""
 
     size: Tensor  #: number of samples n_k, a scalar
-    classes: Tensor  #: samples of each class n_kc, shape (C,)
+    class_counts: Tensor  #: number of samples of each class n_kc, shape (C,)
     round: Tensor  #: number of the round, from 1, a scalar
-    first: Tensor  #: 1 until the client has trained in a round, then 0, a scalar
+    is_first: Tensor  #: 1 until the client has trained in a round, then 0, a scalar
 
 
-def one_hot(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Rows of the identity, shape (B, C)."""
-    return (labels.unsqueeze(-1) == torch.arange(classes, device=labels.device)).to(dtype)
+    return (labels.unsqueeze(-1) == torch.arange(num_classes, device=labels.device)).to(dtype)

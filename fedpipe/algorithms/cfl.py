@@ -75,9 +75,9 @@ class CFL(Algorithm):
     after: Annotated[int, Field(ge=0)] = 20
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """All clients in one cluster, whose model is in the slot of client 0."""
-        model, clients = fresh(0), self.federation.clients
+        model, clients = initial_model(0), self.federation.clients
         parameters = self.net.parameters(model).flat()
         return {
             "models": repeat_model(model, clients),

@@ -82,9 +82,9 @@ class CwFedAvg(Algorithm):
         return self.net.last_layer_names(int(count))
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """Equal class models, and uniform distributions."""
-        model = fresh(0)
+        model = initial_model(0)
         classes = len(model["head.weight"])
         uniform = model["head.weight"].new_full((self.federation.clients, classes), 1 / classes)
         return {
@@ -104,10 +104,10 @@ class CwFedAvg(Algorithm):
         return {"base": server["base"]}, {"upper": server["classes"].map(lambda value: torch.tensordot(p, value, 1))}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The personal model, and the client's true class distribution."""
-        model = self.net.to_model(received["base"] | received["upper"])
-        return {"model": model, "p": info.classes / info.size, "counts": info.classes}
+        model = self.net.to_model(download["base"] | download["upper"])
+        return {"model": model, "p": info.class_counts / info.size, "counts": info.class_counts}
 
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:

@@ -82,20 +82,20 @@ class FedALA(FedAvg):
         return self.net.last_layer_names(self.layers, buffers=False)
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
         local = server["model"].only(self.mixed_names)
         return {"local": local, "weights": local.ones(), "settled": torch.zeros_like(local.norm())}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, whose top is mixed with the local one if there is one."""
-        model, local = received["model"], kept["local"]
+        model, local = download["model"], state["local"]
         difference = model.only(self.mixed_names) - local
-        mixture = local + difference * kept["weights"]
-        top = {name: torch.where(info.first > 0, model[name], value) for name, value in mixture.items()}
+        mixture = local + difference * state["weights"]
+        top = {name: torch.where(info.is_first > 0, model[name], value) for name, value in mixture.items()}
         window = LossWindow.start(info.size)
-        return {"model": model | top, "difference": difference, "first": info.first, "window": window, **kept}
+        return {"model": model | top, "difference": difference, "is_first": info.is_first, "window": window, **state}
 
     @override
     def personalize(self) -> Sequence[Pass]:
@@ -128,7 +128,7 @@ class FedALA(FedAvg):
         """One pass if an earlier mixing has converged, otherwise passes until this one has. None without a model."""
         window = client["window"]
         is_due = torch.where(client["settled"] > 0, window["passes"] < 1, LossWindow.varies(window, self.threshold))
-        return (client["first"] == 0) & is_due
+        return (client["is_first"] == 0) & is_due
 
     def mark_converged(self, client: State) -> State:
         """The client has completed its first mixing."""

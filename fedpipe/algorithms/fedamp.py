@@ -84,9 +84,9 @@ class FedAMP(Algorithm):
     begin_at: Literal["mixture", "own"] = "mixture"
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """No client has uploaded, and no models are mixed."""
-        model, clients = fresh(0), self.federation.clients
+        model, clients = initial_model(0), self.federation.clients
         mixing_weights = torch.eye(clients).to(model["head.weight"])
         return {
             "models": repeat_model(model, clients),
@@ -95,9 +95,9 @@ class FedAMP(Algorithm):
         }
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model."""
-        return {"model": fresh(0)}
+        return {"model": initial_model(0)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -106,12 +106,12 @@ class FedAMP(Algorithm):
         return {}, {"mixture": server["models"].map(lambda value: torch.tensordot(weights, value, 1))}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The personal model and the mixture."""
-        return {"model": kept["model"], "mixture": received["mixture"]}
+        return {"model": state["model"], "mixture": download["mixture"]}
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """Training near the mixture."""
         return Train(self.loss, pull=Pull("mixture", self.attraction / self.alpha))
 
@@ -119,7 +119,7 @@ class FedAMP(Algorithm):
     def local_passes(self) -> Sequence[Pass]:
         """Training near the mixture, from the mixture or from the personal model."""
         start = (Update.copy("mixture", to="model"),) if self.begin_at == "mixture" else ()
-        return (*start, self.training())
+        return (*start, self.training_pass())
 
     @override
     def keep(self, client: State) -> State:

@@ -47,12 +47,12 @@ class FedBABU(SharedBody):
     finetuned: Literal["model", "head", "body"] = "model"
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The body and the common head."""
-        return super().init(fresh) | {"head": fresh(0).only(self.personal_names)}
+        return super().init(initial_model) | {"head": initial_model(0).only(self.personal_names)}
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """The body."""
         return Train(self.loss, only=self.net.body_names)
 

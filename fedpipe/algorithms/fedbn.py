@@ -59,9 +59,9 @@ class FedBN(SharedBody):
         return self.net.norm_names
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The shared layers, with ``average`` also the normalization layers."""
-        return super().init(fresh) | (self.init_client({}, fresh) if self.average else {})
+        return super().init(initial_model) | (self.init_client({}, initial_model) if self.average else {})
 
     @override
     def upload(self, client: State) -> State:

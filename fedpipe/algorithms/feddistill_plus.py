@@ -77,9 +77,9 @@ class FedDistillPlus(SoftLabels):
         return self.mode == "code"
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and the identity, with ``mode: paper`` for each client."""
-        state = super().init(fresh)
+        state = super().init(initial_model)
         if self.mode == "paper":
             state["omega"] = state["omega"].repeat(self.federation.clients, 1, 1)
         return state

@@ -79,10 +79,10 @@ class FedDW(SoftLabels):
         return remove_head_bias(network) if self.mode == "paper" else network
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model and SL matrix, with this round's mu."""
         decay = torch.floor(info.round / 9) if self.mode == "code" else torch.zeros_like(info.round)
-        return super().start(kept, received, info) | {"mu": self.mu * 10**-decay}
+        return super().start(state, download, info) | {"mu": self.mu * 10**-decay}
 
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:

@@ -79,30 +79,30 @@ class FedDyn(FedAvg):
         return not self.adam
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and a memory of zeros."""
-        return {"model": fresh(0), "h": self.net.parameters(fresh(0)).zeros()}
+        return {"model": initial_model(0), "h": self.net.parameters(initial_model(0)).zeros()}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """A memory of zeros."""
         return {"g": server["h"]}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, the same as an anchor, the linear term, and the target of the pull."""
-        model, anchor = received["model"], self.net.parameters(received["model"])
-        return {"model": model, "anchor": anchor, "g": kept["g"], "target": anchor + kept["g"] / self.alpha}
+        model, anchor = download["model"], self.net.parameters(download["model"])
+        return {"model": model, "anchor": anchor, "g": state["g"], "target": anchor + state["g"] / self.alpha}
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         r"""The minimization: the linear term and the proximal one are a pull to :math:`\theta^t + g_k / \alpha`."""
         return Train(self.loss, pull=Pull("target", self.alpha))
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """The minimization with clipped gradients, then the new linear term."""
-        return (replace(self.training(), clip=self.clip), Update(self.update_linear_term))
+        return (replace(self.training_pass(), clip=self.clip), Update(self.update_linear_term))
 
     def update_linear_term(self, client: State) -> State:
         """Update g. At an exact minimum it is the gradient of the risk."""

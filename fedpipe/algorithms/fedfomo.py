@@ -71,16 +71,16 @@ class FedFomo(Algorithm):
         return min(self.downloads, self.federation.clients - 1)
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """Initial state without uploads."""
-        model, clients = fresh(0), self.federation.clients
+        model, clients = initial_model(0), self.federation.clients
         affinity = model["head.weight"].new_zeros(clients, clients)
         return {"models": repeat_model(model, clients), "affinity": affinity, "seen": torch.zeros_like(affinity[0])}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model, twice."""
-        return {"model": fresh(0), "previous": fresh(0)}
+        return {"model": initial_model(0), "previous": initial_model(0)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -106,9 +106,9 @@ class FedFomo(Algorithm):
         return order[(order != client) & (server["seen"][order] > 0)][: self.slot_count]
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The last trained model, the baseline and the candidates."""
-        return {**kept, **received, "gains": info.size.new_zeros(self.slot_count)}
+        return {**state, **download, "gains": info.size.new_zeros(self.slot_count)}
 
     @override
     def personalize(self) -> Sequence[Pass]:
@@ -142,7 +142,7 @@ class FedFomo(Algorithm):
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training. The model before it is the baseline of the next comparison."""
-        return (Update.copy("model", to="previous"), self.training())
+        return (Update.copy("model", to="previous"), self.training_pass())
 
     @override
     def upload(self, client: State) -> State:

@@ -86,20 +86,20 @@ class FedNH(Algorithm):
         return network
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model."""
-        model = received["model"]
-        return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.classes}
+        model = download["model"]
+        return {"model": model, "own": torch.zeros_like(model["head.weight"]), "counts": info.class_counts}
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """Training under fixed prototypes."""
         return Train(self.loss, only=self.trained_names, clip=CLIP_NORM)
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's prototypes."""
-        return (self.training(), Measure(self.sum_features, self.store_prototypes))
+        return (self.training_pass(), Measure(self.sum_features, self.store_prototypes))
 
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the normalized features by class."""
@@ -133,9 +133,9 @@ class FedNH(Algorithm):
 class PrototypeHead(nn.Module):
     """A head without bias whose rows are on the unit sphere, and orthogonal if the width allows it."""
 
-    def __init__(self, features: int, classes: int, scale: float) -> None:
+    def __init__(self, features: int, num_classes: int, scale: float) -> None:
         super().__init__()
-        rows = nn.init.orthogonal_(torch.empty(classes, features))
+        rows = nn.init.orthogonal_(torch.empty(num_classes, features))
         self.weight = nn.Parameter(F.normalize(rows, dim=-1))
         self.scale = nn.Parameter(torch.tensor(scale))
 

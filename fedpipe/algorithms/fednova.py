@@ -63,15 +63,15 @@ class FedNova(FedProx):
         return not self.adam
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """FedProx's state, and counters of steps."""
         zero = torch.zeros_like(info.size)
-        return super().start(kept, received, info) | {"a": zero, "v": zero}
+        return super().start(state, download, info) | {"a": zero, "v": zero}
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """FedProx's steps, which are counted."""
-        return (replace(self.training(), step=self.step),)
+        return (replace(self.training_pass(), step=self.step),)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """A step of the federation's optimizer, and the same step for a gradient of 1."""

@@ -74,15 +74,15 @@ class FedProto(Algorithm):
     prototype_weights: Literal["uniform", "count"] = "uniform"
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """No class has a prototype."""
-        head = fresh(0)["head.weight"]
+        head = initial_model(0)["head.weight"]
         return {"prototypes": torch.zeros_like(head), "known": head.new_zeros(len(head))}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model."""
-        return {"model": fresh(0)}
+        return {"model": initial_model(0)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -90,15 +90,15 @@ class FedProto(Algorithm):
         return {"prototypes": server["prototypes"], "known": server["known"]}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The client's model and the global prototypes."""
-        zeros = torch.zeros_like(received["prototypes"])
-        return {"model": kept["model"], **received, "own": zeros, "counts": info.classes}
+        zeros = torch.zeros_like(download["prototypes"])
+        return {"model": state["model"], **download, "own": zeros, "counts": info.class_counts}
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's prototypes."""
-        return (self.training(), Measure(self.sum_features, self.store_prototypes))
+        return (self.training_pass(), Measure(self.sum_features, self.store_prototypes))
 
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:

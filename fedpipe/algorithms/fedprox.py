@@ -42,11 +42,11 @@ class FedProx(FedAvg):
     mu: Annotated[float, Field(ge=0)] = 0.01
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, and the same as the target of the pull."""
-        return {"model": received["model"], "anchor": self.net.parameters(received["model"])}
+        return {"model": download["model"], "anchor": self.net.parameters(download["model"])}
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """Training near the global model."""
         return Train(self.loss, pull=Pull("anchor", self.mu))

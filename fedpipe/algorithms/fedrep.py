@@ -64,7 +64,7 @@ class FedRep(SharedBody):
         return "whose length of training is set by head_epochs and body_epochs"
 
     @override
-    def training(self) -> Train:
+    def training_pass(self) -> Train:
         """The head."""
         return Train(self.loss, only=self.net.head_names)
 
@@ -72,6 +72,6 @@ class FedRep(SharedBody):
     def local_passes(self) -> Sequence[Pass]:
         """The head, then the representation."""
         return (
-            replace(self.training(), epochs=self.head_epochs, stream="head"),
+            replace(self.training_pass(), epochs=self.head_epochs, stream="head"),
             Train(self.loss, only=self.net.body_names, epochs=self.body_epochs),
         )

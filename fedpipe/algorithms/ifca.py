@@ -56,9 +56,9 @@ class IFCA(Algorithm):
     clusters: Annotated[int, Field(ge=1)] = 2
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """K different models, stacked along a first axis."""
-        models = [fresh(index) for index in range(self.clusters)]
+        models = [initial_model(index) for index in range(self.clusters)]
         return {"models": Tensors((name, torch.stack([model[name] for model in models])) for name in models[0])}
 
     @override
@@ -67,9 +67,9 @@ class IFCA(Algorithm):
         return {"models": server["models"]}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """All models, with the first one chosen until the losses are measured."""
-        models = received["models"]
+        models = download["models"]
         return {"models": models, "model": select_model(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
     @override

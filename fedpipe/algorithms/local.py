@@ -33,14 +33,14 @@ class Local(Algorithm):
     """
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The server has no state."""
         return {}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The common initial model."""
-        return {"model": fresh(0)}
+        return {"model": initial_model(0)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -48,9 +48,9 @@ class Local(Algorithm):
         return {}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The client's model."""
-        return {"model": kept["model"]}
+        return {"model": state["model"]}
 
     @override
     def upload(self, client: State) -> State:

@@ -58,22 +58,22 @@ class MOON(FedAvg):
     temperature: Annotated[float, Field(gt=0)] = 0.5
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model, because there is no previous one."""
         return {"previous": server["model"]}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, the same for the contrast, and the previous model."""
-        model = received["model"]
-        return {"model": model, "global": model, "previous": kept["previous"], "first": info.first}
+        model = download["model"]
+        return {"model": model, "global": model, "previous": state["previous"], "is_first": info.is_first}
 
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the contrast."""
         z = self.net.features(client["model"], batch.x)
         risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.mu * (1 - client["first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
+        return risk + self.mu * (1 - client["is_first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
 
     def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
         """Eq. 3 for each sample, shape (B,). Its features z have shape (B, d)."""

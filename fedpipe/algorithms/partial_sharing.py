@@ -28,14 +28,14 @@ class SharedBody(Algorithm):
         return self.net.head_names
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The shared tensors."""
-        return {self.shared_part: fresh(0).without(self.personal_names)}
+        return {self.shared_part: initial_model(0).without(self.personal_names)}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The personal tensors of the common initial model."""
-        return {self.personal_part: fresh(0).only(self.personal_names)}
+        return {self.personal_part: initial_model(0).only(self.personal_names)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -43,9 +43,9 @@ class SharedBody(Algorithm):
         return {self.shared_part: server[self.shared_part]}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The downloaded tensors with the client's personal ones."""
-        return {"model": self.net.to_model(received[self.shared_part] | kept[self.personal_part])}
+        return {"model": self.net.to_model(download[self.shared_part] | state[self.personal_part])}
 
     @override
     def upload(self, client: State) -> State:

@@ -75,9 +75,9 @@ class PerFedAvg(FedAvg):
         return 1 if self.same_batch else {"first-order": 2, "hessian-free": 3}[self.variant]
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, and the same as the start of the personal model."""
-        return {"model": received["model"], "personal": received["model"]}
+        return {"model": download["model"], "personal": download["model"]}
 
     @override
     def personalize(self) -> Sequence[Pass]:

@@ -72,15 +72,15 @@ class PFedMe(Algorithm):
     beta: Annotated[float, Field(ge=0)] = 1.0
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model."""
         return {"personal": server["model"]}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, w_k, which starts there, and the last personal model."""
-        w = received["model"]
-        return {"model": w, "local": self.net.parameters(w), "personal": kept["personal"]}
+        w = download["model"]
+        return {"model": w, "local": self.net.parameters(w), "personal": state["personal"]}
 
     @override
     def local_passes(self) -> Sequence[Pass]:

@@ -65,14 +65,14 @@ class PFPSLWC(SharedBody):
     squared: bool = False
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The common initial head and extractor."""
-        return super().init_client(server, fresh) | {"extractor": server["body"]}
+        return super().init_client(server, initial_model) | {"extractor": server["body"]}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The downloaded extractor with the client's head, and the extractor to recall."""
-        return super().start(kept, received, info) | {"extractor": kept["extractor"], "first": info.first}
+        return super().start(state, download, info) | {"extractor": state["extractor"], "is_first": info.is_first}
 
     @override
     def personalize(self) -> Sequence[Pass]:
@@ -81,7 +81,7 @@ class PFPSLWC(SharedBody):
             self.recall_loss,
             only=self.net.body_names,
             epochs=self.recall_epochs,
-            when=lambda client: client["first"] == 0,
+            when=lambda client: client["is_first"] == 0,
             stream="recall",
         )
         return (recall_pass,)

@@ -74,12 +74,12 @@ class Scaffold(FedAvg):
         return self.net.names
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and a control of zeros."""
-        return {"model": fresh(0), "control": fresh(0).only(self.corrected_names).zeros()}
+        return {"model": initial_model(0), "control": initial_model(0).only(self.corrected_names).zeros()}
 
     @override
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """A control of zeros."""
         return {"control": server["control"]}
 
@@ -89,16 +89,16 @@ class Scaffold(FedAvg):
         return {"model": server["model"], "control": server["control"]}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, both controls, their difference, and the number of steps."""
         return {
-            "model": received["model"],
-            "anchor": received["model"].only(self.corrected_names),
-            "own": kept["control"],
-            "all": received["control"],
-            "correction": received["control"] - kept["control"],
+            "model": download["model"],
+            "anchor": download["model"].only(self.corrected_names),
+            "own": state["control"],
+            "all": download["control"],
+            "correction": download["control"] - state["control"],
             "steps": torch.zeros_like(info.size),
-        } | (start_gradient_sum(kept["control"]) if self.federation.optimizer == "adam" else {})
+        } | (start_gradient_sum(state["control"]) if self.federation.optimizer == "adam" else {})
 
     @override
     def local_passes(self) -> Sequence[Pass]:

@@ -34,9 +34,9 @@ class SoftLabels(Algorithm):
         return False
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and the identity."""
-        model = fresh(0)
+        model = initial_model(0)
         omega = make_identity(model)
         totals = {"sums": torch.zeros_like(omega), "counts": torch.zeros_like(omega[0])}
         return {"model": model, "omega": omega} | (totals if self.has_running_means else {})
@@ -47,15 +47,15 @@ class SoftLabels(Algorithm):
         return {"model": server["model"], "omega": server["omega"]}, {}
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model and the table."""
-        return {"model": received["model"], "omega": received["omega"]}
+        return {"model": download["model"], "omega": download["omega"]}
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's table, which FedDW's code measures on augmented images."""
         measure = Measure(self.sum_soft_labels, self.store_soft_labels, is_augmented=self.has_running_means)
-        return (self.training(), measure)
+        return (self.training_pass(), measure)
 
     def sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """See :func:`sum_soft_labels`."""

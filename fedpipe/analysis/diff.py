@@ -108,9 +108,9 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
             continue
 
         def describe_round(
-            number: int, first_values: Any = first_accuracies, second_values: Any = second_accuracies
+            round_number: int, first_values: Any = first_accuracies, second_values: Any = second_accuracies
         ) -> str:
-            return f"{100 * first_values[number]:.2f} % and {100 * second_values[number]:.2f} % in round {number}"
+            return f"{100 * first_values[round_number]:.2f} % and {100 * second_values[round_number]:.2f} % in round {round_number}"
 
         differing_rounds = common_rounds[
             (first_accuracies[common_rounds] != second_accuracies[common_rounds]).to_numpy()

@@ -451,13 +451,13 @@ def _get_class_names(dataset: str) -> tuple[str, ...]:
     return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
 
 
-def _require_state(files: RunFiles, number: int, client: int | None = None) -> None:
+def _require_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
     """Raise an error if the server's state after a round, or a client's, is not stored."""
 
-    def is_stored(number: int) -> bool:
+    def is_stored(round_number: int) -> bool:
         if client is None:
-            return files.round(number).server_state.is_file()
-        last_trained_round = read_json(files.round(number).complete_states_marker)["last"][
+            return files.round(round_number).server_state.is_file()
+        last_trained_round = read_json(files.round(round_number).complete_states_marker)["last"][
             client
         ]  # the round that stores its state
         last_trained_files = files.round(last_trained_round)
@@ -468,13 +468,13 @@ def _require_state(files: RunFiles, number: int, client: int | None = None) -> N
             not in layout.read_round_digests(last_trained_files, last_trained_files.complete_states_marker)
         )
 
-    if is_stored(number):
+    if is_stored(round_number):
         return
-    stored_rounds = [str(number) for number in files.list_complete_rounds() if is_stored(number)]
+    stored_rounds = [str(round_number) for round_number in files.list_complete_rounds() if is_stored(round_number)]
     state_name = "the server state" if client is None else f"the state of client {client}"
     round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
     raise ArtifactError(
-        f"{files.path}: {state_name} after round {number} is not stored (artifacts.keep_models). Type `dvc pull`"
+        f"{files.path}: {state_name} after round {round_number} is not stored (artifacts.keep_models). Type `dvc pull`"
         f"{round_list}."
     )
 

@@ -45,7 +45,7 @@ def open_run_on_cpu(files: RunFiles) -> Run:
 
 
 def load_model(
-    run: Run, number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
+    run: Run, round_number: int, client: int | None, class_names: Sequence[str], provenance: dict[str, Any]
 ) -> FittedNetwork:
     """Load the global model after a round, or a client's personal model.
 
@@ -54,7 +54,7 @@ def load_model(
     SettingsError
         The method has no such model.
     """
-    tensors = _get_global_model(run, number) if client is None else _get_personal_model(run, number, client)
+    tensors = _get_global_model(run, round_number) if client is None else _get_personal_model(run, round_number, client)
     model_family, algorithm = cast(Model, run.settings.build_model()), cast(Algorithm, run.settings.build_algorithm())
     with torch.random.fork_rng(devices=[]):
         network = algorithm.adapt(
@@ -84,9 +84,9 @@ def load_model(
     return FittedNetwork(network, class_names, provenance).eval()
 
 
-def _get_global_model(run: Run, number: int) -> Tensors:
+def _get_global_model(run: Run, round_number: int) -> Tensors:
     label = run.files.path.parent.name
-    global_model = run.algorithm.global_model(run.load_server_state(number))
+    global_model = run.algorithm.global_model(run.load_server_state(round_number))
     if global_model is None:
         raise SettingsError(f"{label} has no global model. Name a client, such as client=0, for its personal model.")
     if run.algorithm.net.client_buffers:
@@ -97,14 +97,14 @@ def _get_global_model(run: Run, number: int) -> Tensors:
     return global_model
 
 
-def _get_personal_model(run: Run, number: int, client: int) -> Tensors:
+def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     if not 0 <= client < len(run.clients):
         raise SettingsError(
             f"client: {client} is not a client of this run. Use a number from 0 to {len(run.clients) - 1}."
         )
     with numerics.preserve_torch_flags():
         capture = _ModelCapture(run.algorithm, run.clients)
-        list(capture.run(run.make_task("receive", number + 1, [client], ["global"])))
+        list(capture.run(run.make_task("receive", round_number + 1, [client], ["global"])))
     return capture.captured_model
 
 

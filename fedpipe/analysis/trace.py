@@ -157,9 +157,9 @@ def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
     return [int(number) for number in frame["round"].tail(count)]
 
 
-def _collect_round_hashes(files: RunFiles, number: int) -> dict[str, str]:
+def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
-    folder = files.round(number)
+    folder = files.round(round_number)
     hashes = layout.read_round_digests(folder, folder.marker)
     hashes_by_path = {display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):

@@ -24,6 +24,8 @@ from fedpipe.core.yaml_text import read_generated_yaml
 
 CALLBACKS_KEY = "execution.callbacks"
 DVCLIVE = "dvclive"  #: name of the built-in callback
+#: Former names of methods. A class that still has one would silently log nothing.
+FORMER_METHODS = {"begin": "begin_run", "round": "end_round", "end": "end_run"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,13 @@ class RunInfo:
 class Callback:
     """Base class of callbacks. Override the methods that you need. Each job creates a new object without arguments."""
 
-    def begin(self, run: RunInfo) -> None:
+    def begin_run(self, run: RunInfo) -> None:
         """The job begins a new run, or resumes one after ``run.completed_rounds`` rounds."""
 
-    def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
+    def end_round(self, run: RunInfo, round_number: int, accuracies: Mapping[str, float]) -> None:
         """A round is complete. ``accuracies`` in [0, 1] by protocol, over all test samples. It may be empty."""
 
-    def end(self, run: RunInfo) -> None:
+    def end_run(self, run: RunInfo) -> None:
         """The job ends, after its last round or before."""
 
 
@@ -59,7 +61,7 @@ class DVCLive(Callback):
     """Logs accuracies with DVCLive, one folder per run below ``dvclive``, for curves in DVC and VS Code."""
 
     @override
-    def begin(self, run: RunInfo) -> None:
+    def begin_run(self, run: RunInfo) -> None:
         live = importlib.import_module(DVCLIVE).Live
         folder = Path(DVCLIVE) / run.name
         self._live = live(
@@ -71,14 +73,14 @@ class DVCLive(Callback):
         )
 
     @override
-    def round(self, run: RunInfo, number: int, accuracies: Mapping[str, float]) -> None:
-        self._live.step = number
+    def end_round(self, run: RunInfo, round_number: int, accuracies: Mapping[str, float]) -> None:
+        self._live.step = round_number
         for protocol, accuracy in accuracies.items():
             self._live.log_metric(protocol, accuracy)
         self._live.next_step()
 
     @override
-    def end(self, run: RunInfo) -> None:
+    def end_run(self, run: RunInfo) -> None:
         self._live.end()
 
 
@@ -111,6 +113,11 @@ def find_callback(name: str) -> type[Callback]:
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' is not a callback. It must derive from fedpipe.core.callbacks.Callback."
         )
+    for former_name, method_name in FORMER_METHODS.items():
+        if hasattr(candidate, former_name):
+            raise SettingsError(
+                f"{CALLBACKS_KEY}: '{name}' has a method '{former_name}'. Rename it to '{method_name}'."
+            )
     return candidate
 
 
@@ -142,7 +149,7 @@ class CallbackList:
 
     def __exit__(self, *error: object) -> None:
         if self._run is not None:
-            self._call_hook("end", self._run)
+            self._call_hook("end_run", self._run)
 
     def call_begin(self, completed_rounds: int) -> None:
         """Begin the job after this number of complete rounds."""
@@ -152,12 +159,12 @@ class CallbackList:
             self._run = RunInfo(
                 algorithm=label, seed=seed, key=key, last_round=self._stop, completed_rounds=completed_rounds
             )
-            self._call_hook("begin", self._run)
+            self._call_hook("begin_run", self._run)
 
-    def call_round(self, number: int) -> None:
+    def call_round(self, round_number: int) -> None:
         """Report a complete round to all callbacks."""
         if self._callbacks:
-            self._call_hook("round", self._run, number, read_accuracies(self._files, number))
+            self._call_hook("end_round", self._run, round_number, read_accuracies(self._files, round_number))
 
     def wrap_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
         """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
@@ -185,9 +192,9 @@ class CallbackList:
         )
 
 
-def read_accuracies(files: RunFiles, number: int) -> dict[str, float]:
+def read_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
-    round_files = files.round(number)
+    round_files = files.round(round_number)
     hashes = {
         **layout.read_round_digests(round_files, round_files.complete_states_marker),
         **layout.read_round_digests(round_files, round_files.marker),

@@ -11,12 +11,12 @@ import hashlib
 import numpy as np
 
 
-def derive_entropy(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
+def derive_entropy(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> int:
     """128 bits of seed material for this use."""
-    text = f"{seed}/{purpose}/{round}/{client}"
+    text = f"{seed}/{purpose}/{round_number}/{client}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
 
-def make_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+def make_generator(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> np.random.Generator:
     """NumPy generator for one purpose, round and client (0 if they do not apply)."""
-    return np.random.Generator(np.random.PCG64(derive_entropy(seed, purpose, round, client)))
+    return np.random.Generator(np.random.PCG64(derive_entropy(seed, purpose, round_number, client)))

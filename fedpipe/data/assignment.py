@@ -29,7 +29,7 @@ def assign_samples(
     scheme: Scheme,
     labels: Integers,
     test: npt.NDArray[np.bool_],
-    clients: int,
+    num_clients: int,
     split: Literal["official", "pooled"],
     test_fraction: float,
     seed: int,
@@ -95,22 +95,22 @@ def assign_samples(
             "'pooled', or a larger dataset.subset if the data set has a test set."
         )
     samples = np.flatnonzero(~test) if is_official else np.arange(len(labels))
-    sample, client, sample_split = _partition_samples(scheme, labels, samples, clients, seed)
+    sample, client, sample_split = _partition_samples(scheme, labels, samples, num_clients, seed)
     if sample_split is None:
         sample_split = np.full(len(sample), "train", dtype="<U10")
         groups = labels[sample] if stratified else np.zeros_like(sample)
         if is_official:
             test_indices = np.flatnonzero(test)
-            test_client = _assign_test_samples(labels[test_indices], labels[sample], client, clients, seed)
+            test_client = _assign_test_samples(labels[test_indices], labels[sample], client, num_clients, seed)
         else:
             _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
             test_indices = test_client = np.empty(0, dtype=np.int64)
-            sample_split[_hold_out(client, groups, clients, test_fraction, seed, "split")] = "test"
+            sample_split[_hold_out(client, groups, num_clients, test_fraction, seed, "split")] = "test"
         if validation_fraction:
             _require_disjoint_clients(sample, f"dataset.validation_fraction: {validation_fraction}", "validates", "0")
         (train,) = (sample_split == "train").nonzero()
         sample_split[
-            train[_hold_out(client[train], groups[train], clients, validation_fraction, seed, "validation")]
+            train[_hold_out(client[train], groups[train], num_clients, validation_fraction, seed, "validation")]
         ] = "validation"
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
@@ -174,19 +174,21 @@ class Assignment:
 
 
 def _partition_samples(
-    scheme: Scheme, labels: Integers, samples: Integers, clients: int, seed: int
+    scheme: Scheme, labels: Integers, samples: Integers, num_clients: int, seed: int
 ) -> SampleClientPairs:
     """Pairs of the scheme, sorted by sample and client. Checks them, because the scheme may be a user's."""
-    scheme.check(clients, len(np.unique(labels[samples])), len(samples))
+    scheme.check(num_clients, len(np.unique(labels[samples])), len(samples))
     sample, client, sample_split = scheme.partition_samples(
-        labels, samples, clients, rng.make_generator(seed, "partition")
+        labels, samples, num_clients, rng.make_generator(seed, "partition")
     )
     client = np.asarray(client)
-    is_valid = client.shape == sample.shape and (sample_split is not None or np.isin(client, np.arange(clients)).all())
-    if not is_valid or len(np.setdiff1d(np.arange(clients), client)):
+    is_valid = client.shape == sample.shape and (
+        sample_split is not None or np.isin(client, np.arange(num_clients)).all()
+    )
+    if not is_valid or len(np.setdiff1d(np.arange(num_clients), client)):
         raise SettingsError(
             f"partition.scheme: '{registry.get_component_name(component.PARTITION, type(scheme))}' returned an invalid "
-            f"assignment. Give every sample one of the {clients} clients, and every client at least one sample."
+            f"assignment. Give every sample one of the {num_clients} clients, and every client at least one sample."
         )
     order = np.lexsort((client, sample))
     return SampleClientPairs(
@@ -203,27 +205,27 @@ def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alterna
 
 
 def _assign_test_samples(
-    labels: Integers, train_labels: Integers, train_owner: Integers, clients: int, seed: int
+    labels: Integers, train_labels: Integers, train_owner: Integers, num_clients: int, seed: int
 ) -> Integers:
     """Client of each test sample, in proportion to the clients' training samples of its class."""
     generator = rng.make_generator(seed, "deal")
     owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        counts = np.bincount(train_owner[train_labels == label], minlength=clients)
-        ties = generator.random(clients)
+        counts = np.bincount(train_owner[train_labels == label], minlength=num_clients)
+        ties = generator.random(num_clients)
         if counts.any():
-            owner[members] = np.repeat(np.arange(clients), apportion_count(len(members), counts, ties))
+            owner[members] = np.repeat(np.arange(num_clients), apportion_count(len(members), counts, ties))
     return owner
 
 
 def _hold_out(
-    client: Integers, groups: Integers, clients: int, fraction: float, seed: int, purpose: str
+    client: Integers, groups: Integers, num_clients: int, fraction: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
     """Mask of the samples that each client sets aside: a random fraction, in proportion to its groups."""
     exact_fraction = Fraction(str(fraction))  # exact: 0.29 of 100 is 29, but 28 with binary floats
     held_out = np.zeros(len(client), dtype=np.bool_)
-    for number, members in enumerate(_group_by_client(np.arange(len(client)), client, clients)):
+    for number, members in enumerate(_group_by_client(np.arange(len(client)), client, num_clients)):
         generator = rng.make_generator(seed, purpose, client=number)
         shuffled = generator.permutation(members)
         group_labels, group = np.unique(groups[shuffled], return_inverse=True)
@@ -242,7 +244,7 @@ def apportion_count(count: int, weights: Integers, ties: npt.NDArray[np.float64]
     return np.asarray(quotas, dtype=np.int64)
 
 
-def _group_by_client(samples: Integers, client: Integers, clients: int) -> list[Integers]:
+def _group_by_client(samples: Integers, client: Integers, num_clients: int) -> list[Integers]:
     order = np.lexsort((samples, client))
-    ends = np.searchsorted(client[order], np.arange(clients + 1))
+    ends = np.searchsorted(client[order], np.arange(num_clients + 1))
     return [samples[order[start:end]] for start, end in itertools.pairwise(ends)]

@@ -57,29 +57,29 @@ class Checkpoint:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read_state_json(self, number: int) -> dict[str, Any]:
+    def read_state_json(self, round_number: int) -> dict[str, Any]:
         """Read ``state.json`` of a round: participants, each client's last round, observations, hashes."""
-        if number not in self._state_json_by_round:
-            self._state_json_by_round[number] = read_json(self.files.round(number).complete_states_marker)
-        return self._state_json_by_round[number]
+        if round_number not in self._state_json_by_round:
+            self._state_json_by_round[round_number] = read_json(self.files.round(round_number).complete_states_marker)
+        return self._state_json_by_round[round_number]
 
-    def load_server_state(self, number: int) -> State:
+    def load_server_state(self, round_number: int) -> State:
         """Load the server's state after a round (0: initial)."""
         from fedpipe.engine.blocks import restore_state
         from fedpipe.engine.torch_env.trees import move_state
 
-        if number not in self._servers:
-            files = self.files.round(number)
-            tree = read_pt(files.server_state, self.read_state_json(number)["sha256"][files.server_state.name])
-            self._servers = {number: move_state(restore_state(tree), self._device)}
-        return self._servers[number]
+        if round_number not in self._servers:
+            files = self.files.round(round_number)
+            tree = read_pt(files.server_state, self.read_state_json(round_number)["sha256"][files.server_state.name])
+            self._servers = {round_number: move_state(restore_state(tree), self._device)}
+        return self._servers[round_number]
 
-    def load_kept_state(self, client: int, number: int) -> State:
+    def load_kept_state(self, client: int, round_number: int) -> State:
         """Load a client's kept state after a round. It is stored in the client's last round."""
         from fedpipe.engine.blocks import restore_state
         from fedpipe.engine.torch_env.trees import unstack_client
 
-        last = self.read_state_json(number)["last"][client]
+        last = self.read_state_json(round_number)["last"][client]
         if last < 0 or not self._initial_kept_state:
             return self._initial_kept_state
         if last in self._latest:
@@ -93,10 +93,10 @@ class Checkpoint:
         rows, states = self._stacked_states[last]
         return unstack_client(states, rows[client])
 
-    def read_times(self, number: int) -> dict[str, float]:
+    def read_times(self, round_number: int) -> dict[str, float]:
         """Read the seconds of a round's steps, which have no checksum. Empty if they are missing or damaged."""
         try:
-            times = read_json(self.files.round(number).times)
+            times = read_json(self.files.round(round_number).times)
         except PackError:
             raise
         except ArtifactError:
@@ -107,7 +107,7 @@ class Checkpoint:
 
     def seal_round(
         self,
-        number: int,
+        round_number: int,
         server: State,
         ids: list[int],
         kept_states: list[State],
@@ -133,35 +133,37 @@ class Checkpoint:
 
         from fedpipe.engine.torch_env.trees import stack_states
 
-        files = self.files.round(number)
+        files = self.files.round(round_number)
         hashes = hashes | {files.server_state.name: write_pt(files.server_state, server)}
         stacked_states = stack_states(kept_states) if self._initial_kept_state else {}
         if stacked_states:
             hashes[files.client_states.name] = write_pt(
                 files.client_states, {"ids": torch.tensor(ids), "kept": stacked_states}
             )
-        previous_last = self.read_state_json(number - 1)["last"] if number else extra_entries.pop("last")
+        previous_last = self.read_state_json(round_number - 1)["last"] if round_number else extra_entries.pop("last")
         participants = set(ids)
-        last = [number if client in participants else round for client, round in enumerate(previous_last)]
-        state_json = {"round": number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
+        last = [round_number if client in participants else round for client, round in enumerate(previous_last)]
+        state_json = {"round": round_number, "participants": ids, "last": last, "sha256": hashes, **extra_entries}
         write_json(files.complete_states_marker, state_json)
-        self._state_json_by_round[number], self._servers = state_json, {number: server}
+        self._state_json_by_round[round_number], self._servers = state_json, {round_number: server}
         if self._device.type != "cpu":
             self._latest = (
-                {number: ({client: row for row, client in enumerate(ids)}, stacked_states)} if stacked_states else {}
+                {round_number: ({client: row for row, client in enumerate(ids)}, stacked_states)}
+                if stacked_states
+                else {}
             )
-        needed_rounds = set(last) - {number}
+        needed_rounds = set(last) - {round_number}
         self._stacked_states = {round: pack for round, pack in self._stacked_states.items() if round in needed_rounds}
 
-    def finish_round(self, number: int, hashes: dict[str, str]) -> None:
+    def finish_round(self, round_number: int, hashes: dict[str, str]) -> None:
         """Write the marker that a round is complete."""
-        files = self.files.round(number)
+        files = self.files.round(round_number)
         hashes = (
             hashes
-            | self.read_state_json(number)["sha256"]
+            | self.read_state_json(round_number)["sha256"]
             | {files.complete_states_marker.name: compute_file_sha256(files.complete_states_marker)}
         )
-        write_json(files.marker, {"round": number, "sha256": hashes})
+        write_json(files.marker, {"round": round_number, "sha256": hashes})
 
     # -- how far it has come -----------------------------------------------------------------------------------------
 
@@ -180,24 +182,26 @@ class Checkpoint:
             last_complete -= 1
         return last_complete
 
-    def _is_round_complete(self, number: int) -> bool:
+    def _is_round_complete(self, round_number: int) -> bool:
         """Whether a round is complete and intact, except for its states, which are checked when they are read."""
-        files = self.files.round(number)
+        files = self.files.round(round_number)
         try:
             hashes = layout.read_round_digests(files, files.marker)
         except PackError:  # the pack's rounds are unknown
             raise
         except ArtifactError:
             return False
-        if number and not self.read_times(number):  # collect needs them, and a power failure may have lost them
+        if round_number and not self.read_times(
+            round_number
+        ):  # collect needs them, and a power failure may have lost them
             return False
         states = {files.server_state.name, files.client_states.name}
         return all(name in states or is_intact(files.path / name, hashes[name]) for name in hashes)
 
-    def _has_usable_states(self, number: int, can_be_absent: bool) -> bool:
-        states = [(number, self.files.round(number).server_state)]
+    def _has_usable_states(self, round_number: int, can_be_absent: bool) -> bool:
+        states = [(round_number, self.files.round(round_number).server_state)]
         if self._initial_kept_state:
-            last = {round for round in self.read_state_json(number)["last"] if round >= 0}
+            last = {round for round in self.read_state_json(round_number)["last"] if round >= 0}
             states += [(round, self.files.round(round).client_states) for round in sorted(last)]
         return all(
             is_intact(path, self.read_state_json(round)["sha256"][path.name]) or (can_be_absent and not path.exists())
@@ -213,30 +217,32 @@ class RetentionRequest(NamedTuple):
     diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and previous states, diagnostics read
 
 
-def is_retained(number: int, keep_models: str | int) -> bool:
+def is_retained(round_number: int, keep_models: str | int) -> bool:
     """Whether `artifacts.keep_models` keeps a round's states after later rounds."""
-    return keep_models == "all" or (isinstance(keep_models, int) and number % keep_models == 0)
+    return keep_models == "all" or (isinstance(keep_models, int) and round_number % keep_models == 0)
 
 
-def prune_states(files: RunFiles, number: int, keep_models: str | int) -> None:
+def prune_states(files: RunFiles, round_number: int, keep_models: str | int) -> None:
     """Delete states of rounds before ``number`` that are not needed.
 
     The states of the last two rounds stay, so that the last round can be repeated, and so do states that a diagnostic
     reads. If studies with another length or `artifacts.keep_models` share the run, a state stays if
     any of them keeps it.
     """
-    requests = [RetentionRequest(number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
+    requests = (
+        [RetentionRequest(round_number, keep_models), *_read_retention_requests(files)] if keep_models != "all" else []
+    )
     if any(request.keep_models == "all" for request in requests) or not requests:
         return
     ends = {end for request in requests for end in (request.rounds, *request.diagnosed_rounds)}
-    ends = {end for end in ends if is_stored(files.round(end).complete_states_marker)} | {number}
+    ends = {end for end in ends if is_stored(files.round(end).complete_states_marker)} | {round_number}
     protected_rounds = ends | {end - 1 for end in ends}
     # Otherwise a power failure could leave no complete round to resume from.
-    fsync_files(*files.round(number - 1).path.glob("[!.]*"))
+    fsync_files(*files.round(round_number - 1).path.glob("[!.]*"))
     needed_rounds = {
         last for end in protected_rounds for last in read_json(files.round(end).complete_states_marker)["last"]
     }
-    for earlier_round in range(1, number):
+    for earlier_round in range(1, round_number):
         if earlier_round not in protected_rounds and not any(
             is_retained(earlier_round, request.keep_models) for request in requests
         ):

@@ -75,7 +75,7 @@ class Comparison:
         return f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of the round's change)"
 
 
-def replay_round(run: Run, number: int, executor: Executor | None = None) -> Comparison | None:
+def replay_round(run: Run, round_number: int, executor: Executor | None = None) -> Comparison | None:
     """Repeat a complete round with the code and device of this process. Nothing is written into the run.
 
     Parameters
@@ -92,23 +92,23 @@ def replay_round(run: Run, number: int, executor: Executor | None = None) -> Com
     """
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
-        copy = run.with_files(copy_run_before(files, number, Path(folder) / files.path.name))
+        copy = run.with_files(copy_run_before(files, round_number, Path(folder) / files.path.name))
         copy.executor = executor or run.executor
-        if number == 0:
+        if round_number == 0:
             copy.initialize()
-        elif copy.checkpoint.find_last_complete_round(number - 1) < number - 1:
+        elif copy.checkpoint.find_last_complete_round(round_number - 1) < round_number - 1:
             return None
         else:
-            copy.run_round(number)
-        old, new = (read_json(compared_run.files.round(number).marker)["sha256"] for compared_run in (run, copy))
+            copy.run_round(round_number)
+        old, new = (read_json(compared_run.files.round(round_number).marker)["sha256"] for compared_run in (run, copy))
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
-        distance = _distance(run, copy, number) if differing_files else 0.0
+        distance = _distance(run, copy, round_number) if differing_files else 0.0
         if not distance:  # equal tensors: bytes of older files also depend on the memory layout
             differing_files = [name for name in differing_files if not name.endswith(".pt")]
         return Comparison(
-            number,
-            run.checkpoint.read_state_json(number)["made_by"],
+            round_number,
+            run.checkpoint.read_state_json(round_number)["made_by"],
             run.get_environment(),
             compared_files,
             differing_files,
@@ -116,7 +116,7 @@ def replay_round(run: Run, number: int, executor: Executor | None = None) -> Com
         )
 
 
-def require_reproducible_round(run: Run, number: int) -> None:
+def require_reproducible_round(run: Run, round_number: int) -> None:
     """Before a run resumes with other shared code, require that this code reproduces the round.
 
     The result is recorded in the run's folder, so that this is done once.
@@ -126,21 +126,21 @@ def require_reproducible_round(run: Run, number: int) -> None:
     ArtifactError
         The code does not reproduce it, or a required state is missing.
     """
-    made_by, environment = run.checkpoint.read_state_json(number)["made_by"], run.get_environment()
-    record = run.files.replay_record(number, environment["shared"])
+    made_by, environment = run.checkpoint.read_state_json(round_number)["made_by"], run.get_environment()
+    record = run.files.replay_record(round_number, environment["shared"])
     if all(entry.get("shared") == environment["shared"] for entry in made_by) or record.is_file():
         return
-    comparison = replay_round(run, number)
+    comparison = replay_round(run, round_number)
     if comparison is None or not comparison.is_reproduced(run.federation.compute_dtype):
         problem = "can't be repeated, because the states before it are missing"
         if comparison is not None:
             problem = f"has another result when it is repeated: {comparison.describe_difference()}"
         raise ArtifactError(
-            f"{run.files.path} can't be resumed. The code that all runs share has changed since round {number}, and "
+            f"{run.files.path} can't be resumed. The code that all runs share has changed since round {round_number}, and "
             f"that round {problem}. {format_restore_advice(run.files)}"
         )
     agreement = {"agrees": "within rounding" if comparison.differing_files else "bits", "distance": comparison.distance}
-    write_json(record, {"round": number, "made_by": made_by, "now": environment, **agreement})
+    write_json(record, {"round": round_number, "made_by": made_by, "now": environment, **agreement})
 
 
 def format_restore_advice(files: RunFiles) -> str:
@@ -148,15 +148,15 @@ def format_restore_advice(files: RunFiles) -> str:
     return f"Restore the version of fedpipe that computed it, or type `rm -r {files.path}` to recompute the run."
 
 
-def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:
+def copy_run_before(files: RunFiles, round_number: int, folder: Path) -> RunFiles:
     """Copy a run's folder as it was before a round: its settings and the previous rounds."""
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
     pack_members = archive.read_members(archive.pack_path(files.rounds_folder))
-    earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < number}
+    earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
     archive.pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
-    for earlier_round in range(number):
+    for earlier_round in range(round_number):
         if files.round(earlier_round).path.is_dir():
             copy.round(earlier_round).path.symlink_to(
                 files.round(earlier_round).path.resolve(), target_is_directory=True
@@ -164,10 +164,12 @@ def copy_run_before(files: RunFiles, number: int, folder: Path) -> RunFiles:
     return copy
 
 
-def _distance(run: Run, copy: Run, number: int) -> float:
+def _distance(run: Run, copy: Run, round_number: int) -> float:
     """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
-    old, new = _states(run, number, number), _states(copy, number, number)
-    previous_states = _states(run, number, number - 1) if number else {}  # round 0 makes the complete initial state
+    old, new = _states(run, round_number, round_number), _states(copy, round_number, round_number)
+    previous_states = (
+        _states(run, round_number, round_number - 1) if round_number else {}
+    )  # round 0 makes the complete initial state
     if {name: value.shape for name, value in old.items()} != {name: value.shape for name, value in new.items()}:
         return math.inf
     gap = sum(_squared_distance(new[name], value) for name, value in old.items())
@@ -179,10 +181,10 @@ def _distance(run: Run, copy: Run, number: int) -> float:
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _states(run: Run, number: int, state_round: int) -> dict[str, torch.Tensor]:
+def _states(run: Run, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
     tensors = dict(_leaves(run.load_server_state(state_round), "server/"))
-    for client in run.checkpoint.read_state_json(number)["participants"]:
+    for client in run.checkpoint.read_state_json(round_number)["participants"]:
         tensors |= _leaves(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
     return tensors
 

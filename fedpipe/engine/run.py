@@ -171,31 +171,33 @@ class Run:
             raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
         return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
 
-    def participants(self, number: int) -> list[int]:
+    def participants(self, round_number: int) -> list[int]:
         """Draw the participants of a round, in ascending order."""
-        return draw_participants(self.federation, self.settings.seed, number)
+        return draw_participants(self.federation, self.settings.seed, round_number)
 
-    def load_kept_state(self, client: int, number: int) -> State:
+    def load_kept_state(self, client: int, round_number: int) -> State:
         """Load a client's kept state after a round, with the flag that it has not trained yet."""
-        first = float(self.checkpoint.read_state_json(number)["last"][client] < 0)
-        return self.checkpoint.load_kept_state(client, number) | {FIRST: torch.tensor(first)}
+        first = float(self.checkpoint.read_state_json(round_number)["last"][client] < 0)
+        return self.checkpoint.load_kept_state(client, round_number) | {FIRST: torch.tensor(first)}
 
-    def load_server_state(self, number: int) -> State:
+    def load_server_state(self, round_number: int) -> State:
         """Load the server's state after a round."""
-        return self.checkpoint.load_server_state(number)
+        return self.checkpoint.load_server_state(round_number)
 
     def make_task(
         self,
         phase: Phase,
-        number: int,
+        round_number: int,
         ids: Sequence[int],
         tests: Sequence[Test] = (),
         participants: Sequence[int] | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
-        send = functools.partial(make_download, self.algorithm.bind_round(number), self.load_server_state(number - 1))
-        get_kept_state = functools.partial(self.load_kept_state, number=number - 1)
-        return ClientTask(phase, number, ids, get_kept_state, send, tests, participants)
+        send = functools.partial(
+            make_download, self.algorithm.bind_round(round_number), self.load_server_state(round_number - 1)
+        )
+        get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
+        return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants)
 
     def initialize(self) -> None:
         """Write round 0: the server's initial state."""
@@ -212,17 +214,17 @@ class Run:
         self.checkpoint.seal_round(0, server, [], [], {}, last=last_rounds, **extra_entries)
         self.checkpoint.finish_round(0, {})
 
-    def train(self, number: int, ids: Sequence[int]) -> Block:
+    def train(self, round_number: int, ids: Sequence[int]) -> Block:
         """Train some participants."""
-        self._require_resumable(number)
+        self._require_resumable(round_number)
         start_time = time.perf_counter()
-        test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).values()
+        test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(round_number)).values()
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
-        participants = self.participants(number)
+        participants = self.participants(round_number)
         block = Block(
-            self.settings.key, number, self.get_environment(), stacks=self.executor.describe_stacks(participants)
+            self.settings.key, round_number, self.get_environment(), stacks=self.executor.describe_stacks(participants)
         )
-        for outcome in self.executor.run(self.make_task("train", number, ids, tests, participants)):
+        for outcome in self.executor.run(self.make_task("train", round_number, ids, tests, participants)):
             contract.require_same_structure(
                 self.algorithm, "keep", outcome.keep, self._initial_kept_state, "init_client"
             )
@@ -234,7 +236,7 @@ class Run:
         block.seconds = time.perf_counter() - start_time
         return block
 
-    def aggregate(self, number: int, blocks: Sequence[Block]) -> None:
+    def aggregate(self, round_number: int, blocks: Sequence[Block]) -> None:
         """Aggregate the uploads to the server's next state, and write all states.
 
         Raises
@@ -242,22 +244,24 @@ class Run:
         ArtifactError
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
-        self._require_own_blocks(number, blocks)
-        self._require_resumable(number)
+        self._require_own_blocks(round_number, blocks)
+        self._require_resumable(round_number)
         start_time, weighted_uploads = (
             time.perf_counter(),
-            self._weight_uploads(number, Block.from_blocks(blocks, self._storage_device)),
+            self._weight_uploads(round_number, Block.from_blocks(blocks, self._storage_device)),
         )
-        server = self.load_server_state(number - 1)
+        server = self.load_server_state(round_number - 1)
         if len(weighted_uploads.uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
                 server = make_contiguous(
-                    aggregate_uploads(self.algorithm.bind_round(number), previous_server, weighted_uploads.uploads)
+                    aggregate_uploads(
+                        self.algorithm.bind_round(round_number), previous_server, weighted_uploads.uploads
+                    )
                 )
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
-        hashes = self._record_participants(number, weighted_uploads) | self._record_matrices(
-            number, server, weighted_uploads.uploads
+        hashes = self._record_participants(round_number, weighted_uploads) | self._record_matrices(
+            round_number, server, weighted_uploads.uploads
         )
         made_by = _remove_duplicates([block.made_by for block in blocks])
         environment = self.get_environment()
@@ -271,7 +275,12 @@ class Run:
         extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
         extra_entries |= {"stacks": weighted_uploads.block.stacks} if weighted_uploads.block.stacks else {}
         self.checkpoint.seal_round(
-            number, server, list(weighted_uploads.uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
+            round_number,
+            server,
+            list(weighted_uploads.uploads.ids),
+            weighted_uploads.kept_states,
+            hashes,
+            **extra_entries,
         )
         epoch_counts = [
             self.federation.count_epochs(int(self.clients.sizes[client])) for client in weighted_uploads.block.ids
@@ -280,27 +289,27 @@ class Run:
             seconds / count for seconds, count in zip(weighted_uploads.block.client_seconds, epoch_counts, strict=True)
         )
         self._record_times(
-            number,
+            round_number,
             train=weighted_uploads.block.seconds,
             epoch=epoch_seconds,
             aggregate=time.perf_counter() - start_time,
         )
 
-    def _require_own_blocks(self, number: int, blocks: Sequence[Block]) -> None:
+    def _require_own_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
         """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
-            if (block.run, block.round) != (self.settings.key, number):
+            if (block.run, block.round) != (self.settings.key, round_number):
                 raise ArtifactError(
-                    f"{self.files.round(number).block_uploads(index)} belongs to round {block.round} of run "
-                    f"{block.run} instead of round {number} of run {self.settings.key}. Delete it and run again."
+                    f"{self.files.round(round_number).block_uploads(index)} belongs to round {block.round} of run "
+                    f"{block.run} instead of round {round_number} of run {self.settings.key}. Delete it and run again."
                 )
 
-    def _weight_uploads(self, number: int, block: Block) -> WeightedUploads:
+    def _weight_uploads(self, round_number: int, block: Block) -> WeightedUploads:
         """Compute the weights of a round's uploads."""
-        if block.ids != self.participants(number):
-            path = self.files.round(number).path
+        if block.ids != self.participants(round_number):
+            path = self.files.round(round_number).path
             raise ArtifactError(
-                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(number)}. Delete "
+                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. Delete "
                 "the folder and run again."
             )
         client_states = zip(block.uploads, block.kept_states, strict=True)
@@ -308,9 +317,9 @@ class Run:
         weights = compute_weights(self.federation, self.clients.sizes[block.ids])
         return WeightedUploads(block, finite_mask, finite_mask * weights)
 
-    def _record_participants(self, number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
+    def _record_participants(self, round_number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
         """Write the participants and their accuracies after training. Return the files' hashes."""
-        files, block = self.files.round(number), weighted_uploads.block
+        files, block = self.files.round(round_number), weighted_uploads.block
         participants = {
             "client": pa.array(block.ids, pa.int32()),
             "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
@@ -327,65 +336,67 @@ class Run:
             "trained": scores_by_client,
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
         }
-        for model, tests in evaluation.get_post_training_tests(self.evaluation, self._is_measured(number)).items():
+        for model, tests in evaluation.get_post_training_tests(
+            self.evaluation, self._is_measured(round_number)
+        ).items():
             model_scores = {
                 client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
             }
             path = {"trained": files.trained_accuracies, "kept": files.kept_accuracies}[model]
-            hashes[path.name] = write_parquet(path, evaluation.make_metrics_table(number, model, model_scores))
+            hashes[path.name] = write_parquet(path, evaluation.make_metrics_table(round_number, model, model_scores))
         return hashes
 
-    def _record_matrices(self, number: int, server: State, uploads: Uploads) -> dict[str, str]:
+    def _record_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write exchanged matrices, if any. Return the file's hash."""
         with use_device_of(server):
             matrices = {-1: self.algorithm.matrices(server)}
             matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
         if not matrices[-1]:
             return {}
-        path = self.files.round(number).exchanged_matrices
-        return {path.name: write_parquet(path, evaluation.make_matrices_table(number, "exchanged", matrices))}
+        path = self.files.round(round_number).exchanged_matrices
+        return {path.name: write_parquet(path, evaluation.make_matrices_table(round_number, "exchanged", matrices))}
 
-    def evaluate(self, number: int) -> None:
+    def evaluate(self, round_number: int) -> None:
         """Evaluate a round and mark it as complete."""
-        self.checkpoint.read_state_json(number)  # requires the round's states
-        self._require_resumable(number)
-        self._require_same_data(number)
-        start_time, files, hashes = time.perf_counter(), self.files.round(number), {}
-        if self._is_measured(number):
+        self.checkpoint.read_state_json(round_number)  # requires the round's states
+        self._require_resumable(round_number)
+        self._require_same_data(round_number)
+        start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
+        if self._is_measured(round_number):
             result = evaluation.evaluate_round(
                 self.evaluation,
                 self.executor,
                 self.algorithm,
                 self.clients,
-                self.load_server_state(number),
-                functools.partial(self.load_kept_state, number=number),
-                number,
-                next_participants=self.participants(number + 1),
+                self.load_server_state(round_number),
+                functools.partial(self.load_kept_state, round_number=round_number),
+                round_number,
+                next_participants=self.participants(round_number + 1),
             )
             metrics = result.metrics
             if evaluation.get_test_sets(self.evaluation, "kept"):
-                last_rounds = self.checkpoint.read_state_json(number)["last"]
+                last_rounds = self.checkpoint.read_state_json(round_number)["last"]
                 kept_table = evaluation.make_kept_table(
-                    self.evaluation, number, last_rounds, self._read_kept_table, self._score_initial_models
+                    self.evaluation, round_number, last_rounds, self._read_kept_table, self._score_initial_models
                 )
                 metrics = pa.concat_tables([metrics, kept_table])
             hashes[files.metrics.name] = write_parquet(files.metrics, metrics)
             if result.matrices is not None:
                 hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
         self._require_same_code()
-        self._record_times(number, evaluate=time.perf_counter() - start_time)
-        self.checkpoint.finish_round(number, hashes)
+        self._record_times(round_number, evaluate=time.perf_counter() - start_time)
+        self.checkpoint.finish_round(round_number, hashes)
 
-    def _record_times(self, number: int, **seconds: float) -> None:
+    def _record_times(self, round_number: int, **seconds: float) -> None:
         """Write the seconds of a round's steps, unless another process has completed the round."""
-        files = self.files.round(number)
-        if self._was_complete.get(number) or not is_stored(files.marker):
-            write_json(files.times, self.checkpoint.read_times(number) | seconds)
+        files = self.files.round(round_number)
+        if self._was_complete.get(round_number) or not is_stored(files.marker):
+            write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
 
-    def _read_kept_table(self, number: int) -> pa.Table:
+    def _read_kept_table(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
-        path = self.files.round(number).kept_accuracies
-        return read_parquet(path, self.checkpoint.read_state_json(number)["sha256"][path.name])
+        path = self.files.round(round_number).kept_accuracies
+        return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
 
     def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
         """Score the initial models of clients, each once per process."""
@@ -394,10 +405,10 @@ class Run:
         self._initial_score_cache |= {outcome.client: outcome.scores for outcome in outcomes}
         return {client: self._initial_score_cache[client] for client in ids}
 
-    def run_round(self, number: int) -> None:
+    def run_round(self, round_number: int) -> None:
         """Run a complete round in this process."""
-        self.aggregate(number, [self.train(number, self.participants(number))])
-        self.evaluate(number)
+        self.aggregate(round_number, [self.train(round_number, self.participants(round_number))])
+        self.evaluate(round_number)
 
     def run_segment(self, stop: int) -> Iterator[int]:
         """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""
@@ -432,12 +443,12 @@ class Run:
             )
         return description
 
-    def _require_resumable(self, number: int) -> None:
+    def _require_resumable(self, round_number: int) -> None:
         """Require before a round that data are unchanged and that the shared code reproduces the previous round."""
-        self._was_complete.setdefault(number, is_stored(self.files.round(number).marker))
+        self._was_complete.setdefault(round_number, is_stored(self.files.round(round_number).marker))
         if not self._is_copy:
-            self._require_same_data(number - 1)
-            replay.require_reproducible_round(self, number - 1)
+            self._require_same_data(round_number - 1)
+            replay.require_reproducible_round(self, round_number - 1)
 
     def _require_same_code(self) -> None:
         """Reject a result if files of the key changed meanwhile, because user code may read them at any time."""
@@ -453,10 +464,10 @@ class Run:
                 "on its previous content. Type `fedpipe run` to plan again, or restore the file."
             )
 
-    def _require_same_data(self, number: int) -> None:
+    def _require_same_data(self, round_number: int) -> None:
         """Require that round 0 and the previous round were made with the current data."""
         checksums = self.clients.data_checksums
-        for earlier_round in (0, number):
+        for earlier_round in (0, round_number):
             if not is_stored(self.files.round(earlier_round).complete_states_marker):
                 continue
             recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
@@ -470,8 +481,8 @@ class Run:
                         f"or delete {self.files.path} and type `fedpipe run` to recompute the run."
                     )
 
-    def _is_measured(self, number: int) -> bool:
-        return number % self.evaluation.every == 0
+    def _is_measured(self, round_number: int) -> bool:
+        return round_number % self.evaluation.every == 0
 
     def get_environment(self) -> dict[str, Any]:
         """Get the environment on which bits depend: executor, device, versions."""

@@ -15,9 +15,9 @@ from fedpipe.engine.blocks import Block
 from fedpipe.settings.federation import Federation
 
 
-def draw_participants(federation: Federation, seed: int, number: int) -> list[int]:
+def draw_participants(federation: Federation, seed: int, round_number: int) -> list[int]:
     """Draw the participants of a round, in ascending order."""
-    draw = rng.make_generator(seed, "participants", number)
+    draw = rng.make_generator(seed, "participants", round_number)
     return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
 

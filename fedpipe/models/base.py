@@ -68,7 +68,7 @@ class Model(Component):
         """Split a network into its frozen base and the rest, which takes the base's features of shape (B, d)."""
         raise NotImplementedError
 
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Reject inputs that this family can't process, before any job starts.
 
         Raises
@@ -77,13 +77,13 @@ class Model(Component):
             The message is one sentence that begins with the key of params.yaml.
         """
 
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         """Make a network with PyTorch's default initialization, for inputs of this shape and C classes."""
         raise NotImplementedError
 
-    def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_without_weights(self, shape: tuple[int, ...], num_classes: int) -> Network:
         """Make the same network to inspect its layers. It loads no weights and may be on the meta device."""
-        return self.build(shape, classes)
+        return self.build(shape, num_classes)
 
     @property
     @override
@@ -95,7 +95,7 @@ class Model(Component):
         """Whether a file contains all tensors of the network, so that there is only one initial model."""
         return self.weights is not None
 
-    def build_initial_network(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_initial_network(self, shape: tuple[int, ...], num_classes: int) -> Network:
         """Make the initial network of a run, with the tensors of ``weights`` or those of :meth:`build`.
 
         Raises
@@ -103,7 +103,7 @@ class Model(Component):
         SettingsError
             The weights file is missing, has another SHA-256, or belongs to another network.
         """
-        network = self.build(shape, classes)
+        network = self.build(shape, num_classes)
         if self.has_full_weights:
             self._load_weights(network, read_tensors(self.weights_file()))
         return network
@@ -139,7 +139,7 @@ class Model(Component):
             network.double()  # rounded later, to federation.dtype
         network.load_state_dict(file_tensors, strict=False)
 
-    def check_weights(self, shape: tuple[int, ...], classes: int) -> None:
+    def check_weights(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Reject weights of another network, before any job starts.
 
         A missing file is accepted here, because you can read the results of a study without its weights.
@@ -153,7 +153,7 @@ class Model(Component):
             raise SettingsError("model.sha256: model.weights is missing. Name the file there, or remove model.sha256.")
         if self.pinned_file is not None and self.pinned_file.path.is_file():
             with torch.random.fork_rng(devices=[]):
-                self.build_initial_network(shape, classes)
+                self.build_initial_network(shape, num_classes)
 
     def weights_file(self) -> Path:
         """Path of the weights file, whose SHA-256 is checked.

@@ -65,10 +65,10 @@ class BiLSTM(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require sequences of token ids."""
         require_tokens(self, shape)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        return Network(Extractor(self.vocabulary, self.dropout), nn.Linear(WIDTH, classes, bias=self.bias))
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
+        return Network(Extractor(self.vocabulary, self.dropout), nn.Linear(WIDTH, num_classes, bias=self.bias))

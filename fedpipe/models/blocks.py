@@ -44,7 +44,7 @@ def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
         )
 
 
-def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bias: bool) -> Network:
+def make_mapped_network(extractor: list[nn.Module], width: int, num_classes: int, bias: bool) -> Network:
     """Make a network from an extractor of flat features and FedDW's classifier (two mapping layers, one output layer).
 
     There is no activation between the second mapping layer, whose 128 outputs are the features, and the
@@ -62,7 +62,7 @@ def make_mapped_network(extractor: list[nn.Module], width: int, classes: int, bi
         If true, the classification layer has a bias.
     """
     body = nn.Sequential(*extractor, nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 128))
-    return Network(body, nn.Linear(128, classes, bias=bias))
+    return Network(body, nn.Linear(128, num_classes, bias=bias))
 
 
 def disable_inplace_relu(module: nn.Module) -> None:

@@ -35,12 +35,12 @@ class CNN(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images of at least 4x4 pixels, for two poolings."""
         require_images(self, shape, side=4)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         (first, second), (depth, height, width) = self.channels, shape
         body = nn.Sequential(
             *self._make_block(depth, first),
@@ -49,7 +49,7 @@ class CNN(Model):
             nn.Linear(second * (height // 4) * (width // 4), self.hidden),
             nn.ReLU(),
         )
-        return Network(body, nn.Linear(self.hidden, classes, bias=self.bias))
+        return Network(body, nn.Linear(self.hidden, num_classes, bias=self.bias))
 
     def _make_block(self, depth: int, channels: int) -> list[nn.Module]:
         norm_layers = [nn.BatchNorm2d(channels)] if self.batch_norm else []

@@ -20,12 +20,12 @@ class CNN4(Model):
     """
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         depth, height, width = shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
@@ -39,4 +39,4 @@ class CNN4(Model):
             nn.Linear(64 * side[0] * side[1], 512),
             nn.ReLU(),
         )
-        return Network(body, nn.Linear(512, classes))
+        return Network(body, nn.Linear(512, num_classes))

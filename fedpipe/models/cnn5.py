@@ -40,12 +40,12 @@ class CNN5(Model):
     batch_norm: bool = False
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         (first, second), (depth, height, width) = self.channels, shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
@@ -65,7 +65,7 @@ class CNN5(Model):
             *self._make_norm_layers(nn.BatchNorm1d, self.hidden[1]),
             nn.ReLU(),
         )
-        return Network(body, nn.Linear(self.hidden[1], classes))
+        return Network(body, nn.Linear(self.hidden[1], num_classes))
 
     def _make_norm_layers(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
         return [layer(width)] if self.batch_norm else []

@@ -40,13 +40,13 @@ class FastText(Model):
     hidden: Annotated[int, Field(ge=1)] = 32
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require sequences of token ids."""
         require_tokens(self, shape)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         body = nn.Sequential(
             nn.Embedding(self.vocabulary, self.hidden, padding_idx=0), Mean(), nn.Linear(self.hidden, self.hidden)
         )
-        return Network(body, nn.Linear(self.hidden, classes))
+        return Network(body, nn.Linear(self.hidden, num_classes))

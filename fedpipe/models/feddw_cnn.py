@@ -36,12 +36,12 @@ class FedDWCNN(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         (first, second), (depth, height, width) = self.channels, shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         extractor: list[nn.Module] = [
@@ -54,4 +54,4 @@ class FedDWCNN(Model):
             nn.ReLU(),
             nn.Flatten(),
         ]
-        return make_mapped_network(extractor, second * side[0] * side[1], classes, self.bias)
+        return make_mapped_network(extractor, second * side[0] * side[1], num_classes, self.bias)

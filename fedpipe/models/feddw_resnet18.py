@@ -59,16 +59,16 @@ class FedDWResNet18(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         extractor: list[nn.Module] = [nn.Conv2d(shape[0], 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
         channels = 64
         for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
             extractor += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, channels, classes, self.bias)
+        return make_mapped_network(extractor, channels, num_classes, self.bias)

@@ -38,15 +38,15 @@ def make_model_class(factory: Factory) -> type[Model]:
     """
     fields = _read_fields(factory)
 
-    def make_network(self: Model, shape: tuple[int, ...], classes: int) -> Any:
-        return factory(shape, classes, **{name: getattr(self, name) for name, _, _ in fields})
+    def make_network(self: Model, shape: tuple[int, ...], num_classes: int) -> Any:
+        return factory(shape, num_classes, **{name: getattr(self, name) for name, _, _ in fields})
 
     @check_once
-    def check(self: Model, shape: tuple[int, ...], classes: int) -> None:
-        _check_factory(_format_name(factory), lambda: make_network(self, shape, classes), shape, classes)
+    def check(self: Model, shape: tuple[int, ...], num_classes: int) -> None:
+        _check_factory(_format_name(factory), lambda: make_network(self, shape, num_classes), shape, num_classes)
 
-    def build(self: Model, shape: tuple[int, ...], classes: int) -> Network:
-        network_or_parts = make_network(self, shape, classes)
+    def build(self: Model, shape: tuple[int, ...], num_classes: int) -> Network:
+        network_or_parts = make_network(self, shape, num_classes)
         network = network_or_parts if isinstance(network_or_parts, Network) else Network(*network_or_parts)
         if any(map(is_lazy, network.state_dict().values())):
             with torch.no_grad():  # lazy layers get their sizes and weights in the first call
@@ -90,7 +90,7 @@ def _format_name(factory: Factory) -> str:
     return f"{factory.__module__}.{factory.__qualname__}"
 
 
-def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], classes: int) -> None:
+def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], num_classes: int) -> None:
     """Build one network before any job starts.
 
     Raises
@@ -103,7 +103,7 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
             result = make()
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
-            f"model.name: '{name}' fails for inputs of shape {shape} and {classes} classes "
+            f"model.name: '{name}' fails for inputs of shape {shape} and {num_classes} classes "
             f"({type(error).__name__}: {error}). It must return a body and a head."
         ) from error
     modules = (result.body, result.head) if isinstance(result, Network) else result
@@ -120,8 +120,8 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], c
         raise SettingsError(
             f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."
         ) from error
-    if logits.shape != (2, classes):
+    if logits.shape != (2, num_classes):
         raise SettingsError(
             f"model.name: the network of '{name}' returns outputs of shape {tuple(logits.shape)} for two inputs. "
-            f"It must return {(2, classes)}, one logit per class."
+            f"It must return {(2, num_classes)}, one logit per class."
         )

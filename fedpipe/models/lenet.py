@@ -21,12 +21,12 @@ class LeNet(Model):
     """
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images of at least 16x16 pixels."""
         require_images(self, shape, side=16)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         depth, height, width = shape
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
@@ -42,4 +42,4 @@ class LeNet(Model):
             nn.Linear(120 * side[0] * side[1], 84),
             nn.Tanh(),
         )
-        return Network(body, nn.Linear(84, classes))
+        return Network(body, nn.Linear(84, num_classes))

@@ -30,9 +30,9 @@ class MLP(Model):
     biases: bool = True
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         widths = (math.prod(shape), *self.hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in itertools.pairwise(widths):
             layers += [nn.Linear(inputs, outputs, bias=self.biases), nn.ReLU()]
-        return Network(nn.Sequential(*layers), nn.Linear(widths[-1], classes, bias=self.biases))
+        return Network(nn.Sequential(*layers), nn.Linear(widths[-1], num_classes, bias=self.biases))

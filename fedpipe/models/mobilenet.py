@@ -69,12 +69,12 @@ class MobileNet(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         channels, last = 32, 640
         extractor: list[nn.Module] = [nn.Conv2d(shape[0], channels, 3, padding=1, bias=False)]
         extractor += [nn.BatchNorm2d(channels), nn.ReLU()]
@@ -84,4 +84,4 @@ class MobileNet(Model):
                 channels = outputs
         extractor += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU()]
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, last, classes, self.bias)
+        return make_mapped_network(extractor, last, num_classes, self.bias)

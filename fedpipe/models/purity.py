@@ -34,7 +34,9 @@ def check_once(check: ModelCheck) -> ModelCheck:
 
 
 @check_once
-def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has_tokens: bool | None = None) -> None:
+def require_pure_network(
+    model: Model, shape: tuple[int, ...], num_classes: int, has_tokens: bool | None = None
+) -> None:
     """Reject networks whose results would depend on more than the run's settings.
 
     BatchNorm and dropout layers follow the mode of the current pass. Any other layer must be the same function in
@@ -58,7 +60,7 @@ def require_pure_network(model: Model, shape: tuple[int, ...], classes: int, has
     name, mode = f"{type(model).__module__}.{type(model).__qualname__}", Mode()
     try:
         with torch.random.fork_rng(devices=[]):
-            network = model.build(shape, classes)
+            network = model.build(shape, num_classes)
     except Exception:  # a file that it reads may be missing until the job runs
         return
     try:

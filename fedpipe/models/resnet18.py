@@ -22,13 +22,13 @@ class ResNet18(Model):
     """
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require color images."""
         require_images(self, shape, channels=3)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        body = torchvision.models.resnet18(num_classes=classes)
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
+        body = torchvision.models.resnet18(num_classes=num_classes)
         head, body.fc = body.fc, nn.Identity()
         disable_inplace_relu(body)
         return Network(body, head)

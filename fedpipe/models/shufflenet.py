@@ -72,12 +72,12 @@ class ShuffleNet(Model):
     bias: bool = True
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require images."""
         require_images(self, shape)
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         extractor: list[nn.Module] = [
             nn.Conv2d(shape[0], FIRST_CHANNELS, 1, bias=False),
             nn.BatchNorm2d(FIRST_CHANNELS),
@@ -88,4 +88,4 @@ class ShuffleNet(Model):
             extractor += [Unit(channels, outputs, 2), *(Unit(outputs, outputs, 1) for _ in range(1, units))]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, channels, classes, self.bias)
+        return make_mapped_network(extractor, channels, num_classes, self.bias)

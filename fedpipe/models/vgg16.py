@@ -72,7 +72,7 @@ class VGG16(Model):
         return not any(name.startswith(BASE_PREFIX) for name in read_tensors(self.weights_file()))
 
     @override
-    def check(self, shape: tuple[int, ...], classes: int) -> None:
+    def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require color images of at least 32x32 pixels."""
         require_images(self, shape, side=32, channels=3)
         if self.weights is None and self.frozen:
@@ -136,7 +136,7 @@ class VGG16(Model):
             )
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         """Make the network, with the weights of the convolutional base if the file contains only those.
 
         Raises
@@ -156,12 +156,12 @@ class VGG16(Model):
             self._load_base_weights(base)
         base.requires_grad_(not self.frozen)
         body = nn.Sequential(base, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 64), nn.ReLU())
-        return Network(body, nn.Linear(64, classes))
+        return Network(body, nn.Linear(64, num_classes))
 
     @override
-    def build_without_weights(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build_without_weights(self, shape: tuple[int, ...], num_classes: int) -> Network:
         with torch.device("meta"):
-            return dataclasses.replace(self, weights=None).build(shape, classes)
+            return dataclasses.replace(self, weights=None).build(shape, num_classes)
 
     def _load_base_weights(self, base: nn.Module) -> None:
         tensors = read_tensors(self.weights_file())

@@ -135,7 +135,7 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
 
 
 @functools.cache
-def _count_server_elements(label: str, classes: int) -> float:
+def _count_server_elements(label: str, num_classes: int) -> float:
     """Millions of elements that the server stores for ResNet-18, without those that name classes and distributions."""
     from fedpipe.models.resnet18 import ResNet18
     from fedpipe.papers.server_memory import count_server_elements
@@ -144,7 +144,7 @@ def _count_server_elements(label: str, classes: int) -> float:
     name, parameters = ("fedavg", {}) if label == "fedavg" else ("cwfedavg", {"class_wise": label})
     method = cast(Algorithm, registry.build_component(component.ALGORITHM, name, parameters))
     federation = Federation(clients=20, buffers="keep")
-    elements = count_server_elements(method, ResNet18(), (3, 64, 64), classes, federation)
+    elements = count_server_elements(method, ResNet18(), (3, 64, 64), num_classes, federation)
     return sum(count for part, count in elements.items() if part not in {"owned", "distributions"}) / 1e6
 
 

@@ -15,7 +15,7 @@ from fedpipe.settings.federation import Federation
 
 
 def count_server_elements(
-    algorithm: Algorithm, model: Model, shape: tuple[int, ...], classes: int, federation: Federation
+    algorithm: Algorithm, model: Model, shape: tuple[int, ...], num_classes: int, federation: Federation
 ) -> dict[str, int]:
     """The number of elements in each part of the server's state, which has the same shapes in every round.
 
@@ -35,7 +35,7 @@ def count_server_elements(
     buffers: Literal["average", "drop"] = "average" if federation.buffers == "average" else "drop"  # or at the clients
     with torch.device("meta"), torch.no_grad():
         net = FunctionalNetwork(
-            lambda: algorithm.adapt(model.build_without_weights(shape, classes)), dtype, "meta", buffers
+            lambda: algorithm.adapt(model.build_without_weights(shape, num_classes)), dtype, "meta", buffers
         )
         initial_model = net.make_initial_model(0)
 

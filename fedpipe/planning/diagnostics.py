@@ -80,25 +80,27 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
     return settings
 
 
-def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, number: int) -> PlannedDiagnostic:
-    if number > cell.rounds:
-        raise SettingsError(f"diagnostics.{name}.rounds: {number} is after the last round. Use at most {cell.rounds}.")
-    key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, number))
+def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number: int) -> PlannedDiagnostic:
+    if round_number > cell.rounds:
+        raise SettingsError(
+            f"diagnostics.{name}.rounds: {round_number} is after the last round. Use at most {cell.rounds}."
+        )
+    key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, round_number))
     return PlannedDiagnostic(
         name=name,
         kind=diagnostic.kind,
         algorithm=cell.algorithm,
         run_key=cell.key,
         rounds=cell.rounds,
-        round=number,
+        round=round_number,
         key=key,
     )
 
 
-def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, number: int) -> dict[str, Any]:
+def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, round_number: int) -> dict[str, Any]:
     return {
         "run": run,
-        "round": number,
+        "round": round_number,
         **diagnostic.settings,
         "code": code_digest.compute_diagnostic_digest(diagnostic.kind),
     }

@@ -110,11 +110,11 @@ class Schedule(Choice):
         """Whether every round has the same rate."""
         return self.name == "constant" and not self.warmup
 
-    def compute_learning_rate(self, base: float, round: int) -> float:
+    def compute_learning_rate(self, base: float, round_number: int) -> float:
         """Learning rate of a round (from 1), given the federation's rate ``base``."""
-        if round <= self.warmup:
-            return base * round / self.warmup
-        elapsed_rounds = round - 1 - self.warmup
+        if round_number <= self.warmup:
+            return base * round_number / self.warmup
+        elapsed_rounds = round_number - 1 - self.warmup
         match self.name:
             case "step":
                 return base * float(cast(float, self.gamma) ** (elapsed_rounds // cast(int, self.step_size)))
@@ -218,19 +218,19 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
             )
         return self
 
-    def with_round_learning_rate(self, number: int) -> Federation:
+    def with_round_learning_rate(self, round_number: int) -> Federation:
         """Copy with the learning rate of a round."""
         if self.schedule.is_constant:
             return self
-        learning_rate = self.schedule.compute_learning_rate(self.learning_rate, number)
+        learning_rate = self.schedule.compute_learning_rate(self.learning_rate, round_number)
         return self.model_copy(update={"learning_rate": learning_rate, "schedule": Schedule()})
 
-    def count_epochs(self, samples: int) -> float:
+    def count_epochs(self, num_samples: int) -> float:
         """Epochs of a client in a round, given its number of samples. It may be a fraction with local_steps."""
         if self.local_epochs is not None:
             return self.local_epochs
-        size = samples if self.batch_size == "full" else self.batch_size
-        return cast(int, self.local_steps) / max(1, math.ceil(samples / max(1, size)))
+        size = num_samples if self.batch_size == "full" else self.batch_size
+        return cast(int, self.local_steps) / max(1, math.ceil(num_samples / max(1, size)))
 
     @property
     def compute_dtype(self) -> str:

@@ -121,7 +121,9 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
             trial.run(tests=TESTS)
             contract.require_same_structure(algorithm, "aggregate", trial.server, initial_server, "init")
             for outcome in trial.outcomes:
-                contract.require_same_structure(algorithm, "keep", outcome.keep, trial.initial, "init_client")
+                contract.require_same_structure(
+                    algorithm, "keep", outcome.keep, trial.initial_client_state, "init_client"
+                )
                 contract.require_same_structure(
                     algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
                 )
@@ -140,7 +142,7 @@ def check_memory(algorithm: Algorithm) -> Iterator[str]:
     workers = cast(Loop, trial.executor)._idle_workers
     remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
-    states = {"server": trial.server} | {f"client {client}": state for client, state in trial.kept.items()}
+    states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
     previous_states = pytree.tree_map(torch.clone, states)
     trial.aggregate(trial.collect_uploads(trial.train(tests=TESTS)))
     if message := describe_difference(states, previous_states):
@@ -223,7 +225,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
 def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
     """Running statistics change and stay finite. Their averages are within the range of the clients' statistics."""
     loop, stack = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
-    initial_model, buffer_names = loop.fresh(0), loop.net.buffer_names
+    initial_model, buffer_names = loop.initial_model(0), loop.net.buffer_names
     for _ in range(3):
         previous_server = loop.server
         for trial in (loop, stack):
@@ -315,9 +317,11 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
 
         resumed_trial.server = restore_state(store_and_read(resumed_trial.server))
         kept_stack = restore_state(
-            store_and_read(stack_states([resumed_trial.kept[client] for client in range(len(resumed_trial.clients))]))
+            store_and_read(
+                stack_states([resumed_trial.client_states[client] for client in range(len(resumed_trial.clients))])
+            )
         )
-        resumed_trial.kept = {
+        resumed_trial.client_states = {
             client: unstack_client(kept_stack, client) for client in range(len(resumed_trial.clients))
         }
         straight_trial.run(1)

@@ -71,7 +71,7 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     def send(ids: Sequence[int]) -> tuple[State, State]:
         return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
 
-    task = ClientTask("train", trial.rounds + 1, list(states), trial.kept.__getitem__, send)
+    task = ClientTask("train", trial.rounds + 1, list(states), trial.client_states.__getitem__, send)
     new_outcomes = list(trial.executor.run(task))
     advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
@@ -157,7 +157,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def collect_all(trial: Trial) -> dict[str, Any]:
     """Results of the last round and all states as one tree."""
-    return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.kept}
+    return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
 
 
 def list_models(state: State) -> list[Tensors]:

@@ -109,7 +109,7 @@ def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
         return "clients upload no model."
     ids = [outcome.client for outcome in trial.outcomes]
     trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [upload] * len(ids)))
-    trial.kept = dict.fromkeys(trial.kept, trial.initial | {FIRST: torch.ones(())})
+    trial.client_states = dict.fromkeys(trial.client_states, trial.initial_client_state | {FIRST: torch.ones(())})
     for client in ids:
         if message := describe_difference(trial.start(client)["model"].only(model), model, 1e-14):
             return f"the next round begins with another model ({message})."
@@ -126,7 +126,7 @@ def expect_centralized(build: Build, expected: Expected) -> str | None:
         settings: dict[str, Any] = {"learning_rate": rate, "weight_decay": decay, "momentum": momentum}
         trial = make_trial(algorithm, clients=clients, participation=1.0, **settings)
         module = trial.algorithm.adapt(MLP(hidden=(6,)).build((5,), CLASSES)).double()
-        module.load_state_dict(trial.fresh(0))
+        module.load_state_dict(trial.initial_model(0))
         for number in (1, 2, 3):
             rule = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
             for epoch in range(2):
@@ -169,14 +169,14 @@ def expect_class_names(build: Build, expected: Expected) -> str | None:
     plain_trial = make_trial(build(**expected.parameters), participation=1.0)
 
     def make_permuted_model(index: int) -> Tensors:
-        rows, model = torch.tensor(new_labels).argsort(), plain_trial.fresh(index)
+        rows, model = torch.tensor(new_labels).argsort(), plain_trial.initial_model(index)
         return model | {name: value[rows] for name, value in model.items() if name in ("head.weight", "head.bias")}
 
     renamed_trial = make_trial(
         build(**expected.parameters),
         clients=make_synthetic_clients(relabel=new_labels),
         participation=1.0,
-        fresh=make_permuted_model,
+        initial_model=make_permuted_model,
     )
     renamed_scores, plain_scores = (
         [score for outcome in trial.run(3, tests=TESTS).outcomes for score in outcome.scores.values()]
@@ -195,7 +195,7 @@ def expect_traffic(build: Build, expected: Expected) -> str | None:
     for parameters, formula in expected.traffic:
         for width in (None, 3):
             trial = make_trial(build(**{**expected.parameters, **parameters}), width=width)
-            model, net = trial.fresh(0), trial.net
+            model, net = trial.initial_model(0), trial.net
             body, head = (
                 sum(model[name].numel() for name in tensor_names) for tensor_names in (net.body_names, net.head_names)
             )

@@ -13,7 +13,7 @@ from typing import Any
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.engine import contract
 
-#: Names of hooks in version 0.1.0. A class that still has one would silently do what FedAvg does.
+#: Former names of hooks. A class that still has one would silently do what FedAvg does.
 FORMER_HOOKS = {
     "combine": "aggregate",
     "work": "local_passes",
@@ -31,6 +31,7 @@ FORMER_HOOKS = {
     "needs_epochs": "local_steps_conflict",
     "in_round": "bind_round",
     "without_dw": "dw_conflict",
+    "training": "training_pass",
 }
 SIMILARITY = 0.75  #: least similarity of a misspelled name and its hook, such as "kepe" and "keep"
 FIELDS = frozenset(field.name for field in dataclasses.fields(Algorithm))

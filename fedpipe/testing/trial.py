@@ -37,8 +37,8 @@ class Normalized(Model):
     """An MLP with batch normalization."""
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
-        return Network(nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, classes))
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
+        return Network(nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, num_classes))
 
 
 #: Models, each with the shape of its inputs.
@@ -85,7 +85,7 @@ class Trial:
         federation: Federation,
         width: int | None = None,
         threads: int = 1,
-        fresh: Callable[[int], Tensors] | None = None,
+        initial_model: Callable[[int], Tensors] | None = None,
     ) -> None:
         buffers, precision = federation.buffers, federation.precision
         net = FunctionalNetwork(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
@@ -93,17 +93,21 @@ class Trial:
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
         )
-        self.fresh = fresh or (lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}")))
+        self.initial_model = initial_model or (
+            lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
+        )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            self.server = make_contiguous(init_server(self.algorithm, self.fresh))
-            self.initial = make_contiguous(init_client(self.algorithm, self.server, self.fresh))
-        self.kept: dict[int, State] = dict.fromkeys(range(len(clients)), self.initial | {FIRST: torch.ones(())})
+            self.server = make_contiguous(init_server(self.algorithm, self.initial_model))
+            self.initial_client_state = make_contiguous(init_client(self.algorithm, self.server, self.initial_model))
+        self.client_states: dict[int, State] = dict.fromkeys(
+            range(len(clients)), self.initial_client_state | {FIRST: torch.ones(())}
+        )
         self.outcomes: list[Outcome] = []
         self.rounds = 0
 
-    def participants(self, number: int) -> list[int]:
+    def participants(self, round_number: int) -> list[int]:
         """Participants of a round, in ascending order."""
-        return draw_participants(self.algorithm.federation, self.clients.seed, number)
+        return draw_participants(self.algorithm.federation, self.clients.seed, round_number)
 
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
@@ -112,7 +116,7 @@ class Trial:
         number = self.rounds + 1
         participants = self.participants(number) if ids is None else None
         ids = participants or ids or []
-        task = ClientTask(phase, number, ids, self.kept.__getitem__, self.send, tests, participants)
+        task = ClientTask(phase, number, ids, self.client_states.__getitem__, self.send, tests, participants)
         return list(self.executor.run(task))
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
@@ -135,7 +139,7 @@ class Trial:
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)
             self.server = self.aggregate(self.collect_uploads(self.outcomes))
-            self.kept |= {outcome.client: outcome.keep | {FIRST: torch.zeros(())} for outcome in self.outcomes}
+            self.client_states |= {outcome.client: outcome.keep | {FIRST: torch.zeros(())} for outcome in self.outcomes}
             self.rounds += 1
         return self
 
@@ -143,8 +147,10 @@ class Trial:
         """A client's tensors at the start of the next round, before any pass."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
-            info = self.clients.get_client_info(client, self.rounds + 1, self.kept[client][FIRST])
-            return start_client(self.algorithm, self.kept[client], common | unstack_client(client_parts, 0), info)
+            info = self.clients.get_client_info(client, self.rounds + 1, self.client_states[client][FIRST])
+            return start_client(
+                self.algorithm, self.client_states[client], common | unstack_client(client_parts, 0), info
+            )
 
 
 def make_trial(
@@ -153,7 +159,7 @@ def make_trial(
     clients: FederatedData | None = None,
     width: int | None = None,
     threads: int = 1,
-    fresh: Callable[[int], Tensors] | None = None,
+    initial_model: Callable[[int], Tensors] | None = None,
     **settings: Any,
 ) -> Trial:
     """A trial of an algorithm on eight clients of unequal sizes, in float64.
@@ -186,7 +192,13 @@ def make_trial(
         "dtype": "float64",
     } | settings
     return Trial(
-        algorithm, clients, build, Federation(clients=len(clients), **federation_settings), width, threads, fresh
+        algorithm,
+        clients,
+        build,
+        Federation(clients=len(clients), **federation_settings),
+        width,
+        threads,
+        initial_model,
     )
 
 

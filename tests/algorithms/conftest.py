@@ -62,7 +62,7 @@ def make_toy(make_trial):
             with_risk(algorithm, risk),
             lambda: Network(nn.Identity(), nn.Linear(1, 1, bias=False)),
             clients,
-            fresh=lambda index: scalar(start),
+            initial_model=lambda index: scalar(start),
             **{"participation": 1.0, "local_epochs": 1, "learning_rate": 0.1} | settings,
         )
 

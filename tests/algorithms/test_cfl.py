@@ -33,7 +33,7 @@ def make_server(make_clients, make_trial):
             CFL(**{"eps1": 0.4, "eps2": 0.9, "after": 0} | parameters),
             lambda: Network(nn.Identity(), nn.Linear(2, 1, bias=False)),
             make_clients(shape=(2,), sizes=[1] * clients),
-            fresh=lambda index: Tensors({"head.weight": torch.zeros(1, 2, dtype=f64)}),
+            initial_model=lambda index: Tensors({"head.weight": torch.zeros(1, 2, dtype=f64)}),
         )
         return trial.algorithm, trial.server
 

@@ -193,7 +193,7 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
 def test_the_initial_models_are_equal(make_trial, assert_same):
     trial = make_trial(CwFedAvg(class_wise="all"))
     for client in (0, 5):
-        assert_same(trial.start(client)["model"], trial.fresh(0), within=1e-15)
+        assert_same(trial.start(client)["model"], trial.initial_model(0), within=1e-15)
 
 
 @pytest.mark.parametrize(("class_wise", "count"), [("output", 2), (1, 2), (2, 4), ("all", 8)])

@@ -20,7 +20,12 @@ def make_mixing(make_toy, scalar):
     def make(algorithm, weight, a=1.0, b=4.9, settled=1.0, **settings):
         trial = make_toy(algorithm, [(a, b)], start=5.0, **{"learning_rate": 0.0} | settings)
         one = torch.ones((), dtype=torch.float64)
-        trial.kept[0] = {"local": scalar(2), "weights": scalar(weight), "settled": settled * one, FIRST: 0 * one}
+        trial.client_states[0] = {
+            "local": scalar(2),
+            "weights": scalar(weight),
+            "settled": settled * one,
+            FIRST: 0 * one,
+        }
         return trial
 
     return make
@@ -94,10 +99,12 @@ def test_its_first_round_is_fedavgs(make_trial, assert_same):
 
 def test_weights_of_zero_keep_the_top_local(make_trial, assert_same):
     trial = make_trial(FedALA(rate=0.0), participation=1.0).run()
-    trial.kept = {client: state | {"weights": state["weights"].zeros()} for client, state in trial.kept.items()}
+    trial.client_states = {
+        client: state | {"weights": state["weights"].zeros()} for client, state in trial.client_states.items()
+    }
     for client in (0, 3, 7):
         model = trial.start(client)["model"]
-        assert_same(model.only(trial.net.head_names), trial.kept[client]["local"])
+        assert_same(model.only(trial.net.head_names), trial.client_states[client]["local"])
         assert_same(model.only(trial.net.body_names), trial.server["model"].only(trial.net.body_names))
 
 
@@ -108,12 +115,12 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     trial = make_trial(FedALA(layers=layers, share=share), participation=1.0, learning_rate=0.3).run(2)
     trial = _frozen(make_trial(FedALA(layers=layers, share=share), width=width, learning_rate=0.0), trial)
     client, top = 5, trial.net.names[-2 * layers :]
-    kept, model = trial.kept[client], trial.server["model"]
-    weights, towards = kept["weights"], model.only(top) - kept["local"]
+    kept, model = trial.client_states[client], trial.server["model"]
+    weights, towards = state["weights"], model.only(top) - state["local"]
     order = trial.clients.shuffle_indices(client, 3, "mixing", 0, share)
     assert len(order) == round(16 * share)
     for first in range(0, len(order), 4):
-        mixed = (kept["local"] + towards * weights).map(lambda value: value.clone().requires_grad_())
+        mixed = (state["local"] + towards * weights).map(lambda value: value.clone().requires_grad_())
         x, y = trial.clients.gather(order[first : first + 4])
         gradient = torch.autograd.grad(cross_entropy(trial.net(model | mixed, x), y), list(mixed.values()))
         for name, g in zip(top, gradient, strict=True):
@@ -121,7 +128,7 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     (outcome,) = trial.train([client])
     for name in top:
         assert torch.allclose(outcome.keep["weights"][name], weights[name], rtol=1e-12, atol=1e-14)
-        mixed = kept["local"][name] + towards[name] * weights[name]
+        mixed = state["local"][name] + towards[name] * weights[name]
         assert torch.allclose(outcome.upload["model"][name], mixed, rtol=1e-12, atol=1e-14)
 
 
@@ -168,7 +175,7 @@ def test_newcomers_take_the_global_model(make_trial, assert_same):
 def test_weights_leave_one_and_stay_in_bounds(make_trial):
     """Its mechanism acts."""
     trial = make_trial(FedALA(), participation=1.0, learning_rate=0.2).run(3)
-    weights = torch.stack([state["weights"].flat() for state in trial.kept.values()])
+    weights = torch.stack([state["weights"].flat() for state in trial.client_states.values()])
     assert ((weights >= 0) & (weights <= 1)).all()
     assert (weights < 0.99).any(1).sum() >= 6
 
@@ -185,5 +192,5 @@ def test_mixing_helps_on_the_clients_data(make_trial):
 
 def _frozen(trial, other):
     """The trial in the other one's place."""
-    trial.server, trial.kept, trial.rounds = other.server, other.kept, other.rounds
+    trial.server, trial.client_states, trial.rounds = other.server, other.client_states, other.rounds
     return trial

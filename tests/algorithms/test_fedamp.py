@@ -26,7 +26,7 @@ def mixing(make_toy, points, seen=None, **parameters):
 
 
 def personal(trial):
-    return [float(state["model"]["head.weight"]) for state in trial.kept.values()]
+    return [float(state["model"]["head.weight"]) for state in trial.client_states.values()]
 
 
 @pytest.mark.parametrize(("distance", "weight"), [(0.0, 0.5), (math.log(2), 0.25), (1e4, 0.0)])
@@ -73,7 +73,7 @@ def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same,
     for ids in ([0, 1, 4], [1, 6], [4, 6]):
         row.run(1, ids=ids)
         local.run(1, ids=ids)
-        assert_same(row.kept, local.kept)
+        assert_same(row.client_states, local.client_states)
         scores = [trial.train(range(8), ("local", "global"), "receive") for trial in (row, local)]
         assert [outcome.scores for outcome in scores[0]] == [outcome.scores for outcome in scores[1]]
 
@@ -128,7 +128,7 @@ def test_without_the_pull_from_their_own_models_clients_train_alone(make_trial, 
     trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
 
 
 def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
@@ -142,17 +142,17 @@ def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
 
 def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):
     trial = make_trial(FedAMP()).run(1, ids=[1, 3, 5])
-    before = trial.kept[1], select_model(trial.server["models"], 1)
+    before = trial.client_states[1], select_model(trial.server["models"], 1)
     assert_same(before[1], before[0]["model"])
     trial.run(1, ids=[3, 5])
-    assert_same((trial.kept[1], select_model(trial.server["models"], 1)), before)
+    assert_same((trial.client_states[1], select_model(trial.server["models"], 1)), before)
     assert float(trial.server["mixing"][3, 1]) > 0
     assert trial.server["mixing"][:, 2].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_the_received_model_is_the_clients_own(make_trial, assert_same):
     trial = make_trial(FedAMP(), participation=1.0).run(2)
-    assert_same(trial.start(4)["model"], trial.kept[4]["model"])
+    assert_same(trial.start(4)["model"], trial.client_states[4]["model"])
     assert trial.algorithm.global_model(trial.server) is None
 
 

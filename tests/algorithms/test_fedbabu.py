@@ -21,20 +21,20 @@ EVERYONE = range(8)
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_the_head_is_the_same_everywhere_and_never_changes(make_trial, assert_same, settings, width):
     trial = make_trial(FedBABU(), width=width, weight_decay=0.1, **settings)
-    head = trial.fresh(0).only(("head.weight", "head.bias"))
+    head = trial.initial_model(0).only(("head.weight", "head.bias"))
     for _ in range(3):
         trial.run()
         assert_same(trial.server["head"], head)
         for client in EVERYONE:
             assert_same(trial.start(client)["model"], trial.algorithm.global_model(trial.server))
-    assert not torch.equal(trial.server["body"].flat(), trial.fresh(0).only(trial.net.body_names).flat())
+    assert not torch.equal(trial.server["body"].flat(), trial.initial_model(0).only(trial.net.body_names).flat())
 
 
 @pytest.mark.parametrize("weighting", ["count", "uniform"])
 def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same, weighting):
     """Written out with PyTorch's own optimizer."""
     trial = make_trial(FedBABU(), momentum=0.9, weight_decay=0.01, weighting=weighting)
-    model = dict(trial.fresh(0))
+    model = dict(trial.initial_model(0))
     for number in (1, 2, 3):
         sent, ids = [], trial.participants(number)
         for client in ids:
@@ -71,7 +71,7 @@ def test_fine_tuning_works_on_a_copy(make_trial, assert_same):
     tried, plain = (make_trial(FedBABU()).run(2) for _ in range(2))
     tried.train(EVERYONE, ("local",), "finetune")
     assert_same(tried.server, plain.server)
-    assert_same(tried.kept, plain.kept)
+    assert_same(tried.client_states, plain.client_states)
     assert_same(tried.run().server, plain.run().server)
 
 
@@ -85,8 +85,8 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
         _, y = trial.clients.gather(indices)
         logits = trial.executor.logits(trial.algorithm.global_model(trial.server), indices, 1)
         hits = int((logits.argmax(-1) == y).sum())
-        assert untouched[client].scores == received[client].scores
-        assert received[client].scores["local"].correct == hits
+        assert untouched[client].scores == download[client].scores
+        assert download[client].scores["local"].correct == hits
 
 
 def test_fine_tuning_personalizes(make_trial):

@@ -49,7 +49,7 @@ def test_clients_share_everything_but_normalization(make_trial, assert_same, wid
     for client, model in enumerate(models):
         assert tuple(model) == trial.net.names + trial.net.buffer_names
         assert_same(model.only(trial.server["model"]), trial.server["model"])
-        assert_same(model.only(norm), trial.kept[client]["norm"])
+        assert_same(model.only(norm), trial.client_states[client]["norm"])
     assert all((one.only(norm) - two.only(norm)).norm() > 1e-3 for one, two in itertools.pairwise(models))
     trial.run(2, ids=[0, 1])
     assert_same(trial.start(5)["model"].only(norm), models[5].only(norm))
@@ -67,13 +67,13 @@ def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
 def test_a_newcomer_has_the_initial_normalization(make_trial, assert_same):
     trial = make_trial(FedBN(), "norm").run(2, ids=[2, 3])
     norm = trial.net.norm_names
-    assert_same(trial.start(7)["model"].only(norm), trial.fresh(0).only(norm))
+    assert_same(trial.start(7)["model"].only(norm), trial.initial_model(0).only(norm))
 
 
 @pytest.mark.parametrize("average", [False, True])
 def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, average):
     trial = make_trial(FedBN(average=average), lambda: Network(Shortcut(), nn.Linear(6, 4))).run()
-    model = trial.fresh(0)
+    model = trial.initial_model(0)
     norm = sum(value.numel() for name, value in model.items() if name in trial.net.norm_names)
     assert norm == 3 * 4 * 6
     everything, shared = size_in_bytes(model), size_in_bytes(model) - 8 * norm
@@ -91,7 +91,7 @@ def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
     assert_same(model, (trial.server["model"] | mean).only(model))
     assert tuple(model) == trial.net.names + trial.net.buffer_names
     assert_same(trial.server["model"], without.server["model"])
-    assert_same(trial.start(0)["model"].only(norm), trial.kept[0]["norm"])
+    assert_same(trial.start(0)["model"].only(norm), trial.client_states[0]["norm"])
     assert without.algorithm.global_model(without.server) is None
 
 
@@ -114,7 +114,7 @@ def test_cnn5_gives_it_something_to_keep(make_trial, make_clients, assert_same, 
     if batch_norm:
         norm = fedbn.net.norm_names
         assert len(norm) == 4 * 4
-        assert_same(models[0].only(norm), fedbn.kept[last]["norm"])
+        assert_same(models[0].only(norm), fedbn.client_states[last]["norm"])
         assert not any(torch.equal(models[0][name], models[1][name]) for name in norm)
     else:
         assert_same(*models)

@@ -258,7 +258,7 @@ def test_the_divergence_of_a_model_from_itself_has_no_gradient():
 
 def test_the_divergence_does_not_see_a_constant_shift(make_trial):
     trial = make_trial("feddual")
-    local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
+    local, other = trial.initial_model(0).flat(), trial.initial_model(1).flat()
     shifted = compute_divergence_gradient(local + 1000.0, other - 3.0)
     assert torch.allclose(shifted, compute_divergence_gradient(local, other), rtol=1e-9, atol=1e-14)
 
@@ -266,7 +266,7 @@ def test_the_divergence_does_not_see_a_constant_shift(make_trial):
 def test_the_gradient_of_the_divergence(make_trial):
     """As PyTorch has it, and as the spec: p_i (log p_i - log q_i - D)."""
     trial = make_trial("feddual")
-    local, other = trial.fresh(0).flat(), trial.fresh(1).flat()
+    local, other = trial.initial_model(0).flat(), trial.initial_model(1).flat()
     found, log_p, log_q = compute_divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
     assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence(local, other)), rtol=1e-10, atol=1e-16)
     assert torch.allclose(found, differentiated(local, other), rtol=1e-10, atol=1e-16)

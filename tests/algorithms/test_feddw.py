@@ -185,7 +185,7 @@ def test_only_the_paper_removes_the_heads_bias(make_trial):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_without_mu_it_is_fedavg_with_the_same_head(make_trial, assert_same, settings):
     dw = make_trial(FedDW(mu=0.0), **settings).run(3)
-    plain = make_trial(FedAvg(), without_bias, fresh=dw.fresh, **settings).run(3)
+    plain = make_trial(FedAvg(), without_bias, initial_model=dw.initial_model, **settings).run(3)
     assert_same(dw.server["model"], plain.server["model"])
 
 

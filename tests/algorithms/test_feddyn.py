@@ -25,12 +25,12 @@ def exact(alpha, **parameters):
 
 
 def memories(trial):
-    return [float(state["g"]["head.weight"]) for state in trial.kept.values()]
+    return [float(state["g"]["head.weight"]) for state in trial.client_states.values()]
 
 
 def measured(trial, *protocols):
     """The rows of the metrics after the rounds so far."""
-    settings, kept = Evaluation(protocols=protocols), trial.kept.__getitem__
+    settings, kept = Evaluation(protocols=protocols), trial.client_states.__getitem__
     found = evaluation.evaluate_round(
         settings, trial.executor, trial.algorithm, trial.clients, trial.server, kept, trial.rounds
     )
@@ -87,12 +87,12 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
     """At half participation; and clients that are away keep theirs."""
     trial = make_trial(FedDyn(alpha=0.1))
     for _ in range(4):
-        before = trial.kept
+        before = trial.client_states
         trial.run()
-        every = [state["g"] for state in trial.kept.values()]
+        every = [state["g"] for state in trial.client_states.values()]
         assert_same(trial.server["h"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
-        away = set(trial.kept) - {outcome.client for outcome in trial.outcomes}
-        assert all(trial.kept[client] is before[client] for client in away)
+        away = set(trial.client_states) - {outcome.client for outcome in trial.outcomes}
+        assert all(trial.client_states[client] is before[client] for client in away)
     assert all(outcome.keep["g"].norm() > 1e-3 for outcome in trial.outcomes)
 
 

@@ -63,7 +63,7 @@ def test_without_downloads_clients_train_alone(make_trial, assert_same, width):
     trial = make_trial(FedFomo(downloads=0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
 
 
 def test_the_first_round_is_local_training(make_trial, assert_same):
@@ -153,7 +153,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
     assert [len(samples) for samples in held] == [0, 1, 2, 3, 1, 4, 0, 5]
     clients = FederatedData(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
     trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(2)
-    before, kept = trial.server, dict(trial.kept)
+    before, kept = trial.server, dict(trial.client_states)
     trial.run()
     for outcome in trial.outcomes:
         client = outcome.client
@@ -162,7 +162,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
         def loss(model, x=x, y=y):
             return float(cross_entropy(trial.net(model, x), y))
 
-        baseline = kept[client]["previous"]
+        baseline = state[client]["previous"]
         for other, gain in zip(
             trial.algorithm.select_candidates(before, client).tolist(), outcome.upload["gains"].tolist(), strict=True
         ):
@@ -174,17 +174,17 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
 def test_the_baseline_is_the_model_before_the_last_training(make_trial, assert_same):
     """It is what was mixed, which is also what evaluation sees."""
     trial = make_trial(FedFomo(), participation=1.0, learning_rate=0.0).run(2)
-    assert_same(trial.kept[5]["previous"], trial.kept[5]["model"])
+    assert_same(trial.client_states[5]["previous"], trial.client_states[5]["model"])
     trial = make_trial(FedFomo(), participation=1.0).run(2)
-    assert not torch.equal(trial.kept[5]["previous"].flat(), trial.kept[5]["model"].flat())
+    assert not torch.equal(trial.client_states[5]["previous"].flat(), trial.client_states[5]["model"].flat())
 
 
 def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
     trial = make_trial(FedFomo()).run(1, ids=[1, 3, 5])
-    before = trial.kept[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]
+    before = trial.client_states[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]
     assert_same(before[1], before[0]["model"])
     trial.run(1, ids=[3, 5])
-    assert_same((trial.kept[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]), before)
+    assert_same((trial.client_states[1], select_model(trial.server["models"], 1), trial.server["affinity"][1]), before)
     assert trial.server["seen"].tolist() == [0, 1, 0, 1, 0, 1, 0, 0]
     assert trial.algorithm.global_model(trial.server) is None
 

@@ -28,7 +28,7 @@ def head(trial):
 
 def precise(make_trial):
     """Initial models whose prototypes, made in float32, have norm 1 in float64 too."""
-    fresh = make_trial(FedNH()).fresh
+    fresh = make_trial(FedNH()).initial_model
     return lambda index: fresh(index) | {"head.weight": normalize(fresh(index)["head.weight"], dim=-1)}
 
 
@@ -79,7 +79,7 @@ def test_logits_are_scaled_cosines():
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, width):
-    trial = make_trial(FedNH(rho=1.0), width=width, fresh=precise(make_trial))
+    trial = make_trial(FedNH(rho=1.0), width=width, initial_model=precise(make_trial))
     before = trial.server["model"]
     after = trial.run(3).server["model"]
     assert_same(after["head.weight"], before["head.weight"], within=1e-15)
@@ -92,7 +92,7 @@ def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, 
 @pytest.mark.parametrize(("scale", "clipped"), [(1.0, False), (40.0, True)])
 def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_same, scale, clipped, width):
     """Written out with PyTorch's own optimizer and clipping."""
-    trial = make_trial(FedNH(rho=1.0, scale=scale), momentum=0.9, fresh=precise(make_trial), width=width)
+    trial = make_trial(FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=precise(make_trial), width=width)
     model, norms = dict(trial.server["model"]), []
     model["head.scale"] = model["head.scale"] * 0 + scale
     trial.server["model"]["head.scale"] = model["head.scale"]
@@ -198,7 +198,7 @@ def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(FedNH())
-    trial = make_trial(FedNH(), fresh=dead, participation=1.0)
+    trial = make_trial(FedNH(), initial_model=dead, participation=1.0)
     before = head(trial)
     trial.run(2)
     assert torch.equal(head(trial), before)

@@ -30,7 +30,7 @@ def test_with_all_layers_personal_it_is_local_training_bit_by_bit(make_trial, as
     personal, local = (make_trial(algorithm, width=width).run(3) for algorithm in (FedPer(layers=layers), Local()))
     assert dict(personal.server["body"]) == {}
     for client in range(len(local.clients)):
-        assert_same(personal.kept[client]["head"], local.kept[client]["model"])
+        assert_same(personal.client_states[client]["head"], local.client_states[client]["model"])
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -39,7 +39,7 @@ def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
     fedper, pfps = (make_trial(algorithm, optimizer=optimizer).run(3) for algorithm in both)
     assert_same(fedper.server, pfps.server)
     for client in range(len(fedper.clients)):
-        assert_same(fedper.kept[client]["head"], pfps.kept[client]["head"])
+        assert_same(fedper.client_states[client]["head"], pfps.client_states[client]["head"])
 
 
 def test_personal_layers_are_counted_from_the_output(make_trial):
@@ -63,8 +63,8 @@ def test_heads_differ_under_one_base(make_trial, assert_same, width):
 
 def test_whoever_is_not_in_a_round_takes_the_new_base_under_its_old_top(make_trial, assert_same):
     trial = make_trial(FedPer()).run(1, ids=[1, 2])
-    base, top = trial.server["body"], trial.kept[1]["head"]
+    base, top = trial.server["body"], trial.client_states[1]["head"]
     trial.run(1, ids=[2, 3])
     assert_same(trial.start(1)["model"], trial.server["body"] | top)
     assert not torch.equal(trial.server["body"].flat(), base.flat())
-    assert_same(trial.start(7)["model"], trial.server["body"] | trial.initial["head"])
+    assert_same(trial.start(7)["model"], trial.server["body"] | trial.initial_client_state["head"])

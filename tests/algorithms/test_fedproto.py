@@ -91,8 +91,8 @@ def test_without_the_pull_clients_train_alone(make_trial, assert_same, width):
     trial = make_trial(FedProto(penalty=0.0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.kept[client]["model"], alone.server["model"], within=1e-14 if width else 0)
-    assert_same(trial.kept[2]["model"], trial.fresh(0))
+        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+    assert_same(trial.client_states[2]["model"], trial.initial_model(0))
 
 
 def test_prototypes_are_mean_features_of_the_trained_model(make_trial, assert_same):
@@ -134,8 +134,8 @@ def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
 
 def test_nothing_pulls_before_there_are_prototypes(make_trial, assert_same):
     pulled, free = (make_trial(FedProto(penalty=penalty), participation=1.0).run() for penalty in (5.0, 0.0))
-    assert_same(pulled.kept, free.kept)
-    assert not torch.equal(pulled.run().kept[7]["model"].flat(), free.run().kept[7]["model"].flat())
+    assert_same(pulled.client_states, free.client_states)
+    assert not torch.equal(pulled.run().client_states[7]["model"].flat(), free.run().client_states[7]["model"].flat())
 
 
 def test_features_come_nearer_to_the_prototypes(make_trial):
@@ -169,7 +169,7 @@ def test_the_prototype_protocol(make_trial, assert_same, ids):
     known = [label for label in range(4) if loop.server["known"][label]]
     x, y = loop.clients.gather(loop.clients.global_test)
     for client, (_, on_global) in enumerate(scores[0]):
-        z = loop.net.features(loop.kept[client]["model"], x)
+        z = loop.net.features(loop.client_states[client]["model"], x)
         apart = torch.stack([(z - loop.server["prototypes"][label]).norm(dim=-1) for label in known])
         guess = torch.tensor(known)[apart.argmin(0)]
         assert on_global.correct == int((guess == y).sum())

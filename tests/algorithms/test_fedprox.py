@@ -42,8 +42,8 @@ def test_fixed_points_of_exact_solves(make_toy, path, mu, steps, rounds, point):
 class Written(FedAvg):
     """Eq. 2 as it stands in the paper, differentiated by PyTorch; running statistics are no part of the distance."""
 
-    def start(self, kept, received, info):
-        return {"model": received["model"], "anchor": received["model"]}
+    def start(self, state, download, info):
+        return {"model": download["model"], "anchor": download["model"]}
 
     def loss(self, client, batch):
         distances = [(client["model"][name] - client["anchor"][name]).square().sum() for name in self.net.names]

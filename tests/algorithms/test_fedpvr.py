@@ -21,7 +21,7 @@ def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, sett
         make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=2, adam=True), Scaffold(adam=True))
     )
     assert_same(pvr.server, scaffold.server)
-    assert_same(pvr.kept, scaffold.kept)
+    assert_same(pvr.client_states, scaffold.client_states)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
@@ -46,9 +46,9 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
     trial = make_trial(FedPVR())
     for _ in range(4):
         trial.run()
-        every = [state["control"] for state in trial.kept.values()]
+        every = [state["control"] for state in trial.client_states.values()]
         assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
-    assert all(trial.kept[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
+    assert all(trial.client_states[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
 def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
@@ -57,12 +57,18 @@ def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
     pvr, plain = make_trial(FedPVR()), make_trial(FedAvg(), **settings)
     pvr.run(2)
     again = make_trial(FedPVR(), **settings)
-    again.server, again.kept, again.rounds, plain.server, plain.rounds = pvr.server, pvr.kept, 2, pvr.server, 2
+    again.server, again.client_states, again.rounds, plain.server, plain.rounds = (
+        pvr.server,
+        pvr.client_states,
+        2,
+        pvr.server,
+        2,
+    )
     head, body = again.net.head_names, again.net.body_names
     for ours, theirs in zip(again.train(), plain.train(), strict=True):
         ours_model, theirs_model = ours.upload["model"], theirs.upload["model"]
         assert_same(ours_model.only(body), theirs_model.only(body))
-        correction = pvr.server["control"] - pvr.kept[ours.client]["control"]
+        correction = pvr.server["control"] - pvr.client_states[ours.client]["control"]
         moved = theirs_model.only(head) - 0.05 * correction.only(head)
         assert_same(ours_model.only(head), moved, within=1e-14)
         assert correction.norm() > 0.1
@@ -73,7 +79,7 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
     trial = make_trial(FedPVR(), momentum=0.9, weight_decay=0.1)
     for outcome in trial.train():
         module = MLP(hidden=(6,)).build((5,), 4).double()
-        module.load_state_dict(trial.fresh(0))
+        module.load_state_dict(trial.initial_model(0))
         groups = [{"params": module.body.parameters()}, {"params": module.head.parameters(), "momentum": 0.0}]
         rule = torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=0.1)
         for epoch in (0, 1):

@@ -27,7 +27,7 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
     make_rule, settings = RULES[optimizer]
     trial = make_trial(FedRep(head_epochs=3, body_epochs=2), **settings)
     body = dict(trial.server["body"])
-    heads = {client: dict(trial.initial["head"]) for client in range(len(trial.clients))}
+    heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
     for number in (1, 2):
         sent = {}
         for client in trial.participants(number):
@@ -53,17 +53,17 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
     trial.run(2)
     assert_same(dict(trial.server["body"]), body, within=1e-12)
     for client, head in heads.items():
-        assert_same(dict(trial.kept[client]["head"]), head, within=1e-12)
+        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_without_body_epochs_the_representation_never_changes(make_trial, assert_same, width):
     trial = make_trial(FedRep(head_epochs=2, body_epochs=0), width=width, weight_decay=0.1)
-    body = trial.fresh(0).only(trial.net.body_names)
+    body = trial.initial_model(0).only(trial.net.body_names)
     trial.run(3)
     assert_same(trial.server["body"], body, within=1e-15)  # an average of equal bodies
     for outcome in trial.outcomes:
-        assert not torch.equal(outcome.keep["head"].flat(), trial.initial["head"].flat())
+        assert not torch.equal(outcome.keep["head"].flat(), trial.initial_client_state["head"].flat())
 
 
 @pytest.mark.parametrize("optimizer", RULES)
@@ -73,7 +73,7 @@ def test_without_head_epochs_it_trains_fedbabus_body(make_trial, assert_same, op
         make_trial(algorithm, **settings).run(3) for algorithm in (FedRep(head_epochs=0, body_epochs=2), FedBABU())
     )
     assert_same(rep.server["body"], babu.server["body"])
-    assert_same(rep.kept, babu.kept)
+    assert_same(rep.client_states, babu.client_states)
 
 
 @pytest.mark.parametrize("optimizer", RULES)
@@ -81,7 +81,7 @@ def test_the_second_phase_leaves_the_head_bit_by_bit(make_trial, assert_same, op
     """Momentum and weight decay would move what has no gradient, were it in the same optimizer."""
     settings = RULES[optimizer][1] | {"weight_decay": 0.1}
     one, both = (make_trial(FedRep(head_epochs=2, body_epochs=epochs), **settings).run() for epochs in (0, 3))
-    assert_same(both.kept, one.kept)
+    assert_same(both.client_states, one.client_states)
     assert not torch.equal(both.server["body"].flat(), one.server["body"].flat())
 
 
@@ -114,7 +114,7 @@ def test_more_head_epochs_fit_the_client_better(make_trial):
 
 def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
     trial = make_trial(FedRep()).run(1, ids=[1, 2])
-    head = trial.kept[1]["head"]
+    head = trial.client_states[1]["head"]
     trial.run(1, ids=[2, 3])
     assert_same(trial.start(1)["model"], trial.server["body"] | head)
 

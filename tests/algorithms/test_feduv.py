@@ -177,7 +177,8 @@ def test_features_of_zero_make_no_nan(make_trial, width):
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     uv, plain = (
-        make_trial(algorithm, width=width, fresh=dead, participation=1.0).run(2) for algorithm in (FedUV(), FedAvg())
+        make_trial(algorithm, width=width, initial_model=dead, participation=1.0).run(2)
+        for algorithm in (FedUV(), FedAvg())
     )
     assert torch.equal(uv.server["model"].flat(), plain.server["model"].flat())
 

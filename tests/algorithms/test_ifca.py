@@ -49,7 +49,7 @@ def make_opposed(make_trial):
             return Tensors({"head.weight": rows, "head.bias": torch.zeros(2, dtype=torch.float64)})
 
         build = lambda: Network(nn.Identity(), nn.Linear(2, 2))  # noqa: E731
-        return make_trial(algorithm, build, clients, fresh=fresh, **{"participation": 1.0} | settings)
+        return make_trial(algorithm, build, clients, initial_model=fresh, **{"participation": 1.0} | settings)
 
     return make
 
@@ -65,11 +65,11 @@ def test_one_cluster_is_fedavg_bit_by_bit(make_trial, assert_same, weighting):
 def test_equal_models_are_all_the_first(make_trial, assert_same):
     """Ties go to the lowest index, and a model that nobody chose stays."""
     trial, plain = make_trial("fedavg"), make_trial("fedavg").run()
-    same = make_trial(IFCA(clusters=3), fresh=lambda index: trial.fresh(0)).run()
+    same = make_trial(IFCA(clusters=3), initial_model=lambda index: trial.initial_model(0)).run()
     assert set(chosen(same).values()) == {0}
     assert_same(pick(same.server["models"], 0), plain.server["model"])
     for index in (1, 2):
-        assert_same(pick(same.server["models"], index), trial.fresh(0))
+        assert_same(pick(same.server["models"], index), trial.initial_model(0))
 
 
 def test_a_tie_among_the_best_goes_to_the_lowest_of_them(make_opposed):
@@ -112,8 +112,8 @@ def test_the_choice_is_the_lowest_loss_on_the_training_data(make_trial):
 def test_the_initial_models_differ(make_trial, assert_same):
     trial = make_trial(IFCA(clusters=3))
     for index in range(3):
-        assert_same(pick(trial.server["models"], index), trial.fresh(index))
-    assert not torch.equal(trial.fresh(0).flat(), trial.fresh(1).flat())
+        assert_same(pick(trial.server["models"], index), trial.initial_model(index))
+    assert not torch.equal(trial.initial_model(0).flat(), trial.initial_model(1).flat())
 
 
 def test_a_model_that_nobody_chose_stays(make_opposed, assert_same):

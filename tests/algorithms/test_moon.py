@@ -37,7 +37,7 @@ def make_linear(make_trial):
 
 def client_of(model, other, previous):
     head = {"head.weight": torch.zeros(1, 2, dtype=f64), "head.bias": torch.zeros(1, dtype=f64)}
-    return {"model": model | head, "global": other, "previous": previous, "first": torch.zeros((), dtype=f64)}
+    return {"model": model | head, "global": other, "previous": previous, "is_first": torch.zeros((), dtype=f64)}
 
 
 BATCH = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
@@ -126,14 +126,14 @@ def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_
     for mu in (0.0, 2.0, 20.0):
         trial = make_trial(MOON(mu=mu), participation=1.0, local_epochs=5, learning_rate=0.02)
         before = make_trial(MOON(mu=0.0), participation=1.0, local_epochs=5).run(2)
-        trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+        trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
         margins.append([margin(trial, outcome) for outcome in trial.train()])
     assert all(none < weak < strong for none, weak, strong in zip(*margins, strict=True))
 
 
 def margin(trial, outcome):
     x = trial.clients.gather(trial.clients.train[outcome.client])[0]
-    models = outcome.upload["model"], trial.server["model"], trial.kept[outcome.client]["previous"]
+    models = outcome.upload["model"], trial.server["model"], trial.client_states[outcome.client]["previous"]
     z, near, far = (trial.net.features(model, x) for model in models)
     return float((cosine_similarity(z, near) - cosine_similarity(z, far)).mean())
 
@@ -147,7 +147,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
         model = net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
-    trial = make_trial(MOON(), width=width, fresh=dead, participation=1.0).run(2)
+    trial = make_trial(MOON(), width=width, initial_model=dead, participation=1.0).run(2)
     assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
 
 
@@ -161,10 +161,14 @@ def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, as
     settings = {"buffers": "keep", "learning_rate": 0.2, "momentum": 0.9, "width": width}
     trial = make_trial(MOON(mu=2.0), "norm", **settings).run(2, ids=[3, 5, 7])
     for outcome in trial.train([3, 5]):
-        kept = trial.kept[outcome.client]
+        kept = trial.client_states[outcome.client]
         student, near, far = norm().train(), norm().eval(), norm().eval()
-        for module, model in ((student, trial.server["model"]), (near, trial.server["model"]), (far, kept["previous"])):
-            module.load_state_dict({**model, **kept["buffers"]}, strict=False)
+        for module, model in (
+            (student, trial.server["model"]),
+            (near, trial.server["model"]),
+            (far, state["previous"]),
+        ):
+            module.load_state_dict({**model, **state["buffers"]}, strict=False)
         rule = torch.optim.SGD(student.parameters(), 0.2, momentum=0.9)
         for epoch in (0, 1):
             order = trial.clients.shuffle_indices(outcome.client, 3, "batches", epoch)

@@ -12,7 +12,7 @@ EXPECTED = Expected(
 
 
 def personal(trial, client=0):
-    return float(trial.kept[client]["personal"]["head.weight"])
+    return float(trial.client_states[client]["personal"]["head.weight"])
 
 
 def test_an_exact_inner_solution(make_toy, path):
@@ -82,10 +82,10 @@ def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
 
 def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
     trial = make_trial(PFedMe()).run(1, ids=[0, 1])
-    kept = trial.kept[0]["personal"]
+    kept = trial.client_states[0]["personal"]
     trial.run(2, ids=[2, 3])
     assert_same(trial.start(0)["personal"], kept)
-    assert_same(trial.start(7)["personal"], trial.initial["personal"])
+    assert_same(trial.start(7)["personal"], trial.initial_client_state["personal"])
 
 
 def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
@@ -102,7 +102,7 @@ def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_t
     trial = make_trial(PFedMe(), participation=1.0).run(5)
     for client in range(len(trial.clients)):
         x, y = trial.clients.gather(trial.clients.train[client])
-        own, common = trial.kept[client]["personal"], trial.server["model"]
+        own, common = trial.client_states[client]["personal"], trial.server["model"]
         own, common = (float(torch.nn.functional.cross_entropy(trial.net(model, x), y)) for model in (own, common))
         assert own < common
 

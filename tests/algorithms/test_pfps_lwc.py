@@ -92,7 +92,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(PFPSLWC())
-    trial = make_trial(PFPSLWC(), width=width, fresh=dead, participation=1.0).run(2)
+    trial = make_trial(PFPSLWC(), width=width, initial_model=dead, participation=1.0).run(2)
     for outcome in trial.outcomes:
         assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.keep["head"]).values())
 
@@ -101,7 +101,7 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
     """Extractors averaged by count, heads personal: written out with PyTorch's own optimizer."""
     trial = make_trial(PFPSLWC(**OFF), momentum=0.9)
     body = dict(trial.server["body"])
-    heads = {client: dict(trial.initial["head"]) for client in range(len(trial.clients))}
+    heads = {client: dict(trial.initial_client_state["head"]) for client in range(len(trial.clients))}
     for number in (1, 2, 3):
         sent = {}
         for client in trial.participants(number):
@@ -126,13 +126,13 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
     trial.run(3)
     assert_same(dict(trial.server["body"]), body, within=1e-12)
     for client, head in heads.items():
-        assert_same(dict(trial.kept[client]["head"]), head, within=1e-12)
+        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-12)
 
 
 def test_nobody_recalls_in_the_first_round(make_trial, assert_same):
     recalling, forgetful = (make_trial(PFPSLWC(recall_epochs=epochs)).run() for epochs in (3, 0))
     assert_same(recalling.server, forgetful.server)
-    assert_same(recalling.kept, forgetful.kept)
+    assert_same(recalling.client_states, forgetful.client_states)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -162,13 +162,13 @@ def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, as
     trial = make_trial(PFPSLWC(), participation=1.0, local_epochs=5).run(2)
     settings = {"participation": 1.0, "learning_rate": 0.02, "weight_decay": 0.01}  # which would shrink the head
     alone = make_trial(Recalling(recall_epochs=5), **settings)
-    alone.server, alone.kept, alone.rounds = trial.server, trial.kept, trial.rounds
+    alone.server, alone.client_states, alone.rounds = trial.server, trial.client_states, trial.rounds
     for outcome in alone.train():
-        kept = trial.kept[outcome.client]
-        before = features_loss(trial, kept["extractor"], trial.server["body"], outcome.client)
-        after = features_loss(trial, kept["extractor"], outcome.upload["body"], outcome.client)
+        kept = trial.client_states[outcome.client]
+        before = features_loss(trial, state["extractor"], trial.server["body"], outcome.client)
+        after = features_loss(trial, state["extractor"], outcome.upload["body"], outcome.client)
         assert after < 0.98 * before
-        assert_same(outcome.keep["head"], kept["head"])
+        assert_same(outcome.keep["head"], state["head"])
 
 
 def test_the_penalty_shrinks_heads(make_trial):
@@ -176,31 +176,31 @@ def test_the_penalty_shrinks_heads(make_trial):
     norms = []
     for penalty in (0.0, 0.1, 0.5):
         trial = make_trial(PFPSLWC(penalty=penalty, recall_epochs=0), participation=1.0).run(3)
-        norms.append([float(state["head"].norm()) for state in trial.kept.values()])
+        norms.append([float(state["head"].norm()) for state in trial.client_states.values()])
     assert all(none > weak > strong for none, weak, strong in zip(*norms, strict=True))
 
 
 def test_clients_keep_the_extractor_that_they_uploaded(make_trial, assert_same):
     trial = make_trial(PFPSLWC()).run(2)
     for outcome in trial.outcomes:
-        assert_same(trial.kept[outcome.client]["extractor"], outcome.upload["body"])
+        assert_same(trial.client_states[outcome.client]["extractor"], outcome.upload["body"])
     assert trial.algorithm.global_model(trial.server) is None
 
 
 def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_trial, assert_same):
     trial = make_trial(PFPSLWC(), participation=1.0).run(2)
     for client in (0, 3):
-        wanted = trial.server["body"] | trial.kept[client]["head"]
+        wanted = trial.server["body"] | trial.client_states[client]["head"]
         assert_same(trial.start(client)["model"], wanted)
 
 
 def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
     """Alg. 1, lines 4-11, as PyTorch's own modules and optimizers do it: the client's model in its next round."""
-    federation, kept, number = trial.algorithm.federation, trial.kept[client], trial.rounds + 1
+    federation, kept, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
     teacher, student = build().double().eval(), build().double().train()
     own = dict(kept.get("buffers", {}))
-    teacher.load_state_dict({**kept["head"], **kept["extractor"], **own}, strict=False)
-    student.load_state_dict({**kept["head"], **trial.server["body"], **own}, strict=False)
+    teacher.load_state_dict({**state["head"], **state["extractor"], **own}, strict=False)
+    student.load_state_dict({**state["head"], **trial.server["body"], **own}, strict=False)
 
     def steps(stream, count, parameters, loss):
         rule = torch.optim.SGD(parameters, federation.learning_rate, federation.momentum)
@@ -221,7 +221,7 @@ def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: M
         norm = torch.cat([value.flatten() for value in student.head.parameters()]).norm()
         return cross_entropy(student(x), y) + penalty * norm
 
-    steps("recall", 0 if float(kept[FIRST]) else recall_epochs, student.body.parameters(), recall)
+    steps("recall", 0 if float(state[FIRST]) else recall_epochs, student.body.parameters(), recall)
     steps("batches", epochs, student.parameters(), local)
     return student.eval()
 
@@ -247,7 +247,7 @@ def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
     """Bit by bit, in evaluation after one round and in the next."""
     trial = make_trial(Recalling(recall_epochs=2), width=width, momentum=0.9)
     before = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
-    trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+    trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     begun = trial.train([0, 1, 3, 5], ("local", "global"), "train")
     measured = trial.train([0, 1, 3, 5], ("local", "global"), "receive")
     assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
@@ -285,7 +285,7 @@ def test_its_own_ablation_is_measured(make_trial, protocol):
             other.algorithm,
             other.clients,
             trial.server,
-            trial.kept.__getitem__,
+            trial.client_states.__getitem__,
             2,
         )
         losses.append(found.metrics.column("loss").to_pylist())
@@ -303,7 +303,7 @@ def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_sa
     """While those of the student move, also where both are one client's own."""
     trial = make_trial(Recalling(recall_epochs=3), "norm", width=width, buffers=buffers, learning_rate=0.2)
     before = make_trial(PFPSLWC(), "norm", buffers=buffers).run(2, ids=[3, 5, 7])
-    trial.server, trial.kept, trial.rounds = before.server, before.kept, before.rounds
+    trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     for outcome in trial.train([3, 5]):
         student = by_hand(trial, outcome.client, 3, build=norm)
         sent = outcome.upload["body"] | outcome.keep.get("buffers", {})

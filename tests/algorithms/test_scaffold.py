@@ -14,7 +14,7 @@ EXPECTED = Expected(
 
 
 def controls(trial):
-    return [float(state["control"]["head.weight"]) for state in trial.kept.values()]
+    return [float(state["control"]["head.weight"]) for state in trial.client_states.values()]
 
 
 def test_one_step_is_gradient_descent(make_toy, path):
@@ -69,9 +69,9 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
     trial = make_trial(Scaffold())
     for _ in range(4):
         trial.run()
-        every = [state["control"] for state in trial.kept.values()]
+        every = [state["control"] for state in trial.client_states.values()]
         assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
-    assert all(trial.kept[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
+    assert all(trial.client_states[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
 def test_without_a_learning_rate_controls_stay_finite(make_trial):
@@ -121,5 +121,5 @@ def test_scaffolds_control_is_the_mean_gradient_at_any_rate(make_toy):
     )
     for _ in range(4):
         trial.run()
-        found = [float(state["control"]["head.weight"]) for state in trial.kept.values()]
+        found = [float(state["control"]["head.weight"]) for state in trial.client_states.values()]
         assert found == pytest.approx(gradients, abs=1e-12)

@@ -32,16 +32,20 @@ class Diary(Callback):
     def _write(self, *entry):
         with open("diary.jsonl", "a") as stream:
             stream.write(json.dumps(entry) + "\\n")
-    def begin(self, run):
+    def begin_run(self, run):
         self._write("begin", run.name, run.last_round, run.completed_rounds)
-    def round(self, run, number, accuracies):
-        self._write("round", run.name, number, accuracies)
-    def end(self, run):
+    def end_round(self, run, round_number, accuracies):
+        self._write("round", run.name, round_number, accuracies)
+    def end_run(self, run):
         self._write("end", run.name)
 
-class Clumsy(Callback):
-    def round(self, run, number, accuracies):
+class Failing(Callback):
+    def end_round(self, run, round_number, accuracies):
         raise OSError("no space left on device")
+
+class Former(Callback):
+    def round(self, run, number, accuracies):
+        pass
 
 class Broken(Callback):
     def __init__(self):
@@ -116,10 +120,10 @@ def test_no_key_and_no_bit_depends_on_callbacks(folder: Path) -> None:
 
 
 def test_a_callback_that_fails_is_removed_and_the_run_continues(folder: Path) -> None:
-    plan = studies.prepare(study("own.Clumsy", "own.Diary"))
+    plan = studies.prepare(study("own.Failing", "own.Diary"))
     output = run_segment(plan, ROUNDS)
     (run,) = plan.runs
-    assert output.count("Clumsy.round failed (OSError: no space left on device)") == 1
+    assert output.count("Failing.end_round failed (OSError: no space left on device)") == 1
     assert f"{run.path} continues without it" in output
     assert run.files.list_complete_rounds() == [0, 1, 2, 3]
     assert [entry[0] for entry in read_diary()] == ["begin", *["round"] * 3, "end"]

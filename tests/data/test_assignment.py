@@ -35,14 +35,14 @@ class FixedScheme(Scheme):
     owner: tuple[int, ...]
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         return np.array(self.owner)
 
 
-def make_labels(train: int = 100, test: int = 25, classes: int = 10) -> tuple[Integers, np.ndarray]:
+def make_labels(train: int = 100, test: int = 25, num_classes: int = 10) -> tuple[Integers, np.ndarray]:
     """Shuffled labels with the given numbers of training and test samples of each class."""
-    labels = np.repeat(np.arange(classes), train + test)
-    is_test = np.tile(np.arange(train + test) < test, classes)
+    labels = np.repeat(np.arange(num_classes), train + test)
+    is_test = np.tile(np.arange(train + test) < test, num_classes)
     order = np.random.default_rng(0).permutation(len(labels))
     return labels[order], is_test[order]
 
@@ -50,7 +50,7 @@ def make_labels(train: int = 100, test: int = 25, classes: int = 10) -> tuple[In
 def assign_digits(
     scheme: Scheme,
     split: Split,
-    clients: int = 10,
+    num_clients: int = 10,
     test_fraction: float = 0.25,
     seed: int = 0,
     stratified: bool = False,
@@ -59,7 +59,7 @@ def assign_digits(
 ) -> tuple[Any, Integers, np.ndarray]:
     labels, is_test = make_labels(**sizes)
     return (
-        assign_samples(scheme, labels, is_test, clients, split, test_fraction, seed, stratified, validation),
+        assign_samples(scheme, labels, is_test, num_clients, split, test_fraction, seed, stratified, validation),
         labels,
         is_test,
     )

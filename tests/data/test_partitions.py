@@ -54,20 +54,20 @@ labeled = st.builds(
 )
 
 
-def partition_labels(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> SampleClientPairs:
-    scheme.check(clients, len(np.unique(labels)), len(labels))
-    return scheme.partition_samples(labels, np.arange(len(labels)), clients, np.random.default_rng(seed))
+def partition_labels(scheme: Scheme, labels: Integers, num_clients: int, seed: int = 0) -> SampleClientPairs:
+    scheme.check(num_clients, len(np.unique(labels)), len(labels))
+    return scheme.partition_samples(labels, np.arange(len(labels)), num_clients, np.random.default_rng(seed))
 
 
-def assign_clients(scheme: Scheme, labels: Integers, clients: int, seed: int = 0) -> Integers:
+def assign_clients(scheme: Scheme, labels: Integers, num_clients: int, seed: int = 0) -> Integers:
     """The client of each sample."""
-    sample, client, _ = partition_labels(scheme, labels, clients, seed)
+    sample, client, _ = partition_labels(scheme, labels, num_clients, seed)
     assert np.array_equal(sample, np.arange(len(labels)))
     return client
 
 
-def count_classes(owner: Integers, labels: Integers, clients: int) -> Integers:
-    counts = np.zeros((clients, labels.max() + 1), dtype=np.int64)
+def count_classes(owner: Integers, labels: Integers, num_clients: int) -> Integers:
+    counts = np.zeros((num_clients, labels.max() + 1), dtype=np.int64)
     np.add.at(counts, (owner, labels), 1)
     return counts
 
@@ -211,20 +211,20 @@ def test_shards_of_mcmahan() -> None:
 
 
 def assign_like_pfllib_dir(
-    labels: Integers, clients: int, alpha: float, rng: np.random.Generator, minimum: int
+    labels: Integers, num_clients: int, alpha: float, rng: np.random.Generator, minimum: int
 ) -> tuple[Integers, int]:
     """PFLlib's "dir" as published: lists of indices, drawn again until all clients have enough samples."""
     draws = 0
     while True:
         draws += 1
-        client_samples: list[list[int]] = [[] for _ in range(clients)]
+        client_samples: list[list[int]] = [[] for _ in range(num_clients)]
         for label in np.unique(labels):
             members = np.where(labels == label)[0]
             rng.shuffle(members)
-            fractions = rng.dirichlet(np.repeat(alpha, clients))
+            fractions = rng.dirichlet(np.repeat(alpha, num_clients))
             fractions = np.array(
                 [
-                    fraction * (len(samples) < len(labels) / clients)
+                    fraction * (len(samples) < len(labels) / num_clients)
                     for fraction, samples in zip(fractions, client_samples, strict=True)
                 ]
             )
@@ -297,10 +297,10 @@ def test_dirichlet_balanced_is_more_balanced() -> None:
     assert balanced < 0.9 * plain
 
 
-def assign_like_feddw(labels: Integers, clients: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
+def assign_like_feddw(labels: Integers, num_clients: int, alpha: float, rng: np.random.Generator) -> list[Integers]:
     """FedDW's rule as published. An empty client gets sample 0, which keeps its owner."""
-    fractions = rng.dirichlet([alpha] * clients, len(np.unique(labels)))
-    client_parts: list[list[Integers]] = [[] for _ in range(clients)]
+    fractions = rng.dirichlet([alpha] * num_clients, len(np.unique(labels)))
+    client_parts: list[list[Integers]] = [[] for _ in range(num_clients)]
     for label, fraction in zip(np.unique(labels), fractions, strict=True):
         members = np.argwhere(labels == label).flatten()
         parts = np.split(members, (np.cumsum(fraction)[:-1] * len(members)).astype(int))
@@ -343,14 +343,14 @@ def test_the_first_empty_client_of_feddw_gets_sample_0() -> None:
     pytest.fail("no seed leaves two clients empty")
 
 
-def assign_like_pfllib_pat(labels: Integers, clients: int, k: int, rng: np.random.Generator) -> Integers:
+def assign_like_pfllib_pat(labels: Integers, num_clients: int, k: int, rng: np.random.Generator) -> Integers:
     """PFLlib's "pat" as published (without its floor of 4 samples for 40 least and 10 classes)."""
     classes = len(np.unique(labels))
-    missing_classes = [k] * clients
+    missing_classes = [k] * num_clients
     owner = np.full(len(labels), -1)
     for label in range(classes):
-        selected = [client for client in range(clients) if missing_classes[client] > 0]
-        selected = selected[: int(np.ceil(clients / classes * k))]
+        selected = [client for client in range(num_clients) if missing_classes[client] > 0]
+        selected = selected[: int(np.ceil(num_clients / classes * k))]
         members = np.flatnonzero(labels == label)
         mean = len(members) / len(selected)
         numbers = rng.integers(max(int(mean / 10), 1), int(mean), len(selected) - 1).tolist()

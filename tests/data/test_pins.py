@@ -183,15 +183,15 @@ def test_a_file_that_the_plan_refuses_is_not_declared(section: str, name: str, c
 # -- a folder of studies -----------------------------------------------------------------------------------------------
 
 
-def write_substitute(name: str, side: int, channels: int, classes: int) -> str:
+def write_substitute(name: str, side: int, channels: int, num_classes: int) -> str:
     """Write a mirror's substitute for published images. Return its SHA-256."""
     Path("mirror").mkdir(exist_ok=True)
-    random = np.random.default_rng(classes)
+    random = np.random.default_rng(num_classes)
     arrays = {
         f"x_{part}": random.integers(0, 256, (count, side, side, channels), dtype=np.uint8)
-        for part, count in (("train", 4 * classes), ("test", classes))
+        for part, count in (("train", 4 * num_classes), ("test", num_classes))
     }
-    labels = {"y_train": np.arange(4 * classes) % classes, "y_test": np.arange(classes)}
+    labels = {"y_train": np.arange(4 * num_classes) % num_classes, "y_test": np.arange(num_classes)}
     np.savez(f"mirror/{name}.npz", **arrays, **labels)
     return files.compute_file_sha256(Path(f"mirror/{name}.npz"))
 

@@ -80,7 +80,7 @@ def start_stack(trial, ids):
     common, client_parts = contract.validate_download(algorithm, trial.send(stack_run.rows))
     axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
     kept_states, start = (
-        stack_states([trial.kept[client] for client in stack_run.rows]),
+        stack_states([trial.client_states[client] for client in stack_run.rows]),
         functools.partial(start_client, algorithm),
     )
     info = clients.get_client_info(stack_run.rows, number, kept_states[FIRST])

@@ -25,7 +25,9 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
     trial = make_trial(label, "norm", buffers=buffers)
     clients, all_clients = trial.clients, range(len(trial.clients))
     global_model = trial.algorithm.global_model(trial.server)
-    model = (trial.fresh(0) if global_model is None else global_model).only(trial.net.names + trial.net.buffer_names)
+    model = (trial.initial_model(0) if global_model is None else global_model).only(
+        trial.net.names + trial.net.buffer_names
+    )
 
     def count_correct(indices):
         with torch.no_grad(), trial.net.mode.activate(False, buffers=trial.net.client_buffers or None):

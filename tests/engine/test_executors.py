@@ -172,8 +172,8 @@ def test_passes_of_one_stream_go_on_where_the_last_one_ended(make_trial, assert_
 class ConditionalEpochs(FedAvg):
     """Trains as many epochs as the client has samples, at most five."""
 
-    def start(self, kept, received, info):
-        return {"model": received["model"], "left": info.size}
+    def start(self, state, download, info):
+        return {"model": download["model"], "left": info.size}
 
     def local_passes(self):
         decrement = lambda client: client | {"left": client["left"] - 1}  # noqa: E731
@@ -249,8 +249,8 @@ class BorrowedGradient(torch.autograd.Function):
 class SharedGradients(FedAvg):
     """Gradients that are one tensor for two parameters, one number for all entries, or a part of the client's state."""
 
-    def start(self, kept, received, info):
-        return {"model": received["model"], "direction": torch.ones_like(received["model"]["head.bias"])}
+    def start(self, state, download, info):
+        return {"model": download["model"], "direction": torch.ones_like(download["model"]["head.bias"])}
 
     def loss(self, client, batch):
         first, second = (client["model"][name] for name in ("body.1.bias", "body.1.bias"))
@@ -269,10 +269,10 @@ def test_a_step_writes_into_no_memory_but_its_own(make_trial):
         steps = 2 * -(-int(trial.clients.sizes[outcome.client]) // trial.algorithm.federation.batch_size)
         multiples = {"body.1.weight": 1, "body.1.bias": 2, "head.bias": 1}
         for name, value in outcome.upload["model"].items():
-            expected = received[name] - steps * rate * multiples.get(name, 0)
+            expected = download[name] - steps * rate * multiples.get(name, 0)
             assert torch.allclose(value, expected, rtol=0, atol=1e-12), name
         assert outcome.upload["direction"].tolist() == [1] * len(outcome.upload["direction"])
-    assert all(torch.equal(value, received[name]) for name, value in initial_model.items())
+    assert all(torch.equal(value, download[name]) for name, value in initial_model.items())
 
 
 class DetachedLoss(FedAvg):
@@ -323,7 +323,7 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
 
     def run(phase, clients, tests=(), ids_to_cache=()):
         CountedMixing.steps.clear()
-        kept = trial.kept.__getitem__
+        kept = trial.client_states.__getitem__
         task = ClientTask(phase, number, clients, kept, trial.send, tests, ids_to_cache=ids_to_cache)
         outcomes = list(trial.executor.run(task))
         return list_uploads(outcomes), len(CountedMixing.steps)
@@ -336,7 +336,9 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
     if change == "server":
         trial.server = trial.server | {"model": trial.server["model"] * 1.01}
     if change == "kept":
-        trial.kept = {client: state | {"local": state["local"] * 1.01} for client, state in trial.kept.items()}
+        trial.client_states = {
+            client: state | {"local": state["local"] * 1.01} for client, state in trial.client_states.items()
+        }
     result, steps = run("train", ids)
     assert (steps > 0) == (change is not None)
     if change is None:

@@ -103,7 +103,7 @@ def test_methods_whose_losses_take_features_apart_train_so(make_trial, make_clie
     initial_server = copy.deepcopy(run.server)
     run.run(2, tests=("local",))
     assert is_finite(run.server)
-    assert all(is_finite(state) for state in run.kept.values())
+    assert all(is_finite(state) for state in run.client_states.values())
     assert describe_difference(run.server, initial_server) is not None
 
 

@@ -45,7 +45,7 @@ def build(name):
 
 
 def get_states(trial):
-    return trial.server, trial.kept
+    return trial.server, trial.client_states
 
 
 # -- the learning rate -------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name,
     for number in (1, 2, 3):
         rate = Schedule(**COSINE).compute_learning_rate(0.1, number)
         plain = make_trial(build(name), width=width, learning_rate=rate)
-        plain.server, plain.kept, plain.rounds = scheduled.server, dict(scheduled.kept), number - 1
+        plain.server, plain.client_states, plain.rounds = scheduled.server, dict(scheduled.client_states), number - 1
         for phase in ("receive", "finetune"):
             result, expected = (trial.train([1, 4], ("local",), phase) for trial in (scheduled, plain))
             assert_same(
@@ -317,7 +317,7 @@ def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_s
     settings = {"local_epochs": 1, "learning_rate": 0.1, "weight_decay": 0.05, "clip_norm": norm}
     trial = make_trial(algorithm, width=width, participation=1.0, **settings).run(2)
     corrected = trial.algorithm.corrected_names
-    client_control, server_control = trial.kept[7]["control"], trial.server["control"]
+    client_control, server_control = trial.client_states[7]["control"], trial.server["control"]
     assert float(client_control.norm()) > 0
     expected = train_clipped_by_hand(trial, 7, corrected, client_control, server_control, norm)
     (outcome,) = trial.train([7])

@@ -40,8 +40,8 @@ class NaiveMomentum(FedAvg):
 
     equal: bool = False
 
-    def init(self, fresh):
-        return {"model": fresh(0), "momentum": fresh(0).zeros()}
+    def init(self, initial_model):
+        return {"model": initial_model(0), "momentum": initial_model(0).zeros()}
 
     def aggregate(self, server, uploads):
         mean = (uploads.with_equal_weights() if self.equal else uploads).mean("model")

@@ -136,7 +136,7 @@ def test_averaged_statistics_are_the_mean_of_the_clients(trial):
     for name in ("body.1.running_mean", "body.6.running_var"):
         mean = sum(weight * upload["model"][name] for _, weight, upload in uploads)
         torch.testing.assert_close(run_trial.server["model"][name], mean, rtol=1e-12, atol=0)
-        assert not torch.equal(mean, run_trial.fresh(0)[name])
+        assert not torch.equal(mean, run_trial.initial_model(0)[name])
 
 
 def test_one_clients_statistics_are_pytorchs(trial):
@@ -170,8 +170,8 @@ def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
     absent_client = next(
         client for client in range(8) if client not in run_trial.participants(1) + run_trial.participants(2)
     )
-    assert_same(run_trial.kept[absent_client][BUFFERS], run_trial.net.client_buffers)
-    means = [run_trial.kept[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in run_trial.outcomes]
+    assert_same(run_trial.client_states[absent_client][BUFFERS], run_trial.net.client_buffers)
+    means = [run_trial.client_states[outcome.client][BUFFERS]["body.1.running_mean"] for outcome in run_trial.outcomes]
     assert len({tuple(state.tolist()) for state in means}) == len(means)
 
 
@@ -181,10 +181,10 @@ def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, w
     client = 7
     (outcome,) = run_trial.train([client], tests=("local",), phase="receive")
     x, y = run_trial.clients.gather(run_trial.clients.test[client])
-    logits = run_trial.net(run_trial.server["model"] | run_trial.kept[client][BUFFERS], x)
+    logits = run_trial.net(run_trial.server["model"] | run_trial.client_states[client][BUFFERS], x)
     loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
     assert outcome.scores["local"].loss == pytest.approx(loss, rel=1e-9)
-    other_logits = run_trial.net(run_trial.server["model"] | run_trial.kept[6][BUFFERS], x)
+    other_logits = run_trial.net(run_trial.server["model"] | run_trial.client_states[6][BUFFERS], x)
     assert not torch.allclose(other_logits, logits)
 
 

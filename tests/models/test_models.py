@@ -62,12 +62,12 @@ def make_inputs(name: str, count: int = 3, dtype: torch.dtype = torch.float32) -
     return torch.randn(shape, generator=source, dtype=dtype)
 
 
-def count_parameters(name: str, shape: tuple[int, ...], classes: int, **parameters: Any) -> int:
+def count_parameters(name: str, shape: tuple[int, ...], num_classes: int, **parameters: Any) -> int:
     model = registry.build_component(component.MODEL, name, parameters)
     assert isinstance(model, Model)
-    model.check(shape, classes)
+    model.check(shape, num_classes)
     with torch.device("meta"):
-        return sum(tensor.numel() for tensor in model.build(shape, classes).parameters())
+        return sum(tensor.numel() for tensor in model.build(shape, num_classes).parameters())
 
 
 @pytest.mark.parametrize(

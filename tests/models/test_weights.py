@@ -48,8 +48,8 @@ CUSTOM_MODULE = textwrap.dedent(
 
 
     class Second(FedAvg):
-        def init(self, fresh):
-            return {"model": fresh(1)}
+        def init(self, initial_model):
+            return {"model": initial_model(1)}
     """
 )
 

@@ -208,10 +208,10 @@ def numbers(project: Project, place: str) -> dict[str, bytes]:
     return {name: (project.folder / place / name).read_bytes() for name in names}
 
 
-def accuracies(project: Project, place: str, number: int) -> list[str]:
+def accuracies(project: Project, place: str, round_number: int) -> list[str]:
     """A round's lines of a study's curves."""
     rows = csv.DictReader((project.folder / place / "plots/curves.csv").open())
-    return [row["mean"] for row in rows if row["round"] == str(number)]
+    return [row["mean"] for row in rows if row["round"] == str(round_number)]
 
 
 @pytest.mark.slow

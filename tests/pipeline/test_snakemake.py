@@ -105,14 +105,16 @@ def test_single_rounds_find_what_segments_left(project: Project) -> None:
     assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
 
 
-def reach(project: Project, number: int, running: subprocess.Popen[bytes]) -> None:
+def reach(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
     """Return when some run has completed a round, while the process still runs."""
-    while not any(number in RunFiles(run).list_complete_rounds() for run in project.folder.glob("results/runs/*/*")):
+    while not any(
+        round_number in RunFiles(run).list_complete_rounds() for run in project.folder.glob("results/runs/*/*")
+    ):
         try:
             running.wait(timeout=0.1)
         except subprocess.TimeoutExpired:
             continue
-        raise AssertionError(f"it ended with {running.returncode} before round {number} was complete")
+        raise AssertionError(f"it ended with {running.returncode} before round {round_number} was complete")
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ class Unbuildable(Model):
     """A custom model that needs a missing file."""
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         raise FileNotFoundError("weights.pt")
 
 
@@ -38,9 +38,9 @@ class Normalized(Model):
     """A custom model with a nested normalization layer."""
 
     @override
-    def build(self, shape: tuple[int, ...], classes: int) -> Network:
+    def build(self, shape: tuple[int, ...], num_classes: int) -> Network:
         body = nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Sequential(nn.GroupNorm(2, 8))))
-        return Network(body, nn.Linear(8, classes))
+        return Network(body, nn.Linear(8, num_classes))
 
 
 @pytest.fixture(autouse=True)

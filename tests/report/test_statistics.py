@@ -121,7 +121,7 @@ def test_one_seed_has_no_interval(make: Any) -> None:
     assert "+10.00 (one seed)" in tables.render_markdown(StudyData(tree.plan))
 
 
-def metrics(answers: list[tuple[np.ndarray, np.ndarray]], classes: int) -> pd.DataFrame:
+def metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> pd.DataFrame:
     """The rows of clients with these labels and predictions, as runs record them."""
 
     def row(client: int, y: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def metrics(answers: list[tuple[np.ndarray, np.ndarray]], classes: int) -> pd.Da
         return {
             **{"run": "a", "protocol": "personal-on-local", "round": 3, "client": client},
             **{"correct": int((y == predictions).sum()), "total": len(y)},
-            **{name: np.bincount(labels, minlength=classes) for name, labels in counts.items()},
+            **{name: np.bincount(labels, minlength=num_classes) for name, labels in counts.items()},
         }
 
     return pd.DataFrame([row(client, *result) for client, result in enumerate(answers)])

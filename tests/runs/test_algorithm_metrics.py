@@ -18,9 +18,9 @@ from tests import small_studies as studies
 class LateMetrics(FedAvg):
     """FedAvg that counts rounds, with a metric from the second round on."""
 
-    def init(self, fresh):
+    def init(self, initial_model):
         """See Algorithm."""
-        return super().init(fresh) | {"rounds": fresh(0)["head.bias"].sum() * 0}
+        return super().init(initial_model) | {"rounds": initial_model(0)["head.bias"].sum() * 0}
 
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """See Algorithm."""

@@ -27,9 +27,9 @@ class Faulty(Scaffold):
     size: int = 100
     begins: int = 2
 
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         bad = (info.size >= self.size) & (info.round >= self.begins)
-        return super().start(kept, received, info) | {"bad": bad}
+        return super().start(state, download, info) | {"bad": bad}
 
     def upload(self, client: State) -> State:
         upload = super().upload(client)
@@ -84,7 +84,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         files.read_parquet(path) for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
     )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
-    assert kept["client"].to_pylist() == finite_clients
+    assert state["client"].to_pylist() == finite_clients
 
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:

@@ -23,11 +23,11 @@ ROUNDS = 4
 KEPT = ("kept-on-global", "kept-on-local")
 
 
-def build_normalized_model(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, nn.Module]:
     """A custom model with batch normalization."""
     width = shape[0] * shape[1] * shape[2]
     body = nn.Sequential(nn.Flatten(), nn.Linear(width, 12), nn.BatchNorm1d(12), nn.ReLU())
-    return body, nn.Linear(12, classes)
+    return body, nn.Linear(12, num_classes)
 
 
 def prepare_study(label: str = "fedavg", protocols: tuple[str, ...] = KEPT, **sections: Any) -> NewPlan:

@@ -31,8 +31,8 @@ from fedpipe.core.tensors import Tensors
 class Prox(FedAvg):
     mu: float = 0.01
 
-    def start(self, kept, received, info):
-        return {"model": received["model"], "anchor": received["model"].only(self.net.names)}
+    def start(self, state, download, info):
+        return {"model": download["model"], "anchor": download["model"].only(self.net.names)}
 
     def loss(self, client, batch):
         drift = client["model"].only(self.net.names) - client["anchor"]
@@ -77,7 +77,7 @@ BREACHES = {
     "def keep(self, client):\n  return {'last': client['model']}": (
         "own.Own.keep (own.py, line 35) returned 'last.body.1.weight' as float64 of shape (6, 5), but init_client "
     ),
-    "def init(self, fresh):\n  return {'model': dict(fresh(0))}": (
+    "def init(self, initial_model):\n  return {'model': dict(initial_model(0))}": (
         "own.Own.init (own.py, line 35) returned 'model' as a dict. Wrap the dict in Tensors(...)"
     ),
     "def send(self, server, ids):\n  return {'model': server['model']}": (
@@ -103,7 +103,7 @@ BREACHES = {
         "a Python float. Return a floating-point scalar tensor"
     ),
     "def keep(self, client):\n  return {'n': torch.tensor(client['model'].norm().item())}\n"
-    " def init_client(self, server, fresh):\n  return {'n': torch.tensor(0.0)}": (
+    " def init_client(self, server, initial_model):\n  return {'n': torch.tensor(0.0)}": (
         "reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where"
     ),
     "def loss(self, client, batch):\n  return self.risk(client, batch) * (2 if client['model'].norm() > 1 else 1)": (
@@ -121,7 +121,7 @@ BREACHES = {
         "own.Own.loss (own.py, line 36): `return self.risk(client, batch) + client['anchor'].norm()` reads 'anchor'"
     ),
     "def local_passes(self):\n  return Train(self.loss), Update(lambda client: {'model': client['model']}),\n"
-    " def start(self, kept, received, info):\n  return {'model': received['model'], 'n': info.size}": (
+    " def start(self, state, download, info):\n  return {'model': download['model'], 'n': info.size}": (
         "own.Own: a lambda (own.py, line 36) returned a client without 'n'"
     ),
     "def local_passes(self):\n  return (Train(self.loss, when=lambda client: True),)": (
@@ -131,22 +131,22 @@ BREACHES = {
         "own.Own: a Train pass has a pull to 'anchor', but the client has no 'anchor'. Return 'anchor' from `start`"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
-    " def start(self, kept, received, info):\n"
-    "  return {'model': received['model'], 'anchor': received['model'].only(['head.weight'])}": (
+    " def start(self, state, download, info):\n"
+    "  return {'model': download['model'], 'anchor': download['model'].only(['head.weight'])}": (
         "own.Own: a Train pass has a pull to 'anchor', but 'anchor' has no 'body.1.weight'"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
-    " def start(self, kept, received, info):\n"
-    "  return {'model': received['model'], 'anchor': received['model'].flat()}": (
+    " def start(self, state, download, info):\n"
+    "  return {'model': download['model'], 'anchor': download['model'].flat()}": (
         "own.Own: a Train pass has a pull to 'anchor', but the client has 'anchor' as a tensor"
     ),
     "def local_passes(self):\n  return (Train(self.loss, pull=Pull('anchor', 0.1)),)\n"
-    " def start(self, kept, received, info):\n"
-    "  return {'model': received['model'], 'anchor': received['model'].map(torch.Tensor.float)}": (
+    " def start(self, state, download, info):\n"
+    "  return {'model': download['model'], 'anchor': download['model'].map(torch.Tensor.float)}": (
         "but 'body.1.weight' is float32 of shape (6, 5) in 'anchor' and float64 of shape (6, 5) in 'model'"
     ),
-    "def start(self, kept, received, info):\n  received['model']['head.bias'].add_(info.size)\n  return received": (
-        "`received['model']['head.bias'].add_(info.size)` changes a tensor in place"
+    "def start(self, state, download, info):\n  download['model']['head.bias'].add_(info.size)\n  return received": (
+        "`download['model']['head.bias'].add_(info.size)` changes a tensor in place"
     ),
     # what is remembered, and what is random
     "def keep(self, client):\n  self.last = client['model']\n  return {}": (
@@ -169,7 +169,7 @@ BREACHES = {
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y)": (
         "own.Own: clients trained in one call differ from clients trained one after the other"
     ),
-    "def start(self, kept, received, info):\n  return {'model': received['model'], 'rare': (1 / info.classes).mean()}\n"
+    "def start(self, state, download, info):\n  return {'model': download['model'], 'rare': (1 / info.class_counts).mean()}\n"
     " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
         "own.Own: `aggregate` returns infinity or NaN"
     ),
@@ -215,7 +215,7 @@ LATER = {
         checks.check_evaluation,
         "own.Own: in the phase 'receive', clients in one call differ",
     ),
-    "def start(self, kept, received, info):\n  return {'model': received['model'], 'rare': 1 / info.classes[3]}\n"
+    "def start(self, state, download, info):\n  return {'model': download['model'], 'rare': 1 / info.class_counts[3]}\n"
     " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
         checks.check_missing_classes,
         "own.Own: states become infinite or NaN when the clients [0, 1] train",
@@ -268,7 +268,7 @@ def test_a_check_says_what_it_finds(body: str, project: Path) -> None:
 def test_momentum_of_whole_models_keeps_the_contract(project: Path) -> None:
     """As one would write it: what is uploaded as `model` has the mean of the statistics, whatever the rule makes."""
     body = (
-        "def init(self, fresh):\n  return {'model': fresh(0), 'speed': fresh(0).zeros()}\n"
+        "def init(self, initial_model):\n  return {'model': initial_model(0), 'speed': initial_model(0).zeros()}\n"
         " def aggregate(self, server, uploads):\n"
         "  speed = 0.9 * server['speed'] + (uploads.mean('model') - server['model'])\n"
         "  return {'model': server['model'] + speed, 'speed': speed}"
@@ -329,15 +329,15 @@ def test_what_is_right_passes_by_the_real_command(project: Path) -> None:
 ONE_CLASS = {
     "FedLC": (  # Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022
         "tau: float = 1.0\n"
-        " def start(self, kept, received, info):\n"
-        "  return {'model': received['model'], 'margins': self.tau * info.classes.clamp(1e-8) ** -0.25}\n"
+        " def start(self, state, download, info):\n"
+        "  return {'model': download['model'], 'margins': self.tau * info.class_counts.clamp(1e-8) ** -0.25}\n"
         " def loss(self, client, batch):\n"
         "  logits = self.net(client['model'], batch.x) - client['margins']\n"
         "  return batch.mean(F.cross_entropy(logits, batch.y, reduction='none'))"
     ),
     "restricted softmax": (  # over the client's own classes
-        "def start(self, kept, received, info):\n"
-        "  return {'model': received['model'], 'owned': info.classes}\n"
+        "def start(self, state, download, info):\n"
+        "  return {'model': download['model'], 'owned': info.class_counts}\n"
         " def loss(self, client, batch):\n"
         "  logits = self.net(client['model'], batch.x).masked_fill(client['owned'] == 0, -1e9)\n"
         "  return batch.mean(F.cross_entropy(logits, batch.y, reduction='none'))"

@@ -69,9 +69,9 @@ class WithDW(Algorithm):
         return remove_head_bias(super().adapt(network))
 
     @override
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
-        return super().init(fresh) | {OMEGA: make_identity(fresh(0))}
+        return super().init(initial_model) | {OMEGA: make_identity(initial_model(0))}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -80,9 +80,9 @@ class WithDW(Algorithm):
         return common | {OMEGA: server[OMEGA]}, per_client
 
     @override
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """X's state of the client, and the SL matrix."""
-        return super().start(kept, received, info) | {OMEGA: received[OMEGA]}
+        return super().start(state, download, info) | {OMEGA: download[OMEGA]}
 
     @override
     def personalize(self) -> Sequence[Pass]:

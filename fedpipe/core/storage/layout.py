@@ -200,9 +200,9 @@ class RunFiles:
         """Folder of the rounds, whose small files are packed at the end of a segment."""
         return self.path / "rounds"
 
-    def round(self, number: int) -> RoundFiles:
+    def round(self, round_number: int) -> RoundFiles:
         """The files of one round."""
-        return RoundFiles(self.rounds_folder / f"{number:04d}")
+        return RoundFiles(self.rounds_folder / f"{round_number:04d}")
 
     def list_complete_rounds(self) -> list[int]:
         """List the complete rounds, ascending, including 0."""
@@ -216,9 +216,9 @@ class RunFiles:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
-    def replay_record(self, number: int, shared: str) -> Path:
+    def replay_record(self, round_number: int, shared: str) -> Path:
         """Result of repeating a round before the run resumed with other shared code."""
-        return self.path / "continued" / f"{number:04d}-{shared}.json"
+        return self.path / "continued" / f"{round_number:04d}-{shared}.json"
 
     def list_segment_manifests(self) -> list[Path]:
         """List the manifests of all segments, ascending."""
@@ -240,9 +240,9 @@ class DiagnosticFiles:
     path: Path  #: path without suffix
 
     @classmethod
-    def from_key(cls, label: str, run: str, number: int, kind: str, key: str) -> DiagnosticFiles:
+    def from_key(cls, label: str, run: str, round_number: int, kind: str, key: str) -> DiagnosticFiles:
         """Get the files of a diagnostic of a round."""
-        return cls(RESULTS / "diagnostics" / label / run / f"{number:04d}" / f"{kind}-{key}")
+        return cls(RESULTS / "diagnostics" / label / run / f"{round_number:04d}" / f"{kind}-{key}")
 
     @property
     def settings(self) -> Path:

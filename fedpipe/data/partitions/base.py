@@ -55,7 +55,7 @@ class Scheme(Component):
         """Whether the scheme itself assigns each sample to training, validation or test."""
         return False
 
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Reject impossible settings before any job starts. Schemes add conditions to this one.
 
         Raises
@@ -63,13 +63,13 @@ class Scheme(Component):
         SettingsError
             The message begins with the key of params.yaml.
         """
-        if clients > samples:
+        if num_clients > num_samples:
             raise SettingsError(
-                f"federation.clients: {clients} is more than the {samples} samples to partition. Use at most {samples}."
+                f"federation.clients: {num_clients} is more than the {num_samples} samples to partition. Use at most {num_samples}."
             )
 
     def partition_samples(
-        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+        self, labels: Integers, samples: Integers, num_clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
         """Assign samples to clients.
 
@@ -89,9 +89,9 @@ class Scheme(Component):
         SampleClientPairs
             Every client owns at least one sample.
         """
-        return SampleClientPairs(samples, self.assign(labels[samples], clients, rng))
+        return SampleClientPairs(samples, self.assign(labels[samples], num_clients, rng))
 
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         """Choose one client for each sample.
 
         Parameters
@@ -125,33 +125,33 @@ class DirichletBase(Scheme):
     minimum: Annotated[int, Field(ge=1)] = 1
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require enough samples for the minimum of every client."""
-        super().check(clients, classes, samples)
-        if clients * self.minimum > samples:
-            max_clients = samples // self.minimum
+        super().check(num_clients, num_classes, num_samples)
+        if num_clients * self.minimum > num_samples:
+            max_clients = num_samples // self.minimum
             alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
-                f"partition.minimum: {self.minimum} for each of {clients} clients needs {clients * self.minimum} "
-                f"samples, but there are {samples}. Use at most {samples // clients}{alternative}."
+                f"partition.minimum: {self.minimum} for each of {num_clients} clients needs {num_clients * self.minimum} "
+                f"samples, but there are {num_samples}. Use at most {num_samples // num_clients}{alternative}."
             )
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         for _ in range(1 + REDRAWS):
-            owner = self.draw_owners(labels, clients, rng)
-            if np.bincount(owner, minlength=clients).min() >= self.minimum:
+            owner = self.draw_owners(labels, num_clients, rng)
+            if np.bincount(owner, minlength=num_clients).min() >= self.minimum:
                 return owner
-        return top_up_clients(owner, clients, self.minimum, rng)
+        return top_up_clients(owner, num_clients, self.minimum, rng)
 
-    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def draw_owners(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         """Draw the client of each sample once, shape (m,). A client may own less than the minimum."""
         raise NotImplementedError
 
 
-def top_up_clients(owner: Integers, clients: int, minimum: int, rng: np.random.Generator) -> Integers:
+def top_up_clients(owner: Integers, num_clients: int, minimum: int, rng: np.random.Generator) -> Integers:
     """Move random samples one by one from the largest client to clients with fewer than ``minimum``."""
-    owner, sizes = owner.copy(), np.bincount(owner, minlength=clients)
+    owner, sizes = owner.copy(), np.bincount(owner, minlength=num_clients)
     shuffled = rng.permutation(len(owner))
     grouped = shuffled[np.argsort(owner[shuffled], kind="stable")]
     members = np.split(grouped, np.cumsum(sizes)[:-1])  # of each client, in random order

@@ -38,15 +38,15 @@ class Dirichlet(DirichletBase):
     """
 
     @override
-    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(clients, dtype=np.int64)
+    def draw_owners(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
+        owner, sizes = np.empty(len(labels), dtype=np.int64), np.zeros(num_clients, dtype=np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
             owner[members] = assign_by_fractions(len(members), self.draw_fractions(sizes, len(labels), rng))
-            sizes += np.bincount(owner[members], minlength=clients)
+            sizes += np.bincount(owner[members], minlength=num_clients)
         return owner
 
-    def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
+    def draw_fractions(self, sizes: Integers, num_samples: int, rng: np.random.Generator) -> Floats:
         """Draw each client's fraction of the next class, shape (N,).
 
         Parameters

@@ -43,9 +43,9 @@ class DirichletBalanced(Dirichlet):
     minimum: Annotated[int, Field(ge=1)] = 40
 
     @override
-    def draw_fractions(self, sizes: Integers, samples: int, rng: np.random.Generator) -> Floats:
-        is_below_average = sizes < samples / len(sizes)
-        fractions = super().draw_fractions(sizes, samples, rng) * is_below_average
+    def draw_fractions(self, sizes: Integers, num_samples: int, rng: np.random.Generator) -> Floats:
+        is_below_average = sizes < num_samples / len(sizes)
+        fractions = super().draw_fractions(sizes, num_samples, rng) * is_below_average
         if not fractions.any():
             fractions[is_below_average] = rng.dirichlet(np.full(is_below_average.sum(), self.alpha))
         return np.asarray(fractions / fractions.sum(), dtype=np.float64)

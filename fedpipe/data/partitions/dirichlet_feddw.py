@@ -33,12 +33,12 @@ class DirichletFedDW(Scheme):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         owner = np.empty(len(labels), dtype=np.int64)
         for label in np.unique(labels):
             members = np.flatnonzero(labels == label)
-            owner[members] = assign_by_fractions(len(members), rng.dirichlet(np.full(clients, self.alpha)))
-        sizes = np.bincount(owner, minlength=clients)
+            owner[members] = assign_by_fractions(len(members), rng.dirichlet(np.full(num_clients, self.alpha)))
+        sizes = np.bincount(owner, minlength=num_clients)
         for empty in np.flatnonzero(sizes == 0):
             sample = (sizes[owner] > 1).argmax()
             sizes[owner[sample]] -= 1

@@ -36,17 +36,17 @@ class DirichletOverlap(Scheme):
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Accept any number of clients."""
-        if not samples:
+        if not num_samples:
             raise SettingsError("dataset.name: the data set has no samples to partition. Use a data set with samples.")
 
     @override
     def partition_samples(
-        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+        self, labels: Integers, samples: Integers, num_clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
         members = [samples[labels[samples] == label] for label in np.unique(labels[samples])]
-        fractions = rng.dirichlet(np.full(clients, self.alpha), len(members))
+        fractions = rng.dirichlet(np.full(num_clients, self.alpha), len(members))
         draws = [
             (rng.choice(class_samples, count, replace=False), client)
             for class_samples, class_fractions in zip(members, fractions, strict=True)

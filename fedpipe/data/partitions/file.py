@@ -83,32 +83,32 @@ class File(Scheme):
         return split is not None and bool((split == "validation").any())
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require the declared file and a training sample for every client."""
         pairs = self._load_pairs()
-        if self.has_fixed_splits and pairs.sample.max(initial=0) >= samples:
+        if self.has_fixed_splits and pairs.sample.max(initial=0) >= num_samples:
             raise SettingsError(
                 f"partition.path: sample {pairs.sample.max()} of {self.path} is not in the data set. Use 0 to "
-                f"{samples - 1}."
+                f"{num_samples - 1}."
             )
         train = np.ones(len(pairs.client), dtype=np.bool_) if pairs.split is None else pairs.split == "train"
-        if len(pairs.client) and pairs.client.max() >= clients:
+        if len(pairs.client) and pairs.client.max() >= num_clients:
             raise SettingsError(
-                f"federation.clients: {clients} can't be used with {self.path}, because it assigns samples to client "
+                f"federation.clients: {num_clients} can't be used with {self.path}, because it assigns samples to client "
                 f"{pairs.client.max()}. Use {pairs.client.max() + 1}."
             )
-        missing_clients = np.setdiff1d(np.arange(clients), pairs.client[train])
+        missing_clients = np.setdiff1d(np.arange(num_clients), pairs.client[train])
         if len(missing_clients):
             raise SettingsError(
                 f"partition.path: {self.path} assigns no training sample to client {missing_clients[0]}. Assign at "
-                f"least one to each of the {clients} clients."
+                f"least one to each of the {num_clients} clients."
             )
         if pairs.split is not None and not (pairs.split == "test").any():
             raise SettingsError(f"partition.path: {self.path} has no test sample. Add a row with split test.")
 
     @override
     def partition_samples(
-        self, labels: Integers, samples: Integers, clients: int, rng: np.random.Generator
+        self, labels: Integers, samples: Integers, num_clients: int, rng: np.random.Generator
     ) -> SampleClientPairs:
         """Return the pairs of the table.
 

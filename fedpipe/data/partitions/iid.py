@@ -15,5 +15,5 @@ class IID(Scheme):
     """Samples are shuffled and cut into parts whose sizes differ by at most one."""
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
-        return rng.permutation(np.arange(len(labels)) % clients)
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
+        return rng.permutation(np.arange(len(labels)) % num_clients)

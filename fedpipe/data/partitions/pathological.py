@@ -33,27 +33,27 @@ class Pathological(Scheme):
     classes_per_client: Annotated[int, Field(ge=1)] = 2
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require k classes for every client, an owner for every class, and a sample for every owner."""
-        super().check(clients, classes, samples)
+        super().check(num_clients, num_classes, num_samples)
         k, key = self.classes_per_client, "partition.classes_per_client"
-        if k > classes:
+        if k > num_classes:
             raise SettingsError(
-                f"{key}: {k} is more than the {classes} classes of the data set. Use at most {classes}."
+                f"{key}: {k} is more than the {num_classes} classes of the data set. Use at most {num_classes}."
             )
-        if clients * k < classes:
+        if num_clients * k < num_classes:
             raise SettingsError(
-                f"{key}: {k} for each of {clients} clients can't cover the {classes} classes of the data set. "
-                f"Use at least {-(-classes // clients)}."
+                f"{key}: {k} for each of {num_clients} clients can't cover the {num_classes} classes of the data set. "
+                f"Use at least {-(-num_classes // num_clients)}."
             )
-        if clients * k > samples:
+        if num_clients * k > num_samples:
             raise SettingsError(
-                f"{key}: {k} for each of {clients} clients needs {clients * k} samples, but there are {samples}. "
-                f"Use at most {samples // clients}."
+                f"{key}: {k} for each of {num_clients} clients needs {num_clients * k} samples, but there are {num_samples}. "
+                f"Use at most {num_samples // num_clients}."
             )
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         """Choose one client for each sample.
 
         Raises
@@ -62,27 +62,27 @@ class Pathological(Scheme):
             A class has fewer samples than owners.
         """
         class_labels = np.unique(labels)
-        is_owner = self._choose_owners(clients, len(class_labels), rng)
+        is_owner = self._choose_owners(num_clients, len(class_labels), rng)
         result = np.empty(len(labels), dtype=np.int64)
         for column, label in enumerate(class_labels):
             members = rng.permutation(np.flatnonzero(labels == label))
             owners = rng.permutation(np.flatnonzero(is_owner[:, column]))
-            self.check_class(label, clients, len(owners), len(members))
+            self.check_class(label, num_clients, len(owners), len(members))
             cuts = 1 + np.sort(rng.choice(len(members) - 1, len(owners) - 1, replace=False))
             for owner, owner_samples in zip(owners, np.split(members, cuts), strict=True):
                 result[owner_samples] = owner
         return result
 
-    def check_class(self, label: int, clients: int, owners: int, samples: int) -> None:
+    def check_class(self, label: int, num_clients: int, owners: int, num_samples: int) -> None:
         """Require a sample for every owner of a class."""
-        if samples < owners:
+        if num_samples < owners:
             raise SettingsError(
-                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients gives "
-                f"class {label} to {owners} clients, but it has {samples} samples. Use a smaller value, or fewer "
+                f"partition.classes_per_client: {self.classes_per_client} for each of {num_clients} clients gives "
+                f"class {label} to {owners} clients, but it has {num_samples} samples. Use a smaller value, or fewer "
                 "federation.clients."
             )
 
-    def _choose_owners(self, clients: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    def _choose_owners(self, num_clients: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Mask of the classes of each client, shape (N, C): k per row and N k / C per column, rounded down or up.
 
         Each client in turn takes the classes that all remaining clients must own, and then random ones. The owners
@@ -90,14 +90,16 @@ class Pathological(Scheme):
         there are remaining clients. So there are always k classes to choose from.
         """
         k = self.classes_per_client
-        owners, remainder = divmod(clients * k, classes)
-        remaining_owners = rng.permutation(np.arange(classes) < remainder) + owners
-        is_owner = np.zeros((clients, classes), dtype=np.bool_)
-        for remaining_clients, client in zip(range(clients, 0, -1), rng.permutation(clients), strict=True):
+        owners, remainder = divmod(num_clients * k, num_classes)
+        remaining_owners = rng.permutation(np.arange(num_classes) < remainder) + owners
+        is_owner = np.zeros((num_clients, num_classes), dtype=np.bool_)
+        for remaining_clients, client in zip(range(num_clients, 0, -1), rng.permutation(num_clients), strict=True):
             client_classes = np.flatnonzero(remaining_owners == remaining_clients)
             weights = np.where(remaining_owners == remaining_clients, 0, remaining_owners)
             if len(client_classes) < k:
-                extra_classes = rng.choice(classes, k - len(client_classes), replace=False, p=weights / weights.sum())
+                extra_classes = rng.choice(
+                    num_classes, k - len(client_classes), replace=False, p=weights / weights.sum()
+                )
                 client_classes = np.concatenate([client_classes, extra_classes])
             is_owner[client, client_classes] = True
             remaining_owners = remaining_owners - is_owner[client]

@@ -33,21 +33,21 @@ class PathologicalOrdered(Pathological):
     """
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require that no class is left when all clients own k."""
-        super().check(clients, classes, samples)
+        super().check(num_clients, num_classes, num_samples)
         unowned_classes = [
-            label for label, owners in enumerate(self._list_class_owners(clients, classes)) if not len(owners)
+            label for label, owners in enumerate(self._list_class_owners(num_clients, num_classes)) if not len(owners)
         ]
         if unowned_classes:
             raise SettingsError(
-                f"partition.classes_per_client: {self.classes_per_client} for each of {clients} clients leaves class "
+                f"partition.classes_per_client: {self.classes_per_client} for each of {num_clients} clients leaves class "
                 f"{unowned_classes[0]} without a client. Use a value whose product with federation.clients is a "
-                f"multiple of the {classes} classes, or the scheme 'pathological'."
+                f"multiple of the {num_classes} classes, or the scheme 'pathological'."
             )
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         """Choose one client for each sample.
 
         Raises
@@ -57,19 +57,22 @@ class PathologicalOrdered(Pathological):
         """
         class_labels = np.unique(labels)
         result = np.empty(len(labels), dtype=np.int64)
-        for label, owners in zip(class_labels, self._list_class_owners(clients, len(class_labels)), strict=True):
+        for label, owners in zip(class_labels, self._list_class_owners(num_clients, len(class_labels)), strict=True):
             members = np.flatnonzero(labels == label)
-            self.check_class(label, clients, len(owners), len(members))
+            self.check_class(label, num_clients, len(owners), len(members))
             min_count, equal_count = max(1, len(members) // (10 * len(owners))), len(members) // len(owners)
             counts = rng.integers(min_count, max(equal_count, min_count + 1), len(owners) - 1)
             result[members] = np.repeat(owners, [*counts, len(members) - counts.sum()])
         return result
 
-    def _list_class_owners(self, clients: int, classes: int) -> list[Integers]:
+    def _list_class_owners(self, num_clients: int, num_classes: int) -> list[Integers]:
         """Owners of each class."""
-        class_counts, max_owners = np.zeros(clients, dtype=np.int64), -(-clients * self.classes_per_client // classes)
+        class_counts, max_owners = (
+            np.zeros(num_clients, dtype=np.int64),
+            -(-num_clients * self.classes_per_client // num_classes),
+        )
         owners = []
-        for _ in range(classes):
+        for _ in range(num_classes):
             owners.append(np.flatnonzero(class_counts < self.classes_per_client)[:max_owners])
             class_counts[owners[-1]] += 1
         return owners

@@ -33,9 +33,9 @@ class Quantity(DirichletBase):
     minimum: Annotated[int, Field(ge=1)] = 10
 
     @override
-    def draw_owners(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def draw_owners(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         owner = np.empty(len(labels), dtype=np.int64)
         owner[rng.permutation(len(labels))] = assign_by_fractions(
-            len(labels), rng.dirichlet(np.full(clients, self.alpha))
+            len(labels), rng.dirichlet(np.full(num_clients, self.alpha))
         )
         return owner

@@ -33,21 +33,21 @@ class Shards(Scheme):
     shards_per_client: Annotated[int, Field(ge=1)] = 2
 
     @override
-    def check(self, clients: int, classes: int, samples: int) -> None:
+    def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require a sample for every shard."""
-        super().check(clients, classes, samples)
-        if clients * self.shards_per_client > samples:
+        super().check(num_clients, num_classes, num_samples)
+        if num_clients * self.shards_per_client > num_samples:
             raise SettingsError(
-                f"partition.shards_per_client: {self.shards_per_client} for each of {clients} clients needs "
-                f"{clients * self.shards_per_client} samples, but there are {samples}. "
-                f"Use at most {samples // clients}."
+                f"partition.shards_per_client: {self.shards_per_client} for each of {num_clients} clients needs "
+                f"{num_clients * self.shards_per_client} samples, but there are {num_samples}. "
+                f"Use at most {num_samples // num_clients}."
             )
 
     @override
-    def assign(self, labels: Integers, clients: int, rng: np.random.Generator) -> Integers:
+    def assign(self, labels: Integers, num_clients: int, rng: np.random.Generator) -> Integers:
         shuffled = rng.permutation(len(labels))
         ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
-        owners = rng.permutation(np.repeat(np.arange(clients), self.shards_per_client))
+        owners = rng.permutation(np.repeat(np.arange(num_clients), self.shards_per_client))
         result = np.empty(len(labels), dtype=np.int64)
         for owner, shard in zip(owners, np.array_split(ordered, len(owners)), strict=True):
             result[shard] = owner

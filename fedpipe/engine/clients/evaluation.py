@@ -69,11 +69,11 @@ def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str
     return {model: test_sets for model, test_sets in tests_by_model.items() if test_sets}
 
 
-def make_metrics_table(round: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
+def make_metrics_table(round_number: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
     """Make rows of the metrics from scores by client."""
     rows = [
         {
-            "round": round,
+            "round": round_number,
             "client": client,
             "protocol": f"{model}-on-{test}",
             "correct": score.correct,
@@ -89,7 +89,7 @@ def make_metrics_table(round: int, model: str, scores: Mapping[int, Mapping[Test
 
 def make_kept_table(
     settings: Evaluation,
-    round: int,
+    round_number: int,
     last_rounds: Sequence[int],
     read_kept_table: Callable[[int], pa.Table],
     score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
@@ -113,7 +113,7 @@ def make_kept_table(
     rows_by_round = {number: read_kept_table(number).to_pylist() for number in sorted(set(last_rounds)) if number >= 0}
     rows_by_round[-1] = (
         make_metrics_table(
-            round, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
+            round_number, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
         ).to_pylist()
         if untrained_clients
         else []
@@ -121,11 +121,11 @@ def make_kept_table(
     rows = [
         row for client, number in enumerate(last_rounds) for row in rows_by_round[number] if row["client"] == client
     ]
-    return pa.Table.from_pylist([row | {"round": round} for row in rows], METRICS_SCHEMA)
+    return pa.Table.from_pylist([row | {"round": round_number} for row in rows], METRICS_SCHEMA)
 
 
 def make_matrices_table(
-    round: int, source: Literal["measured", "exchanged"], matrices_by_client: Mapping[int, Mapping[str, Tensor]]
+    round_number: int, source: Literal["measured", "exchanged"], matrices_by_client: Mapping[int, Mapping[str, Tensor]]
 ) -> pa.Table:
     """Make rows of matrices (C, C): one per client (-1: server), matrix and class, with one column per class.
 
@@ -136,7 +136,7 @@ def make_matrices_table(
     for client, client_matrices in matrices_by_client.items():
         for name, matrix in client_matrices.items():
             for index, row in enumerate(matrix.double().tolist()):
-                for key, entry in zip(keys, (round, source, client, name, index), strict=True):
+                for key, entry in zip(keys, (round_number, source, client, name, index), strict=True):
                     columns[key].append(entry)
                 for column, value in enumerate(row):
                     columns.setdefault(str(column), []).append(value)
@@ -150,7 +150,7 @@ def evaluate_round(
     clients: FederatedData,
     server: State,
     get_kept_state: Callable[[int], State],
-    round: int,
+    round_number: int,
     next_participants: Collection[int] = (),
 ) -> EvaluationResult:
     """Evaluate all protocols except trained and kept, with the server's state after a round and the kept states.
@@ -163,10 +163,10 @@ def evaluate_round(
         if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
             send, all_clients = functools.partial(make_download, algorithm, server), range(len(clients))
             task = ClientTask(
-                phase, round + 1, all_clients, get_kept_state, send, test_sets, ids_to_cache=next_participants
+                phase, round_number + 1, all_clients, get_kept_state, send, test_sets, ids_to_cache=next_participants
             )
             scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
-            tables.append(make_metrics_table(round, model, scores))
+            tables.append(make_metrics_table(round_number, model, scores))
     test_sets = get_test_sets(settings, "global")
     has_server_statistics = (
         not algorithm.net.client_buffers
@@ -179,26 +179,30 @@ def evaluate_round(
         )
     matrices_by_name = {}
     if global_model is not None:
-        global_scores, matrices_by_name["SL"] = _score_global_model(executor, clients, global_model, test_sets, round)
-        tables.append(make_metrics_table(round, "global", global_scores))
+        global_scores, matrices_by_name["SL"] = _score_global_model(
+            executor, clients, global_model, test_sets, round_number
+        )
+        tables.append(make_metrics_table(round_number, "global", global_scores))
         if "head.weight" in global_model:
             matrices_by_name["CR"] = compute_class_relations(global_model["head.weight"])
         for model, tensors in extra_models.items():
             tables.append(
-                make_metrics_table(round, model, _score_global_model(executor, clients, tensors, ["global"], round)[0])
+                make_metrics_table(
+                    round_number, model, _score_global_model(executor, clients, tensors, ["global"], round_number)[0]
+                )
             )
     metrics = pa.concat_tables(tables) if tables else METRICS_SCHEMA.empty_table()
     return EvaluationResult(
-        metrics, make_matrices_table(round, "measured", {-1: matrices_by_name}) if matrices_by_name else None
+        metrics, make_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None
     )
 
 
 def _score_global_model(
-    executor: Executor, clients: FederatedData, model: Tensors, test_sets: Sequence[Test], round: int
+    executor: Executor, clients: FederatedData, model: Tensors, test_sets: Sequence[Test], round_number: int
 ) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """Evaluate the global model on all test samples: scores, and the SL matrix on the global test set."""
     sample_indices = clients.global_test
-    logits = executor.logits(model, sample_indices, round)
+    logits = executor.logits(model, sample_indices, round_number)
     labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
@@ -211,7 +215,7 @@ def _score_global_model(
             scores[client]["local"] = score(indices)
     if "validation" in test_sets:
         sample_indices = np.unique(np.concatenate(clients.held_out))
-        score = _make_scorer(clients, sample_indices, executor.logits(model, sample_indices, round))
+        score = _make_scorer(clients, sample_indices, executor.logits(model, sample_indices, round_number))
         for client, indices in enumerate(clients.held_out):
             scores[client]["validation"] = score(indices)
     return {client: client_scores for client, client_scores in scores.items() if client_scores}, soft_labels

@@ -117,7 +117,7 @@ class Executor(Protocol):
     def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
         """Describe the stacks of a round's participants and their widths. Empty without stacks."""
 
-    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
@@ -143,9 +143,9 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
     return phase_passes
 
 
-def init_client(algorithm: Algorithm, server: State, fresh: Callable[[int], Tensors]) -> State:
+def init_client(algorithm: Algorithm, server: State, initial_model: Callable[[int], Tensors]) -> State:
     """Make a client's initial kept state: the algorithm's parts, and the client's buffers if it has its own."""
-    initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, fresh))
+    initial_state = contract.validate_state(algorithm, "init_client", algorithm.init_client(server, initial_model))
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
@@ -297,7 +297,7 @@ class ClientPass:
         if self._training.eval_mode:
             return eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
         own_buffers = client.get(BUFFERS), client.get(TEACHER_BUFFERS)
-        return net.mode.activate(True, batch.mask, batch.key, *own_buffers, net.is_bfloat16)
+        return net.mode.activate(True, batch.mask, batch.noise_key, *own_buffers, net.is_bfloat16)
 
 
 class _BatchGradient(Gradient):

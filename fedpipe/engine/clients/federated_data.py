@@ -53,7 +53,7 @@ class FederatedData:
         train: Sequence[Integers],
         test: Sequence[Integers],
         global_test: Integers,
-        classes: int,
+        num_classes: int,
         seed: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -61,7 +61,7 @@ class FederatedData:
         transforms: Transforms = Transforms(),  # noqa: B008  # frozen
         data_checksums: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, classes
+        self.device, self.dtype, self.seed, self.classes = torch.device(device), dtype, seed, num_classes
         self.x, self.y = x.to(self.device), y.to(self.device)
         if x.is_floating_point():
             self.x = self.x.to(dtype)
@@ -72,7 +72,7 @@ class FederatedData:
             held_out_indices if len(held_out_indices) else train for held_out_indices, train in pairs
         ]  # a client without validation samples uses its training samples
         self.transforms, self.data_checksums = transforms, data_checksums
-        counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=classes) for indices in self.train])
+        counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=num_classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])
 
@@ -93,22 +93,27 @@ class FederatedData:
         largest = int(self.sizes.max())
         return largest if size == "full" else min(size, largest)
 
-    def get_client_info(self, client: int | Sequence[int], round: int, first: Tensor) -> ClientInfo:
+    def get_client_info(self, client: int | Sequence[int], round_number: int, is_first: Tensor) -> ClientInfo:
         """Get a client's facts at the start of a round, with a first axis for several clients.
 
-        ``first`` is 1 for clients that have not trained yet and 0 for others.
+        ``is_first`` is 1 for clients that have not trained yet and 0 for others.
         """
-        classes = self.class_counts[client if isinstance(client, int) else list(client)]
-        size = classes.sum(-1)
-        return ClientInfo(size=size, classes=classes, round=torch.full_like(size, float(round)), first=first.to(size))
+        class_counts = self.class_counts[client if isinstance(client, int) else list(client)]
+        size = class_counts.sum(-1)
+        return ClientInfo(
+            size=size,
+            class_counts=class_counts,
+            round=torch.full_like(size, float(round_number)),
+            is_first=is_first.to(size),
+        )
 
-    def shuffle_indices(self, client: int, round: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
+    def shuffle_indices(self, client: int, round_number: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
         """Shuffle the client's training samples for one epoch, or a random fraction of them."""
         indices = self.train[client]
         if share < 1:
-            subset = rng.make_generator(self.seed, f"{stream}/share", round, client).permutation(len(indices))
+            subset = rng.make_generator(self.seed, f"{stream}/share", round_number, client).permutation(len(indices))
             indices = indices[np.sort(subset[: self.compute_subset_size(client, share)])]
-        return rng.make_generator(self.seed, f"{stream}/{epoch}", round, client).permutation(indices)
+        return rng.make_generator(self.seed, f"{stream}/{epoch}", round_number, client).permutation(indices)
 
     def compute_subset_size(self, client: int, share: float = 1.0) -> int:
         """Number of samples in a fraction of the client's training samples."""
@@ -129,7 +134,7 @@ class FederatedData:
         """Gather inputs and classes of samples, ``size`` at a time."""
         return (self.gather(indices[first : first + size]) for first in range(0, len(indices), size))
 
-    def gather_test_batch(self, indices: Integers, round: int, batch_number: int) -> Tensor:
+    def gather_test_batch(self, indices: Integers, round_number: int, batch_number: int) -> Tensor:
         """Gather the inputs of the ``batch_number``-th batch of test samples for the server's model after a round."""
         x, _ = self.gather(indices)
         if not self.transforms.on_test:
@@ -137,7 +142,7 @@ class FederatedData:
         return transform_images(
             self.transforms,
             x,
-            torch.tensor(self.get_noise_key(-1, round, "test", 0) + batch_number, device=self.device),
+            torch.tensor(self.get_noise_key(-1, round_number, "test", 0) + batch_number, device=self.device),
         )
 
     def with_inputs(self, x: Tensor, input_checksums: Mapping[str, str]) -> FederatedData:
@@ -153,14 +158,14 @@ class FederatedData:
             return self.global_test
         return {"local": self.test, "train": self.train, "validation": self.held_out}[test][client]
 
-    def get_evaluation_noise_key(self, client: int, round: int, test: str) -> int | None:
+    def get_evaluation_noise_key(self, client: int, round_number: int, test: str) -> int | None:
         """Noise key of those samples. None without augmentation in evaluation."""
         has_noise = self.transforms.on_test and test != "train"
-        return self.get_noise_key(client, round, f"test/{test}", 0) if has_noise else None
+        return self.get_noise_key(client, round_number, f"test/{test}", 0) if has_noise else None
 
-    def get_noise_key(self, client: int, round: int, stream: str, epoch: int) -> int:
+    def get_noise_key(self, client: int, round_number: int, stream: str, epoch: int) -> int:
         """Noise key of an epoch: 62 bits, to which the number of a batch is added."""
-        return rng.derive_entropy(self.seed, f"{stream}/noise/{epoch}", round, client) >> 66
+        return rng.derive_entropy(self.seed, f"{stream}/noise/{epoch}", round_number, client) >> 66
 
 
 def round_half_up(value: float) -> int:

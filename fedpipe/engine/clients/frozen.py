@@ -74,7 +74,7 @@ def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) 
         return torch.cat(list(pool.map(compute_batch, range(0, len(clients.y), BATCH_SIZE))))
 
 
-def build_frozen_base(model: Model, shape: tuple[int, ...], classes: int) -> nn.Module:
+def build_frozen_base(model: Model, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build the frozen base of a model's network."""
     with torch.random.fork_rng(devices=[]):
-        return model.split_frozen_base(model.build_initial_network(shape, classes))[0]
+        return model.split_frozen_base(model.build_initial_network(shape, num_classes))[0]

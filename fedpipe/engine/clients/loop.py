@@ -63,9 +63,9 @@ class PersonalizedState(NamedTuple):
     epochs: dict[str, int]  #: epochs of each stream so far
     seconds: float
 
-    def is_valid_for(self, round: int, state: State) -> bool:
+    def is_valid_for(self, round_number: int, state: State) -> bool:
         """Whether the passes would give the same result for this state, because all bits are equal."""
-        return self.round == round and _has_same_bits(self.initial_state, state)
+        return self.round == round_number and _has_same_bits(self.initial_state, state)
 
 
 class Loop(Executor):
@@ -176,13 +176,13 @@ class Loop(Executor):
         return client_run.score(phase, state, test)
 
     @override
-    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         def compute_chunk(chunk_number: int, chunk: Integers) -> Tensor:
             worker = self._idle_workers.pop()
             try:
                 with torch.no_grad():
                     return worker.net(
-                        weights, channels_last(self._clients.gather_test_batch(chunk, round, chunk_number))
+                        weights, channels_last(self._clients.gather_test_batch(chunk, round_number, chunk_number))
                     )
             finally:
                 self._idle_workers.append(worker)
@@ -195,8 +195,8 @@ class Loop(Executor):
 class ClientRun:
     """The passes of one client in a round, with a bound algorithm of this thread."""
 
-    def __init__(self, algorithm: Algorithm, clients: FederatedData, round: int, client: int) -> None:
-        self.algorithm, self._clients, self.round, self.client = algorithm, clients, round, client
+    def __init__(self, algorithm: Algorithm, clients: FederatedData, round_number: int, client: int) -> None:
+        self.algorithm, self._clients, self.round, self.client = algorithm, clients, round_number, client
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
 
     def run(self, pass_: Pass, state: State) -> State:

@@ -29,11 +29,11 @@ SCHEMA = pa.schema(
 )
 
 
-def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA`: global test samples under the global model, then the rows of its head."""
     from sklearn.manifold import TSNE  # takes a second to import
 
-    model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
+    model = local_models.get_global_model(run, round_number).map(lambda value: value.to(run.clients.device))
     head_weight = local_models.get_head_weight(run, model)
     samples = sample_indices(run.clients.global_test, settings["samples"], settings["seed"])
     features, labels, net = [], [], run.algorithm.net

@@ -35,11 +35,11 @@ SCHEMA = pa.schema(
 )
 
 
-def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA` for the selected models, in order."""
     rows: list[dict[str, Any]] = []
     for name in settings["models"]:
-        for owner, model, counts in _iterate_models(run, number, name, settings["finetune_epochs"]):
+        for owner, model, counts in _iterate_models(run, round_number, name, settings["finetune_epochs"]):
             rows += make_norm_rows(name, owner, get_head_weight(run, model), counts)
     return pa.Table.from_pylist(rows, SCHEMA)
 
@@ -67,12 +67,14 @@ def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
     return float(squares.groupby(model_rows["owner"]).sum().pow(0.5).mean())
 
 
-def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[tuple[int, Tensors, list[int] | None]]:
+def _iterate_models(
+    run: Run, round_number: int, name: str, epochs: int
+) -> Iterator[tuple[int, Tensors, list[int] | None]]:
     counts = run.clients.class_counts.long()
     if name == "global":
-        yield -1, get_global_model(run, number), counts.sum(0).tolist()
+        yield -1, get_global_model(run, round_number), counts.sum(0).tolist()
     elif name == "class":
-        classes = run.load_server_state(number).get("classes")
+        classes = run.load_server_state(round_number).get("classes")
         if not isinstance(classes, Tensors) or "head.weight" not in classes:
             kind = run.settings.algorithm["name"]
             raise SettingsError(f"diagnostics: {kind} has no class models. Remove class from `models`.")
@@ -80,8 +82,8 @@ def _iterate_models(run: Run, number: int, name: str, epochs: int) -> Iterator[t
             yield label, classes.map(operator.itemgetter(label)), None
     else:
         if name == "trained":
-            local_models: Iterator[LocalModel] = iter(replay_local_models(run, number))
+            local_models: Iterator[LocalModel] = iter(replay_local_models(run, round_number))
         else:
-            local_models = compute_personal_models(run, number, epochs if name == "finetuned" else 0)
+            local_models = compute_personal_models(run, round_number, epochs if name == "finetuned" else 0)
         for local in local_models:
             yield local.client, local.model, counts[local.client].tolist()

@@ -105,13 +105,13 @@ def with_model_uploads(
 
     class WithModelUploads(kind):  # type: ignore[misc]
         @override
-        def start(self, kept: State, received: State, info: ClientInfo) -> State:
-            state: State = super().start(kept, received, info)
+        def start(self, state: State, download: State, info: ClientInfo) -> State:
+            client: State = super().start(state, download, info)
             if trace_function is None:
-                return state
-            traced_value = trace_function(get_personal_model(self, state))
+                return client
+            traced_value = trace_function(get_personal_model(self, client))
             trace = traced_value.new_full((steps + 1, *traced_value.shape), math.nan)
-            return state | {TRACE: trace, STEP: torch.zeros_like(info.size).long()}
+            return client | {TRACE: trace, STEP: torch.zeros_like(info.size).long()}
 
         @override
         def local_passes(self) -> Sequence[Pass]:
@@ -212,11 +212,11 @@ class _CollectingExecutor(Executor):
         return self._executor.describe_stacks(participants)
 
     @override
-    def logits(self, model: Tensors, indices: Any, round: int) -> Tensor:
-        return self._executor.logits(model, indices, round)
+    def logits(self, model: Tensors, indices: Any, round_number: int) -> Tensor:
+        return self._executor.logits(model, indices, round_number)
 
 
-def replay_local_models(run: Run, number: int, trace_function: TraceFunction | None = None) -> list[LocalModel]:
+def replay_local_models(run: Run, round_number: int, trace_function: TraceFunction | None = None) -> list[LocalModel]:
     """Recompute the models of a round's participants after training.
 
     Raises
@@ -224,29 +224,29 @@ def replay_local_models(run: Run, number: int, trace_function: TraceFunction | N
     ArtifactError
         A previous state is missing, or the repeated round differs from the recorded one.
     """
-    steps = count_max_steps(run.algorithm, run.clients, run.participants(number)) if trace_function else 0
+    steps = count_max_steps(run.algorithm, run.clients, run.participants(round_number)) if trace_function else 0
     executor = _CollectingExecutor(
         run.make_executor(with_model_uploads(run.algorithm, trace_function=trace_function, steps=steps)), trace_function
     )
-    comparison = replay.replay_round(run, number, executor)
+    comparison = replay.replay_round(run, round_number, executor)
     if comparison is None:
-        raise make_pruned_state_error(run, number)
+        raise make_pruned_state_error(run, round_number)
     if not comparison.is_reproduced(run.federation.compute_dtype):
         raise ArtifactError(
-            f"{run.files.path}: round {number} has another result when it is repeated: "
+            f"{run.files.path}: round {round_number} has another result when it is repeated: "
             f"{comparison.describe_difference()}. {replay.format_restore_advice(run.files)}"
         )
     return executor.local_models
 
 
-def compute_personal_models(run: Run, number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
+def compute_personal_models(run: Run, round_number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
     """Compute all clients' personal models at the start of the next round, optionally fine-tuned."""
     executor = _CollectingExecutor(run.make_executor(with_model_uploads(run.algorithm, finetune_epochs)), None)
-    for _ in executor.run(run.make_task("train", number + 1, range(len(run.clients)))):
+    for _ in executor.run(run.make_task("train", round_number + 1, range(len(run.clients)))):
         yield executor.local_models.pop()
 
 
-def get_global_model(run: Run, number: int) -> Tensors:
+def get_global_model(run: Run, round_number: int) -> Tensors:
     """Get the server's global model after a round.
 
     Raises
@@ -255,7 +255,7 @@ def get_global_model(run: Run, number: int) -> Tensors:
         The method has no global model.
     """
     has_server_statistics = not run.algorithm.net.client_buffers
-    model = run.algorithm.global_model(run.load_server_state(number)) if has_server_statistics else None
+    model = run.algorithm.global_model(run.load_server_state(round_number)) if has_server_statistics else None
     if model is None:
         name = run.settings.algorithm["name"]
         raise SettingsError(f"diagnostics: {name} has no global model. List only other methods in `algorithms`.")
@@ -292,9 +292,9 @@ def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[
     return max_steps
 
 
-def make_pruned_state_error(run: Run, number: int) -> ArtifactError:
+def make_pruned_state_error(run: Run, round_number: int) -> ArtifactError:
     """Make the error about states that were pruned before the diagnostic was declared."""
     return ArtifactError(
-        f"{run.files.path}: states of round {number} or of the round before it are missing. artifacts.keep_models "
+        f"{run.files.path}: states of round {round_number} or of the round before it are missing. artifacts.keep_models "
         f"deleted them before you declared this diagnostic. Type `rm -r {run.files.path}` and run again to keep them."
     )

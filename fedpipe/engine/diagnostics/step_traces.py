@@ -24,18 +24,18 @@ SCHEMA = pa.schema(
 )
 
 
-def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA`, client by client."""
-    participants = run.participants(number)
+    participants = run.participants(round_number)
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
         raise SettingsError(
-            f"diagnostics: client {missing[0]} does not train in round {number}. Use participants: {participants}."
+            f"diagnostics: client {missing[0]} does not train in round {round_number}. Use participants: {participants}."
         )
     counts = run.clients.class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
     rows: list[dict[str, Any]] = []
-    for local in local_models.replay_local_models(run, number, compute_relative_norms):
+    for local in local_models.replay_local_models(run, round_number, compute_relative_norms):
         if local.client in clients and local.trace is not None:
             for step, values in enumerate(local.trace.double().tolist()):
                 for label, value in enumerate(values):

@@ -29,9 +29,9 @@ SCHEMA = pa.schema(
 )
 
 
-def compute_table(run: Run, number: int, settings: dict[str, Any]) -> pa.Table:
+def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA`, row by row of the grid."""
-    model = local_models.get_global_model(run, number).map(lambda value: value.to(run.clients.device))
+    model = local_models.get_global_model(run, round_number).map(lambda value: value.to(run.clients.device))
     parameters = run.algorithm.net.parameters(model)
     one, two = (make_direction(parameters, settings["seed"], index) for index in range(2))
     samples = sample_indices(np.unique(np.concatenate(run.clients.train)), settings["samples"], settings["seed"])

@@ -17,9 +17,9 @@ from fedpipe.settings.federation import Server
 M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
 
 
-def init_server(algorithm: Algorithm, fresh: Callable[[int], Tensors]) -> State:
+def init_server(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -> State:
     """Make the initial server state: the algorithm's parts and the moments of the server's optimizer."""
-    state = contract.validate_state(algorithm, "init", algorithm.init(fresh))
+    state = contract.validate_state(algorithm, "init", algorithm.init(initial_model))
     rule, part = algorithm.federation.server, algorithm.server_optimizer_part
     if rule.is_plain_averaging or part is None:
         return state

@@ -55,7 +55,7 @@ class CapturedStep:
         leaves, self._tree = pytree.tree_flatten(state)
         plan_tensors = [
             tensor
-            for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.key)
+            for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.noise_keys)
             if tensor is not None
         ]
         self.capacity, self._leaves = capacity, len(leaves)
@@ -65,8 +65,12 @@ class CapturedStep:
 
         def advance(counter: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
             state_leaves, plan = list(buffers[: len(leaves)]), buffers[len(leaves) :]
-            samples, mask, live, *key = (tensor.index_select(0, counter.reshape(1)).squeeze(0) for tensor in plan)
-            stack_batch = StackBatch(samples, mask, live if has_idle_clients else None, key[0] if key else None)
+            samples, mask, live, *noise_keys = (
+                tensor.index_select(0, counter.reshape(1)).squeeze(0) for tensor in plan
+            )
+            stack_batch = StackBatch(
+                samples, mask, live if has_idle_clients else None, noise_keys[0] if noise_keys else None
+            )
             new_leaves, tree = pytree.tree_flatten(step(pytree.tree_unflatten(state_leaves, self._tree), stack_batch))
             if tree != self._tree:
                 raise RuntimeError("a step adds or removes parts of the state")
@@ -82,7 +86,7 @@ class CapturedStep:
             leaves,
             [
                 tensor
-                for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.key)
+                for tensor in (batch_plan.samples, batch_plan.mask, batch_plan.live, batch_plan.noise_keys)
                 if tensor is not None
             ],
         )

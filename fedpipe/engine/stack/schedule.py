@@ -129,7 +129,7 @@ class StackBatch(NamedTuple):
     samples: Tensor  #: indices of samples, shape (width, batch)
     mask: Tensor  #: 1 for samples and 0 for padding, shape (width, batch)
     live: Tensor | None  #: clients with samples, shape (width,). None: all
-    key: Tensor | None  #: noise keys, shape (width,). None without noise
+    noise_keys: Tensor | None  #: noise keys, shape (width,). None without noise
 
 
 class BatchPlan(NamedTuple):
@@ -138,7 +138,7 @@ class BatchPlan(NamedTuple):
     samples: Tensor
     mask: Tensor
     live: Tensor
-    key: Tensor | None
+    noise_keys: Tensor | None
     filled_rows: Integers  #: number of rows with samples at each step, on the CPU
 
     @classmethod
@@ -149,17 +149,21 @@ class BatchPlan(NamedTuple):
             plan_tensor = plan_tensor.pin_memory()
         plan_tensor = plan_tensor.to(device, non_blocking=True)
         samples = plan_tensor[:, :, :-1]
-        key = plan_tensor[:, :, -1].contiguous() if has_noise else None
+        noise_keys = plan_tensor[:, :, -1].contiguous() if has_noise else None
         sample_mask = samples != EMPTY
         return cls(
-            samples.clamp(min=0), sample_mask.to(dtype), sample_mask[:, :, 0], key, (plan[:, :, 0] != EMPTY).sum(1)
+            samples.clamp(min=0),
+            sample_mask.to(dtype),
+            sample_mask[:, :, 0],
+            noise_keys,
+            (plan[:, :, 0] != EMPTY).sum(1),
         )
 
     def slice_steps(self, first: int, stop: int, width: int) -> BatchPlan:
         """Slice consecutive steps of the first ``width`` rows."""
-        key = None if self.key is None else self.key[first:stop, :width]
+        noise_keys = None if self.noise_keys is None else self.noise_keys[first:stop, :width]
         samples, mask, live = (tensor[first:stop, :width] for tensor in (self.samples, self.mask, self.live))
-        return BatchPlan(samples, mask, live, key, self.filled_rows[first:stop])
+        return BatchPlan(samples, mask, live, noise_keys, self.filled_rows[first:stop])
 
     @property
     def has_idle_clients(self) -> bool:
@@ -169,4 +173,6 @@ class BatchPlan(NamedTuple):
     def get_step_batch(self, step: int) -> StackBatch:
         """Get the batch of a step."""
         live = None if self.filled_rows[step] == self.samples.shape[1] else self.live[step]
-        return StackBatch(self.samples[step], self.mask[step], live, None if self.key is None else self.key[step])
+        return StackBatch(
+            self.samples[step], self.mask[step], live, None if self.noise_keys is None else self.noise_keys[step]
+        )

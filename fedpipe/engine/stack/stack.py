@@ -106,9 +106,12 @@ class Stack(Executor):
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
         return (outcomes.pop(client) for client in task.ids)
 
-    def _prepare_round(self, round: int) -> None:
+    def _prepare_round(self, round_number: int) -> None:
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
-        previous_federation, self._round_algorithm = self._round_algorithm.federation, self._algorithm.bind_round(round)
+        previous_federation, self._round_algorithm = (
+            self._round_algorithm.federation,
+            self._algorithm.bind_round(round_number),
+        )
         if self._backend is not None and self._round_algorithm.federation != previous_federation:
             self._graph_cache = GraphCache(self._backend)
 
@@ -152,7 +155,7 @@ class Stack(Executor):
         return outcomes
 
     @override
-    def logits(self, model: Tensors, indices: Integers, round: int) -> Tensor:
+    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         model = model.map(lambda value: value.to(self._clients.device))
         size = (
             MEASURE_BATCH
@@ -161,5 +164,7 @@ class Stack(Executor):
         )
         chunks = np.array_split(indices, max(1, -(-len(indices) // size)))
         with torch.no_grad():
-            batches = (self._clients.gather_test_batch(chunk, round, number) for number, chunk in enumerate(chunks))
+            batches = (
+                self._clients.gather_test_batch(chunk, round_number, number) for number, chunk in enumerate(chunks)
+            )
             return torch.cat([self._algorithm.net(model, x) for x in batches])

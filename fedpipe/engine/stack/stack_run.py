@@ -74,13 +74,13 @@ class StackRun:
         self,
         algorithm: Algorithm,
         clients: FederatedData,
-        round: int,
+        round_number: int,
         stack_clients: list[int],
         local_clients: list[int],
         allowed_widths: tuple[int, ...],
         graph_cache: GraphCache | None = None,
     ) -> None:
-        self._algorithm, self._clients, self._round, self._graph_cache = algorithm, clients, round, graph_cache
+        self._algorithm, self._clients, self._round, self._graph_cache = algorithm, clients, round_number, graph_cache
         self._stack_clients, self._local_clients, self._allowed_widths = stack_clients, local_clients, allowed_widths
         width = min(allowed_width for allowed_width in allowed_widths if allowed_width >= len(stack_clients))
         self._row_clients = [client if client in local_clients else None for client in stack_clients]
@@ -152,9 +152,13 @@ class StackRun:
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
-            shuffle = functools.partial(clients.shuffle_indices, round=self._round, stream=training.stream, epoch=epoch)
+            shuffle = functools.partial(
+                clients.shuffle_indices, round_number=self._round, stream=training.stream, epoch=epoch
+            )
             orders = self._map_rows(functools.partial(shuffle, share=training.share), NO_SAMPLES)
-            key = functools.partial(clients.get_noise_key, round=self._round, stream=training.stream, epoch=epoch)
+            key = functools.partial(
+                clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
+            )
             keys = self._map_rows(key, 0) if has_noise else None
             plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
@@ -315,13 +319,13 @@ def get_logits_batch_size(clients: FederatedData, width: int) -> int:
 def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tensor, ...]:
     """Gather the samples of a step: inputs, classes, masks, and noise keys."""
     x, y = clients.gather(stack_batch.samples)
-    if stack_batch.key is None:
+    if stack_batch.noise_keys is None:
         return x, y, stack_batch.mask
     return (
-        vmap(functools.partial(transform_images, clients.transforms))(x, stack_batch.key),
+        vmap(functools.partial(transform_images, clients.transforms))(x, stack_batch.noise_keys),
         y,
         stack_batch.mask,
-        stack_batch.key,
+        stack_batch.noise_keys,
     )
 
 

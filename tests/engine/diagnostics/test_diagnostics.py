@@ -27,10 +27,10 @@ PROTOCOLS = ["personal-on-local", "trained-on-local", "finetuned-on-local"]
 NORMS = {"models": ["trained"], "finetune_epochs": 2}
 
 
-def build_normalized_model(shape: tuple[int, ...], classes: int) -> tuple[nn.Module, nn.Module]:
+def build_normalized_model(shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, nn.Module]:
     """A custom model with batch normalization."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 12), nn.BatchNorm1d(12), nn.ReLU())
-    return body, nn.Linear(12, classes)
+    return body, nn.Linear(12, num_classes)
 
 
 def run_study(label: str = "fedavg", execution: dict[str, Any] | None = None, **sections: Any) -> Run:

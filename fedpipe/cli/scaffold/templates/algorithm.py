@@ -47,20 +47,20 @@ class Template(FedAvg):
     # One hyperparameter per line. Its bounds are checked before any job starts. The docstring above describes it.
     pull: Annotated[float, Field(ge=0)] = 0.01
 
-    def init(self, fresh: Callable[[int], Tensors]) -> State:
+    def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The server's state before round 1. Add what the server needs in later rounds."""
-        return {"model": fresh(0)}
+        return {"model": initial_model(0)}
 
-    def init_client(self, server: State, fresh: Callable[[int], Tensors]) -> State:
+    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round, with the names and shapes of `keep`."""
         return {"last": self.net.parameters(server["model"])}
 
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """A client's tensors in a round: the model that it trains (``model``), and what its loss needs.
 
         ``info`` has the client's sample counts, the round, and ``first``, which is 1 until the client has trained.
         """
-        return {"model": received["model"], "last": kept["last"]}
+        return {"model": download["model"], "last": state["last"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective: the risk, a mean cross-entropy, plus the term of the method."""

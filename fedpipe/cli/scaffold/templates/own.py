@@ -17,9 +17,9 @@ class Prox(FedAvg):
 
     mu: float = 0.01  #: strength of the pull, which params.yaml can set
 
-    def start(self, kept: State, received: State, info: ClientInfo) -> State:
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The client's tensors: the global model to train, and the same as the target of the pull."""
-        return {"model": received["model"], "anchor": received["model"]}
+        return {"model": download["model"], "anchor": download["model"]}
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective: mean cross-entropy plus the pull."""
