@@ -110,7 +110,10 @@ def _compare_accuracies(first: RunFiles, second: RunFiles) -> list[str]:
         def describe_round(
             round_number: int, first_values: Any = first_accuracies, second_values: Any = second_accuracies
         ) -> str:
-            return f"{100 * first_values[round_number]:.2f} % and {100 * second_values[round_number]:.2f} % in round {round_number}"
+            return (
+                f"{100 * first_values[round_number]:.2f} % and {100 * second_values[round_number]:.2f} % in round "
+                f"{round_number}"
+            )
 
         differing_rounds = common_rounds[
             (first_accuracies[common_rounds] != second_accuracies[common_rounds]).to_numpy()

@@ -136,7 +136,8 @@ def require_reproducible_round(run: Run, round_number: int) -> None:
         if comparison is not None:
             problem = f"has another result when it is repeated: {comparison.describe_difference()}"
         raise ArtifactError(
-            f"{run.files.path} can't be resumed. The code that all runs share has changed since round {round_number}, and "
+            f"{run.files.path} can't be resumed. The code that all runs share has changed since round {round_number}, "
+            "and "
             f"that round {problem}. {format_restore_advice(run.files)}"
         )
     agreement = {"agrees": "within rounding" if comparison.differing_files else "bits", "distance": comparison.distance}

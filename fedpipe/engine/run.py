@@ -309,7 +309,8 @@ class Run:
         if block.ids != self.participants(round_number):
             path = self.files.round(round_number).path
             raise ArtifactError(
-                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. Delete "
+                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
+                "Delete "
                 "the folder and run again."
             )
         client_states = zip(block.uploads, block.kept_states, strict=True)

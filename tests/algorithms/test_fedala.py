@@ -115,7 +115,7 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     trial = make_trial(FedALA(layers=layers, share=share), participation=1.0, learning_rate=0.3).run(2)
     trial = _frozen(make_trial(FedALA(layers=layers, share=share), width=width, learning_rate=0.0), trial)
     client, top = 5, trial.net.names[-2 * layers :]
-    kept, model = trial.client_states[client], trial.server["model"]
+    state, model = trial.client_states[client], trial.server["model"]
     weights, towards = state["weights"], model.only(top) - state["local"]
     order = trial.clients.shuffle_indices(client, 3, "mixing", 0, share)
     assert len(order) == round(16 * share)

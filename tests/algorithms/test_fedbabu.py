@@ -78,7 +78,7 @@ def test_fine_tuning_works_on_a_copy(make_trial, assert_same):
 def test_before_fine_tuning_it_is_the_global_model(make_trial):
     """No epoch of fine-tuning, the received model and the server's model: the same answers."""
     trial = make_trial(FedBABU(), learning_rate=0.2).run(3)
-    received = trial.train(EVERYONE, ("local",), "receive")
+    download = trial.train(EVERYONE, ("local",), "receive")
     trial.executor = Loop(trial.algorithm, trial.clients, finetune_epochs=0)
     untouched = trial.train(EVERYONE, ("local",), "finetune")
     for client, indices in enumerate(trial.clients.test):
@@ -92,8 +92,8 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
 def test_fine_tuning_personalizes(make_trial):
     """Its mechanism acts: the copies fit their clients' classes, which one model under a random head can't."""
     trial = make_trial(FedBABU(), learning_rate=0.2, participation=1.0).run(5)
-    received, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
-    before, after = ([outcome.scores["local"] for outcome in outcomes] for outcomes in (received, finetuned))
+    download, finetuned = (trial.train(EVERYONE, ("local",), stage) for stage in ("receive", "finetune"))
+    before, after = ([outcome.scores["local"] for outcome in outcomes] for outcomes in (download, finetuned))
     assert sum(score.correct for score in after) > sum(score.correct for score in before)
     pairs = itertools.zip_longest(before[1:], after[1:])
     assert sum(score.loss > tuned.loss for score, tuned in pairs) >= 6

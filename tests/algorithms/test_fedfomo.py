@@ -153,7 +153,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
     assert [len(samples) for samples in held] == [0, 1, 2, 3, 1, 4, 0, 5]
     clients = FederatedData(all_of.x, all_of.y, train, all_of.test, all_of.global_test, 4, 0, f64, validation=held)
     trial = make_trial(FedFomo(downloads=2), clients=clients, participation=1.0).run(2)
-    before, kept = trial.server, dict(trial.client_states)
+    before, state = trial.server, dict(trial.client_states)
     trial.run()
     for outcome in trial.outcomes:
         client = outcome.client

@@ -161,7 +161,7 @@ def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, as
     settings = {"buffers": "keep", "learning_rate": 0.2, "momentum": 0.9, "width": width}
     trial = make_trial(MOON(mu=2.0), "norm", **settings).run(2, ids=[3, 5, 7])
     for outcome in trial.train([3, 5]):
-        kept = trial.client_states[outcome.client]
+        state = trial.client_states[outcome.client]
         student, near, far = norm().train(), norm().eval(), norm().eval()
         for module, model in (
             (student, trial.server["model"]),

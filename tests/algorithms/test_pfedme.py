@@ -82,9 +82,9 @@ def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
 
 def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
     trial = make_trial(PFedMe()).run(1, ids=[0, 1])
-    kept = trial.client_states[0]["personal"]
+    state = trial.client_states[0]["personal"]
     trial.run(2, ids=[2, 3])
-    assert_same(trial.start(0)["personal"], kept)
+    assert_same(trial.start(0)["personal"], state)
     assert_same(trial.start(7)["personal"], trial.initial_client_state["personal"])
 
 

@@ -164,7 +164,7 @@ def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, as
     alone = make_trial(Recalling(recall_epochs=5), **settings)
     alone.server, alone.client_states, alone.rounds = trial.server, trial.client_states, trial.rounds
     for outcome in alone.train():
-        kept = trial.client_states[outcome.client]
+        state = trial.client_states[outcome.client]
         before = features_loss(trial, state["extractor"], trial.server["body"], outcome.client)
         after = features_loss(trial, state["extractor"], outcome.upload["body"], outcome.client)
         assert after < 0.98 * before
@@ -196,9 +196,9 @@ def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_tri
 
 def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
     """Alg. 1, lines 4-11, as PyTorch's own modules and optimizers do it: the client's model in its next round."""
-    federation, kept, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
+    federation, state, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
     teacher, student = build().double().eval(), build().double().train()
-    own = dict(kept.get("buffers", {}))
+    own = dict(state.get("buffers", {}))
     teacher.load_state_dict({**state["head"], **state["extractor"], **own}, strict=False)
     student.load_state_dict({**state["head"], **trial.server["body"], **own}, strict=False)
 

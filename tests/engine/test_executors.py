@@ -264,7 +264,7 @@ class SharedGradients(FedAvg):
 def test_a_step_writes_into_no_memory_but_its_own(make_trial):
     trial = make_trial(SharedGradients(), local_epochs=2)
     initial_model, rate = trial.server["model"], trial.algorithm.federation.learning_rate
-    received = initial_model.map(lambda value: value.clone())
+    download = initial_model.map(lambda value: value.clone())
     for outcome in trial.train():
         steps = 2 * -(-int(trial.clients.sizes[outcome.client]) // trial.algorithm.federation.batch_size)
         multiples = {"body.1.weight": 1, "body.1.bias": 2, "head.bias": 1}
@@ -323,8 +323,8 @@ def test_a_personal_model_is_made_once_for_evaluation_and_training(make_trial, a
 
     def run(phase, clients, tests=(), ids_to_cache=()):
         CountedMixing.steps.clear()
-        kept = trial.client_states.__getitem__
-        task = ClientTask(phase, number, clients, kept, trial.send, tests, ids_to_cache=ids_to_cache)
+        state = trial.client_states.__getitem__
+        task = ClientTask(phase, number, clients, state, trial.send, tests, ids_to_cache=ids_to_cache)
         outcomes = list(trial.executor.run(task))
         return list_uploads(outcomes), len(CountedMixing.steps)
 

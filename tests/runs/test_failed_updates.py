@@ -80,7 +80,7 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         1 if client in previous_participants else -1 for client in failed_clients
     ]
     assert all(last_rounds[client] == 2 for client in finite_clients)
-    trained, kept = (
+    trained, state = (
         files.read_parquet(path) for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
     )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"

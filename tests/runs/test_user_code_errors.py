@@ -84,9 +84,11 @@ BRANCH = "def loss(self, client, batch):\n        return self.risk(client, batch
             "own.Own.init (own.py, line 13): `return {'model': initial_model(0)['nothing']}` reads 'nothing'",
         ),
         (
-            "def init(self, initial_model):\n        return {'model': initial_model(0) + initial_model(0).without(['head.bias'])}",
+            "def init(self, initial_model):\n        return {'model': initial_model(0) + "
+            "initial_model(0).without(['head.bias'])}",
             "1",
-            "own.Own.init (own.py, line 13): `return {'model': initial_model(0) + initial_model(0).without(['head.bias'])}` combines "
+            "own.Own.init (own.py, line 13): `return {'model': initial_model(0) + "
+            "initial_model(0).without(['head.bias'])}` combines "
             "Tensors with different names: only one of them has head.bias",
         ),
     ],
@@ -150,7 +152,10 @@ def test_a_gradient_has_no_running_statistics(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    body = "def init(self, initial_model):\n        return {'model': initial_model(0) - self.net.parameters(initial_model(0))}"
+    body = (
+        "def init(self, initial_model):\n        return {'model': initial_model(0) - "
+        "self.net.parameters(initial_model(0))}"
+    )
     (tmp_path / "own.py").write_text(
         OWN.format(body) + "\n\ndef normed(shape, classes):\n"
         "    inner = [torch.nn.Flatten(), torch.nn.BatchNorm1d(64)]\n"
@@ -160,7 +165,8 @@ def test_a_gradient_has_no_running_statistics(
     plan = studies.prepare(params | {"model": {"name": "own.normed"}})
     message = run_with_error(monkeypatch, capsys, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
     assert message.startswith(
-        "fedpipe: own.Own.init (own.py, line 13): `return {'model': initial_model(0) - self.net.parameters(initial_model(0))}` "
+        "fedpipe: own.Own.init (own.py, line 13): `return {'model': initial_model(0) - "
+        "self.net.parameters(initial_model(0))}` "
         "combines Tensors with different names: only one of them has body.1.running_mean, body.1.running_var. Use "
         "self.net.parameters(model)"
     ), message

@@ -169,7 +169,8 @@ BREACHES = {
     "def loss(self, client, batch):\n  return F.cross_entropy(self.net(client['model'], batch.x), batch.y)": (
         "own.Own: clients trained in one call differ from clients trained one after the other"
     ),
-    "def start(self, state, download, info):\n  return {'model': download['model'], 'rare': (1 / info.class_counts).mean()}\n"
+    "def start(self, state, download, info):\n  return {'model': download['model'], 'rare': (1 / "
+    "info.class_counts).mean()}\n"
     " def loss(self, client, batch):\n  return self.risk(client, batch) + client['model'].norm() * client['rare']": (
         "own.Own: `aggregate` returns infinity or NaN"
     ),

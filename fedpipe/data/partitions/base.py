@@ -65,7 +65,8 @@ class Scheme(Component):
         """
         if num_clients > num_samples:
             raise SettingsError(
-                f"federation.clients: {num_clients} is more than the {num_samples} samples to partition. Use at most {num_samples}."
+                f"federation.clients: {num_clients} is more than the {num_samples} samples to partition. Use at most "
+                f"{num_samples}."
             )
 
     def partition_samples(
@@ -132,7 +133,8 @@ class DirichletBase(Scheme):
             max_clients = num_samples // self.minimum
             alternative = f", or federation.clients at most {max_clients}" if max_clients else ""
             raise SettingsError(
-                f"partition.minimum: {self.minimum} for each of {num_clients} clients needs {num_clients * self.minimum} "
+                f"partition.minimum: {self.minimum} for each of {num_clients} clients needs "
+                f"{num_clients * self.minimum} "
                 f"samples, but there are {num_samples}. Use at most {num_samples // num_clients}{alternative}."
             )
 

@@ -94,7 +94,8 @@ class File(Scheme):
         train = np.ones(len(pairs.client), dtype=np.bool_) if pairs.split is None else pairs.split == "train"
         if len(pairs.client) and pairs.client.max() >= num_clients:
             raise SettingsError(
-                f"federation.clients: {num_clients} can't be used with {self.path}, because it assigns samples to client "
+                f"federation.clients: {num_clients} can't be used with {self.path}, because it assigns samples to "
+                "client "
                 f"{pairs.client.max()}. Use {pairs.client.max() + 1}."
             )
         missing_clients = np.setdiff1d(np.arange(num_clients), pairs.client[train])

@@ -48,7 +48,8 @@ class Pathological(Scheme):
             )
         if num_clients * k > num_samples:
             raise SettingsError(
-                f"{key}: {k} for each of {num_clients} clients needs {num_clients * k} samples, but there are {num_samples}. "
+                f"{key}: {k} for each of {num_clients} clients needs {num_clients * k} samples, but there are "
+                f"{num_samples}. "
                 f"Use at most {num_samples // num_clients}."
             )
 

@@ -41,7 +41,8 @@ class PathologicalOrdered(Pathological):
         ]
         if unowned_classes:
             raise SettingsError(
-                f"partition.classes_per_client: {self.classes_per_client} for each of {num_clients} clients leaves class "
+                f"partition.classes_per_client: {self.classes_per_client} for each of {num_clients} clients leaves "
+                "class "
                 f"{unowned_classes[0]} without a client. Use a value whose product with federation.clients is a "
                 f"multiple of the {num_classes} classes, or the scheme 'pathological'."
             )

@@ -295,6 +295,7 @@ def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[
 def make_pruned_state_error(run: Run, round_number: int) -> ArtifactError:
     """Make the error about states that were pruned before the diagnostic was declared."""
     return ArtifactError(
-        f"{run.files.path}: states of round {round_number} or of the round before it are missing. artifacts.keep_models "
+        f"{run.files.path}: states of round {round_number} or of the round before it are missing. "
+        "artifacts.keep_models "
         f"deleted them before you declared this diagnostic. Type `rm -r {run.files.path}` and run again to keep them."
     )

@@ -30,7 +30,8 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     clients = participants if settings["clients"] is None else settings["clients"]
     if missing := [client for client in clients if client not in participants]:
         raise SettingsError(
-            f"diagnostics: client {missing[0]} does not train in round {round_number}. Use participants: {participants}."
+            f"diagnostics: client {missing[0]} does not train in round {round_number}. Use participants: "
+            f"{participants}."
         )
     counts = run.clients.class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
