@@ -9,7 +9,7 @@ def clients(make_clients):
 
 
 def test_facts_are_the_training_datas(clients):
-    info = clients.get_client_info(2, round=7, is_first=torch.ones(()))
+    info = clients.get_client_info(2, round_number=7, is_first=torch.ones(()))
     assert info.size.item() == 9
     assert info.class_counts.tolist() == [3, 0, 3, 3]
     assert (info.round.item(), info.is_first.item()) == (7, 1)
@@ -17,7 +17,7 @@ def test_facts_are_the_training_datas(clients):
 
 
 def test_facts_of_several_clients_have_a_first_axis(clients):
-    info = clients.get_client_info([2, 0], round=1, is_first=torch.tensor([0, 1]))
+    info = clients.get_client_info([2, 0], round_number=1, is_first=torch.tensor([0, 1]))
     assert info.size.tolist() == [9, 1]
     assert info.class_counts.tolist() == [[3, 0, 3, 3], [1, 0, 0, 0]]
     assert info.round.tolist() == [1, 1]
