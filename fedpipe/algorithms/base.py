@@ -41,13 +41,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State, one_hot
 from fedpipe.algorithms.passes import Condition, Gradient, Loss, Measure, Pass, Pull, Step, Train, Update
 from fedpipe.algorithms.uploads import Uploads
+from fedpipe.core import rng
 from fedpipe.core.components.component import Component
+from fedpipe.core.noise import draw_normal, draw_uniform
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.federation import Federation
@@ -70,6 +73,8 @@ __all__ = [
     "Update",
     "Uploads",
     "cross_entropy",
+    "draw_normal",
+    "draw_uniform",
     "one_hot",
 ]
 
@@ -111,8 +116,12 @@ class Algorithm(Component):
     #: whether it begins with several initial models, so `model.weights` can't be used
     needs_several_models: ClassVar[bool] = False
 
+    #: whether its steps draw random numbers. Each batch of a Train pass then has a `noise_key`, except in `eval_mode`
+    needs_step_noise: ClassVar[bool] = False
+
     net: ClassVar[FunctionalNetwork]  # set by `bind`, for one thread
     federation: ClassVar[Federation]
+    server_noise_key: ClassVar[Tensor]  #: key of the server's random numbers in the round. Set by `bind_round`
 
     def bind(self, net: FunctionalNetwork, federation: Federation) -> Self:
         """A copy with the network that it trains and the federation's settings.
@@ -134,10 +143,16 @@ class Algorithm(Component):
         """Why clients can't train for `federation.local_steps`, as ``whose ...``. None: they can."""
         return None
 
-    def bind_round(self, round_number: int) -> Self:
-        """A copy for a round: ``federation.learning_rate`` is the learning rate of the round."""
-        federation = self.federation.with_round_learning_rate(round_number)
-        return self if federation is self.federation else self.bind(self.net, federation)
+    def bind_round(self, round_number: int, seed: int) -> Self:
+        """A copy for a round: with its learning rate in ``federation``, and the key of the server's random numbers.
+
+        Round 0 is for the initial states.
+        """
+        federation = self.federation.with_round_learning_rate(round_number) if round_number else self.federation
+        bound = self.bind(self.net, federation)
+        key = rng.derive_entropy(seed, "server/noise", round_number) >> 66  # 62 bits
+        object.__setattr__(bound, "server_noise_key", torch.tensor(key))
+        return bound
 
     # -- model and initial states ------------------------------------------------------------------------------------
 
@@ -152,6 +167,40 @@ class Algorithm(Component):
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """What a client keeps before its first round, the same for all clients. ``server`` is the initial state."""
         return {}
+
+    def scalar(self, value: float) -> Tensor:
+        """A scalar with the dtype of the network, for states of the server and initial states of clients."""
+        return torch.tensor(value, dtype=self.net.dtype)
+
+    # -- one round ---------------------------------------------------------------------------------------------------
+
+    def select_participants(self, server: State, sizes: Tensor) -> Sequence[int] | None:
+        """The participants of a round: ``federation.participants`` different clients. None: a uniform draw.
+
+        Parameters
+        ----------
+        server
+            The server's state before the round.
+        sizes
+            Number of training samples of each client, shape (N,).
+        """
+        return None
+
+    def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int | None:
+        """How many steps a client trains in a round, instead of ``federation.local_epochs`` or ``local_steps``.
+
+        The number is at least 1. It is for passes of local training without ``epochs``.
+
+        Parameters
+        ----------
+        size
+            The client's number of training samples.
+        round_number
+            Number of the round, from 1.
+        noise_key
+            ``ClientInfo.noise_key`` of the client in this round.
+        """
+        return None
 
     # -- one client --------------------------------------------------------------------------------------------------
 

@@ -69,12 +69,13 @@ class Batch(NamedTuple):
 
 
 class ClientInfo(NamedTuple):
-    """Information about a client, in floating-point tensors."""
+    """Information about a client, in floating-point tensors except the key."""
 
     size: Tensor  #: number of samples n_k, a scalar
     class_counts: Tensor  #: number of samples of each class n_kc, shape (C,)
     round: Tensor  #: number of the round, from 1, a scalar
     is_first: Tensor  #: 1 until the client has trained in a round, then 0, a scalar
+    noise_key: Tensor  #: key of the client's random numbers in this round, an int64 scalar
 
 
 def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:

@@ -42,7 +42,9 @@ class Train:
     """Epochs of mini-batch steps over the client's training data."""
 
     loss: Loss  #: (client, batch) -> scalar, a mean over the batch
-    group: str = "model"  #: the part of the client's state that is trained
+    #: The part of the client's state that is trained, or several parts that one step trains. Then trained tensors have
+    #: names such as ``personal/head.weight``, and the first part receives BatchNorm's running statistics.
+    group: str | tuple[str, ...] = "model"
     pull: Pull | None = None  #: added to the gradient, but not to the value of the loss. Cheaper than a term of `loss`
     clip: float | None = None  #: maximum norm of the gradient of loss and pull
     only: tuple[str, ...] | None = None  #: trained tensors of the group. By default all
@@ -55,6 +57,28 @@ class Train:
     share: float = 1.0  #: fraction of the training data, drawn in each round
     stream: str = "batches"  #: stream of random batches and optimizer state, which passes of one stream continue
     eval_mode: bool = False  #: whether the network is in evaluation mode and images are not augmented
+
+    @property
+    def first_part(self) -> str:
+        """The trained part, or the first of several."""
+        return self.group if isinstance(self.group, str) else self.group[0]
+
+    def get_tensors(self, client: State) -> Tensors:
+        """Tensors of the trained part. With several parts, names have the part as a prefix."""
+        if isinstance(self.group, str):
+            tensors: Tensors = client[self.group]
+            return tensors
+        return Tensors((f"{part}/{name}", value) for part in self.group for name, value in client[part].items())
+
+    def replace_tensors(self, client: State, tensors: Tensors) -> State:
+        """The client with new values of these trained tensors, which have the names of :meth:`get_tensors`."""
+        if isinstance(self.group, str):
+            return client | {self.group: client[self.group] | tensors}
+        parts = {
+            part: client[part] | {name: tensors.get(f"{part}/{name}", value) for name, value in client[part].items()}
+            for part in self.group
+        }
+        return client | parts
 
 
 @dataclass(frozen=True)

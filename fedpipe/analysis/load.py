@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedpipe.core.components import pinned_files
+from fedpipe.analysis import stored_files
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
@@ -21,7 +20,7 @@ from fedpipe.core.storage.files import (
     read_recorded_sha256,
     table_to_frame,
 )
-from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
+from fedpipe.core.storage.layout import PARAMS, StudyFiles
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
@@ -137,7 +136,7 @@ class Results:
                 path = layout.assignment_file(run.partition)
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
-                names = dict(enumerate(_get_class_names(run.dataset)))
+                names = dict(enumerate(stored_files.get_class_names(run.dataset)))
                 frames.append(frame.assign(class_name=frame["label"].map(names)))
         all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return all_partitions
@@ -264,12 +263,12 @@ class Results:
 
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
-            _require_state(cell.files, number)
+            stored_files.require_state(cell.files, number)
             run = self._open_run(cell)
             if client is not None:
-                _require_client(client, len(run.clients))
-                _require_state(cell.files, number, client)
-            names = _get_class_names(self._get_dataset_name(cell))
+                stored_files.require_client(client, len(run.clients))
+                stored_files.require_state(cell.files, number, client)
+            names = stored_files.get_class_names(self._get_dataset_name(cell))
             state = cell.files.round(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
@@ -320,9 +319,67 @@ class Results:
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
             if client is not None:
-                _require_client(client, len(run.clients))
-            _require_state(cell.files, number, client)
+                stored_files.require_client(client, len(run.clients))
+            stored_files.require_state(cell.files, number, client)
             return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
+
+    def participants(self, algorithm: str, seed: int | None = None, *, round: int, **grid: Any) -> list[int]:
+        """The participants of a round in ascending order, including those whose update was left out.
+
+        Parameters
+        ----------
+        algorithm, seed, grid
+            The run, as in :meth:`settings`.
+        round
+            Number of the round, from 1.
+
+        Raises
+        ------
+        SettingsError
+            The run or round does not exist.
+        ArtifactError
+            The method selects participants by a server state that is not stored (`artifacts.keep_models`).
+        """
+        with self._enter_folder():
+            cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
+            return self._open_run(cell).participants(number)
+
+    def batches(
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int,
+        round: int,
+        stream: str = "batches",
+        **grid: Any,
+    ) -> list[list[int]]:
+        """The samples of each training step of a client in a round, as indices in the data set.
+
+        The indices are those of the column ``sample`` of :attr:`partitions`. With them you can compare a method with
+        your own training loop. Each client has batches in each round, also if it does not participate.
+
+        Parameters
+        ----------
+        algorithm, seed, grid
+            The run, as in :meth:`settings`.
+        client, round
+            The client, and the number of the round, from 1.
+        stream
+            The ``stream`` of the Train passes. By default that of the local training.
+
+        Raises
+        ------
+        SettingsError
+            The run, client, round or stream does not exist.
+        """
+        from fedpipe.analysis import models
+
+        with self._enter_folder():
+            cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
+            run = self._open_run(cell)
+            stored_files.require_client(client, len(run.clients))
+            return models.list_batches(run, client, number, stream)
 
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
@@ -331,7 +388,7 @@ class Results:
         with self._enter_folder():
             clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
             if client is not None:
-                _require_client(client, len(clients))
+                stored_files.require_client(client, len(clients))
             return clients.gather(clients.global_test if client is None else clients.test[client])
 
     # -- finding runs ------------------------------------------------------------------------------------------------
@@ -371,13 +428,15 @@ class Results:
         return matching_cells[0]
 
     def _find_cell_and_round(
-        self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None
+        self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0
     ) -> tuple[Cell, int]:
-        """A cell, and one of its rounds: by default the last."""
+        """A cell, and one of its rounds from ``first``: by default the last."""
         cell = self._find_cell(algorithm, seed, grid)
         number = cell.rounds if round is None else round
-        if not 0 <= number <= cell.rounds:
-            raise SettingsError(f"round: {number} is not a round of this run. Use a number from 0 to {cell.rounds}.")
+        if not first <= number <= cell.rounds:
+            raise SettingsError(
+                f"round: {number} is not a round of this run. Use a number from {first} to {cell.rounds}."
+            )
         return cell, number
 
     def _get_dataset_name(self, cell: Cell) -> str:
@@ -435,50 +494,3 @@ def _read_current_plan(params: Path) -> Plan:
             f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."
         )
     return plan
-
-
-@functools.cache
-def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
-    from fedpipe.data import class_names, store
-
-    manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
-    origin = read_generated_yaml(store.settings_file(dataset))
-    return class_names.get_class_names(origin, manifest["classes"])
-
-
-def _get_class_names(dataset: str) -> tuple[str, ...]:
-    """Names of the classes of a stored data set."""
-    return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
-
-
-def _require_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
-    """Raise an error if the server's state after a round, or a client's, is not stored."""
-
-    def is_stored(round_number: int) -> bool:
-        if client is None:
-            return files.round(round_number).server_state.is_file()
-        last_trained_round = read_json(files.round(round_number).complete_states_marker)["last"][
-            client
-        ]  # the round that stores its state
-        last_trained_files = files.round(last_trained_round)
-        return (
-            last_trained_round < 0
-            or last_trained_files.client_states.is_file()
-            or last_trained_files.client_states.name
-            not in layout.read_round_digests(last_trained_files, last_trained_files.complete_states_marker)
-        )
-
-    if is_stored(round_number):
-        return
-    stored_rounds = [str(round_number) for round_number in files.list_complete_rounds() if is_stored(round_number)]
-    state_name = "the server state" if client is None else f"the state of client {client}"
-    round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
-    raise ArtifactError(
-        f"{files.path}: {state_name} after round {round_number} is not stored (artifacts.keep_models). Type `dvc pull`"
-        f"{round_list}."
-    )
-
-
-def _require_client(client: int, count: int) -> None:
-    if not 0 <= client < count:
-        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {count - 1}.")

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
+from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import Phase, Score, Test, eval_mode
+from fedpipe.engine.clients.executor import Phase, Score, Test, eval_mode, get_passes
 from fedpipe.engine.clients.loop import ClientRun, Loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
@@ -42,6 +43,24 @@ def open_run_on_cpu(files: RunFiles) -> Run:
     """Open a run on the CPU without changing PyTorch's settings."""
     with numerics.preserve_torch_flags():
         return Run(files, Execution(device="cpu", stack=1))
+
+
+def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[list[int]]:
+    """List the samples of each training step of a client in a round, in the Train passes of a stream.
+
+    Raises
+    ------
+    SettingsError
+        There is no pass with this stream.
+    """
+    algorithm = run.algorithm.bind_round(round_number, run.settings.seed)
+    client_run = ClientRun(algorithm, run.clients, round_number, client)
+    passes = [pass_ for pass_ in get_passes(algorithm, "train", 1) if isinstance(pass_, Train)]
+    if stream not in (streams := list(dict.fromkeys(training.stream for training in passes))):
+        raise SettingsError(f"stream: no Train pass has the stream '{stream}'. Use one of: {', '.join(streams)}.")
+    return [
+        order.tolist() for training in passes if training.stream == stream for order in client_run.list_steps(training)
+    ]
 
 
 def load_model(

@@ -37,6 +37,10 @@ class Tensors(dict[str, Tensor]):
     def __add__(self, other: Tensors | Tensor | float) -> Tensors:
         return self._zip(other, lambda a, b: a + b)
 
+    def __radd__(self, other: Tensor | float) -> Tensors:
+        """``other + self``, so that ``sum`` adds tensors."""
+        return self + other
+
     def __sub__(self, other: Tensors | Tensor | float) -> Tensors:
         return self._zip(other, lambda a, b: a - b)
 

@@ -59,7 +59,7 @@ def assign_samples(
         Class of each sample, shape (n,), values 0 to C-1.
     test
         Whether a sample belongs to the official test set, shape (n,).
-    clients
+    num_clients
         Number of clients N.
     split
         The rule for local test sets, see above.

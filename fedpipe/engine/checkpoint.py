@@ -118,7 +118,7 @@ class Checkpoint:
 
         Parameters
         ----------
-        number
+        round_number
             Number of the round (0: initial state).
         server
             The server's state.
@@ -223,7 +223,7 @@ def is_retained(round_number: int, keep_models: str | int) -> bool:
 
 
 def prune_states(files: RunFiles, round_number: int, keep_models: str | int) -> None:
-    """Delete states of rounds before ``number`` that are not needed.
+    """Delete states of rounds before ``round_number`` that are not needed.
 
     The states of the last two rounds stay, so that the last round can be repeated, and so do states that a diagnostic
     reads. If studies with another length or `artifacts.keep_models` share the run, a state stays if

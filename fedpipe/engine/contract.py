@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,7 +105,46 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
                 f"{label_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
                 "Use null, or set `epochs` of that pass."
             )
+        if needs_epochs and has_step_counts(algorithm):
+            raise SettingsError(
+                f"{label_hook(algorithm, 'count_local_steps')} can't be used with {label_hook(algorithm, hook)}, "
+                "because `when` and `after` of a Train pass run once per epoch. Set `epochs` of that pass."
+            )
     return list(result)
+
+
+def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
+    """Require that `select_participants` returned the right number of different clients. Return them in order."""
+    clients, count = algorithm.federation.clients, algorithm.federation.participants
+    ids = torch.as_tensor(result).tolist() if isinstance(result, (Sequence, Tensor, np.ndarray)) else []
+    if not (len(set(ids)) == len(ids) == count and set(ids) <= set(range(clients))):
+        raise SettingsError(
+            f"{label_hook(algorithm, 'select_participants')} returned {describe_value(result)}. Return {count} "
+            f"different numbers from 0 to {clients - 1}."
+        )
+    return sorted(map(int, ids))
+
+
+def has_step_counts(algorithm: Algorithm) -> bool:
+    """Whether the algorithm counts the local steps of each client."""
+    return type(algorithm).count_local_steps is not Algorithm.count_local_steps
+
+
+def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_key: Tensor) -> int | None:
+    """Count a client's local steps with the hook of that name. None: the algorithm does not count them."""
+    if not has_step_counts(algorithm):
+        return None
+    result = algorithm.count_local_steps(size, round_number, noise_key)
+    try:
+        steps = int(cast(int, result))
+    except (TypeError, ValueError):
+        steps = 0
+    if steps < 1:
+        raise SettingsError(
+            f"{label_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a number of steps "
+            "of at least 1."
+        )
+    return steps
 
 
 def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[str, float]:
@@ -137,7 +177,7 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
     """
     if training.pull is None:
         return
-    target_part, trained_tensors = training.pull.to, client[training.group]
+    target_part, trained_tensors = training.pull.to, training.get_tensors(client)
     target, problem = client.get(target_part), ""
     if target_part not in client:
         problem = f"the client has no '{target_part}'"
@@ -150,13 +190,13 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
                     f"'{name}' is {describe_tensor(target[name])} in '{target_part}' and "
-                    f"{describe_tensor(trained_tensors[name])} in '{training.group}'"
+                    f"{describe_tensor(trained_tensors[name])} in '{training.first_part}'"
                 )
     if problem:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but {problem}. Return "
             f"'{target_part}' from `start`, with a tensor of the same shape and dtype for each trained tensor of "
-            f"'{training.group}'."
+            f"'{training.first_part}'."
         )
 
 
@@ -181,8 +221,8 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
     if not result.requires_grad:
         raise SettingsError(
             f"{_label_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
-            f"'{training.group}', which its Train pass trains. Compute it from client['{training.group}'] without "
-            "detach()."
+            f"'{training.first_part}', which its Train pass trains. Compute it from client['{training.first_part}'] "
+            "without detach()."
         )
 
 

@@ -80,7 +80,7 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
 
     Parameters
     ----------
-    run, number
+    run, round_number
         Run and number of the round.
     executor
         Executor. By default the run's.

@@ -48,7 +48,7 @@ from fedpipe.engine.server.server import aggregate_uploads, init_server, make_do
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state, size_in_bytes
-from fedpipe.engine.weights import WeightedUploads, compute_weights, draw_participants
+from fedpipe.engine.weights import WeightedUploads, compute_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
@@ -111,8 +111,8 @@ class Run:
         self.algorithm = unbound_algorithm.bind(net, self.federation)
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self.algorithm, self.make_initial_model)
-            initial_kept_state = make_contiguous(init_client(self.algorithm, server, self.make_initial_model))
+            server = init_server(self._bind_round(0), self.make_initial_model)
+            initial_kept_state = make_contiguous(init_client(self._bind_round(0), server, self.make_initial_model))
         self._storage_device = self._choose_storage_device(server, initial_kept_state)
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
@@ -171,9 +171,14 @@ class Run:
             raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
         return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
 
+    def _bind_round(self, round_number: int) -> Algorithm:
+        """Bind the algorithm to a round, with the run's seed."""
+        return self.algorithm.bind_round(round_number, self.settings.seed)
+
     def participants(self, round_number: int) -> list[int]:
-        """Draw the participants of a round, in ascending order."""
-        return draw_participants(self.federation, self.settings.seed, round_number)
+        """Select the participants of a round, in ascending order."""
+        algorithm, load_server = self._bind_round(round_number), lambda: self.load_server_state(round_number - 1)
+        return select_participants(algorithm, self.settings.seed, round_number, self.clients.sizes, load_server)
 
     def load_kept_state(self, client: int, round_number: int) -> State:
         """Load a client's kept state after a round, with the flag that it has not trained yet."""
@@ -194,7 +199,7 @@ class Run:
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
         send = functools.partial(
-            make_download, self.algorithm.bind_round(round_number), self.load_server_state(round_number - 1)
+            make_download, self._bind_round(round_number), self.load_server_state(round_number - 1)
         )
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
         return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants)
@@ -203,7 +208,7 @@ class Run:
         """Write round 0: the server's initial state."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = move_state(
-                make_contiguous(init_server(self.algorithm, self.make_initial_model)), self._storage_device
+                make_contiguous(init_server(self._bind_round(0), self.make_initial_model)), self._storage_device
             )
         last_rounds = [-1] * self.federation.clients
         extra_entries = {
@@ -222,7 +227,10 @@ class Run:
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.participants(round_number)
         block = Block(
-            self.settings.key, round_number, self.get_environment(), stacks=self.executor.describe_stacks(participants)
+            self.settings.key,
+            round_number,
+            self.get_environment(),
+            stacks=self.executor.describe_stacks(participants, round_number),
         )
         for outcome in self.executor.run(self.make_task("train", round_number, ids, tests, participants)):
             contract.require_same_structure(
@@ -246,23 +254,16 @@ class Run:
         """
         self._require_own_blocks(round_number, blocks)
         self._require_resumable(round_number)
-        start_time, weighted_uploads = (
-            time.perf_counter(),
-            self._weight_uploads(round_number, Block.from_blocks(blocks, self._storage_device)),
-        )
-        server = self.load_server_state(round_number - 1)
-        if len(weighted_uploads.uploads):  # otherwise the round changes nothing
+        start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
+        weighted_uploads = self._weight_uploads(round_number, block)
+        uploads, server = weighted_uploads.uploads, self.load_server_state(round_number - 1)
+        if len(uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-                server = make_contiguous(
-                    aggregate_uploads(
-                        self.algorithm.bind_round(round_number), previous_server, weighted_uploads.uploads
-                    )
-                )
+                server = make_contiguous(aggregate_uploads(self._bind_round(round_number), server, uploads))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
-        hashes = self._record_participants(round_number, weighted_uploads) | self._record_matrices(
-            round_number, server, weighted_uploads.uploads
-        )
+        hashes = self._record_participants(round_number, weighted_uploads)
+        hashes |= self._record_matrices(round_number, server, uploads)
         made_by = _remove_duplicates([block.made_by for block in blocks])
         environment = self.get_environment()
         if all(
@@ -273,27 +274,16 @@ class Run:
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._require_same_code()
         extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
-        extra_entries |= {"stacks": weighted_uploads.block.stacks} if weighted_uploads.block.stacks else {}
+        extra_entries |= {"stacks": block.stacks} if block.stacks else {}
         self.checkpoint.seal_round(
-            round_number,
-            server,
-            list(weighted_uploads.uploads.ids),
-            weighted_uploads.kept_states,
-            hashes,
-            **extra_entries,
+            round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
         )
-        epoch_counts = [
-            self.federation.count_epochs(int(self.clients.sizes[client])) for client in weighted_uploads.block.ids
-        ]
+        epoch_counts = [self.federation.count_epochs(int(self.clients.sizes[client])) for client in block.ids]
         epoch_seconds = statistics.fmean(
-            seconds / count for seconds, count in zip(weighted_uploads.block.client_seconds, epoch_counts, strict=True)
+            seconds / count for seconds, count in zip(block.client_seconds, epoch_counts, strict=True)
         )
-        self._record_times(
-            round_number,
-            train=weighted_uploads.block.seconds,
-            epoch=epoch_seconds,
-            aggregate=time.perf_counter() - start_time,
-        )
+        seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
+        self._record_times(round_number, **seconds)
 
     def _require_own_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
         """Reject blocks of another run or round."""
@@ -310,8 +300,7 @@ class Run:
             path = self.files.round(round_number).path
             raise ArtifactError(
                 f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
-                "Delete "
-                "the folder and run again."
+                "Delete the folder and run again."
             )
         client_states = zip(block.uploads, block.kept_states, strict=True)
         finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core import rng
+from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
+from fedpipe.engine.server.device import use_device_of
 from fedpipe.settings.federation import Federation
 
 
@@ -19,6 +24,31 @@ def draw_participants(federation: Federation, seed: int, round_number: int) -> l
     """Draw the participants of a round, in ascending order."""
     draw = rng.make_generator(seed, "participants", round_number)
     return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
+
+
+def select_participants(
+    algorithm: Algorithm, seed: int, round_number: int, sizes: npt.NDArray[np.int64], load_server: Callable[[], State]
+) -> list[int]:
+    """Select the participants of a round in ascending order: the algorithm's, or a uniform draw.
+
+    Parameters
+    ----------
+    algorithm
+        Algorithm that is bound to the round.
+    seed, round_number
+        Seed of the run, and the round.
+    sizes
+        Number of training samples of each client.
+    load_server
+        Loads the server's state before the round. It is called only if the algorithm has a rule.
+    """
+    if type(algorithm).select_participants is not Algorithm.select_participants:
+        server = load_server()
+        with torch.no_grad(), use_device_of(server):
+            participants = algorithm.select_participants(server, torch.tensor(sizes))
+        if participants is not None:
+            return contract.validate_participants(algorithm, participants)
+    return draw_participants(algorithm.federation, seed, round_number)
 
 
 def compute_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -56,7 +56,7 @@ def make_mapped_network(extractor: list[nn.Module], width: int, num_classes: int
         Modules, applied in order, that end with shape (B, width).
     width
         Features of the extractor.
-    classes
+    num_classes
         Number of classes C.
     bias
         If true, the classification layer has a bias.

@@ -7,19 +7,18 @@ key. Padding samples have no weight.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 2**14  #: random numbers per chunk
+from fedpipe.core.noise import mix, uniform, uniform_in_chunks
+
 LARGE_KERNEL = 2**20  #: number of weights of a large convolution
 CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
 NORMALISATIONS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -169,7 +168,7 @@ class Dropout(nn.Module):
         if self._mode.noise_key is None:
             raise RuntimeError("training a network with dropout needs a noise key")
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._is_channelwise else x.shape
-        key = _mix(self._mode.noise_key) + (
+        key = mix(self._mode.noise_key) + (
             self._index + CALL_STRIDE * self._mode.calls[self._index]
         )  # keys of batches are consecutive
         self._mode.calls[self._index] += 1
@@ -251,53 +250,6 @@ def _make_contiguous(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 def _cast_to_weight_dtype(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Convert features of a lower precision to the layer's, like autocast on a GPU."""
     return tuple(value.to(layer.weight.dtype) for value in inputs)  # type: ignore[arg-type]
-
-
-def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1), float32, as a function of the key: the same on every device and in every stack.
-
-    Each is 24 bits of SplitMix64 (Steele et al., 2014) at its index in the tensor.
-    """
-    size = 1
-    for length in shape:
-        size *= length
-    z = (torch.arange(1, size + 1, device=key.device) + _mix(key)) * _GOLDEN
-    return ((_mix(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
-
-
-def uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-    """The same numbers for one client on the CPU, in chunks that fit into a cache, which is several times as fast."""
-    values = np.empty(math.prod(shape), np.float32)
-    offset = int(_mix(key))
-    z, scratch = np.empty((2, CHUNK), np.uint64)
-    for first in range(0, len(values), CHUNK):
-        chunk = values[first : first + CHUNK]
-        z, scratch = z[: len(chunk)], scratch[: len(chunk)]
-        np.add(_ONE_TO_CHUNK[: len(chunk)], np.uint64((offset + first) % 2**64), out=z)
-        z *= np.uint64(_GOLDEN % 2**64)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            z ^= np.right_shift(z, np.uint64(shift), out=scratch)
-            if factor > 1:
-                z *= np.uint64(factor)
-        z >>= np.uint64(40)
-        chunk[:] = z
-    values /= np.float32(2**24)
-    return torch.from_numpy(values.reshape(shape))
-
-
-def _signed(bits: int) -> int:
-    return bits - 2**64 if bits >= 2**63 else bits
-
-
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_ONE_TO_CHUNK = np.arange(1, CHUNK + 1, dtype=np.uint64)
-
-
-def _mix(z: Tensor) -> Tensor:
-    """Finalizer of SplitMix64 on 64-bit integers with wraparound."""
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
-    return z ^ ((z >> 31) & (2**33 - 1))
 
 
 def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def require_pure_network(
     ----------
     model
         Model whose network is built and called.
-    shape, classes
+    shape, num_classes
         Input shape and number of classes.
     has_tokens
         Whether inputs are token ids. None if unknown.

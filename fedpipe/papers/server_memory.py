@@ -26,7 +26,7 @@ def count_server_elements(
     ----------
     algorithm
         The algorithm, not bound yet.
-    model, shape, classes
+    model, shape, num_classes
         The network's family, the shape of its inputs, and its number of classes.
     federation
         The settings. Some methods need the number of clients.

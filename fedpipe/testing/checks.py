@@ -94,8 +94,8 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
             break
         if progress:
             progress(get_title(check), number, len(CHECKS))
-        messages += [message for message in check(algorithm) if message not in messages]
-    return messages
+        messages += check(algorithm)
+    return list(dict.fromkeys(messages))
 
 
 def _list_evaluation_phases(algorithm: Algorithm) -> list[Phase]:

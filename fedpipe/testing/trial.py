@@ -23,7 +23,7 @@ from fedpipe.engine.clients.loop import Loop
 from fedpipe.engine.server.server import aggregate_uploads, init_server
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.torch_env.trees import make_contiguous, unstack_client
-from fedpipe.engine.weights import compute_weights, draw_participants
+from fedpipe.engine.weights import compute_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -66,12 +66,12 @@ class Trial:
         Number of clients that train in one call. None: clients train one after the other.
     threads
         Threads of the loop over clients.
-    fresh
+    initial_model
         Returns the i-th initial model. By default the same as in runs.
 
     Attributes
     ----------
-    server, kept
+    server, client_states
         State of the server, and states of the clients by index, after the last round.
     outcomes
         Results of the clients in the last round.
@@ -97,17 +97,23 @@ class Trial:
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            self.server = make_contiguous(init_server(self.algorithm, self.initial_model))
-            self.initial_client_state = make_contiguous(init_client(self.algorithm, self.server, self.initial_model))
+            self.server = make_contiguous(init_server(self._bind_round(0), self.initial_model))
+            self.initial_client_state = make_contiguous(
+                init_client(self._bind_round(0), self.server, self.initial_model)
+            )
         self.client_states: dict[int, State] = dict.fromkeys(
             range(len(clients)), self.initial_client_state | {FIRST: torch.ones(())}
         )
         self.outcomes: list[Outcome] = []
         self.rounds = 0
 
+    def _bind_round(self, round_number: int) -> Algorithm:
+        return self.algorithm.bind_round(round_number, self.clients.seed)
+
     def participants(self, round_number: int) -> list[int]:
         """Participants of a round, in ascending order."""
-        return draw_participants(self.algorithm.federation, self.clients.seed, round_number)
+        algorithm = self._bind_round(round_number)
+        return select_participants(algorithm, self.clients.seed, round_number, self.clients.sizes, lambda: self.server)
 
     def train(
         self, ids: Sequence[int] | None = None, tests: Sequence[Test] = (), phase: Phase = "train"
@@ -121,7 +127,7 @@ class Trial:
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
-        return self.algorithm.bind_round(self.rounds + 1).send(self.server, ids)
+        return self._bind_round(self.rounds + 1).send(self.server, ids)
 
     def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """Uploads with weights, as the server reads them."""
@@ -132,7 +138,7 @@ class Trial:
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state with these uploads. The trial's own state does not change."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            return make_contiguous(aggregate_uploads(self.algorithm.bind_round(self.rounds + 1), self.server, uploads))
+            return make_contiguous(aggregate_uploads(self._bind_round(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
         """Run rounds with the drawn participants, or with the clients ``ids`` in each round."""
@@ -172,7 +178,7 @@ def make_trial(
         A name of :data:`MODELS`, or a function that builds a network.
     clients
         Samples of the clients. By default :func:`make_synthetic_clients`.
-    width, threads, fresh
+    width, threads, initial_model
         See :class:`Trial`.
     settings
         Settings of the federation. By default half of the clients train in a round, for two epochs in batches of 4.

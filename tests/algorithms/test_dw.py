@@ -167,6 +167,10 @@ class Own(FedAvg):
     dw: float = 0.5
 
 
-def test_a_method_with_a_parameter_of_its_name_is_refused():
-    with pytest.raises(SettingsError, match=r"^algorithms\.mine: Own has a field 'dw'"):
-        registry.build_component(component.ALGORITHM, f"{__name__}.Own", {}, "algorithms.mine")
+def test_a_method_with_a_parameter_of_its_name_has_only_that_parameter():
+    for parameters, value in (({}, 0.5), ({"dw": 2.0}, 2.0)):
+        method = registry.build_component(component.ALGORITHM, f"{__name__}.Own", parameters, "algorithms.mine")
+        assert (type(method), method.dw) == (Own, value)
+    with pytest.raises(SettingsError, match=r"^algorithms\.mine\.dw: {'mu': 0\.1}"):
+        registry.build_component(component.ALGORITHM, f"{__name__}.Own", {"dw": {"mu": 0.1}}, "algorithms.mine")
+    assert registry.add_extension_parameters(component.ALGORITHM, Own) is Own

@@ -272,7 +272,7 @@ def test_a_round_by_steps_is_so_many_passes_over_a_clients_data():
 
 def test_the_record_of_stacks_tells_the_steps(make_trial):
     by_steps = make_trial("fedavg", width=3, local_epochs=None, local_steps=5)
-    assert [stack["widths"] for stack in by_steps.executor.describe_stacks([0, 1, 2, 5])] == [[[3, 5]], [[1, 5]]]
+    assert [stack["widths"] for stack in by_steps.executor.describe_stacks([0, 1, 2, 5], 1)] == [[[3, 5]], [[1, 5]]]
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------

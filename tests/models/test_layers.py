@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedpipe.models.layers import CHUNK, BatchNorm, Dropout, Mode, replace_stateful_layers, uniform, uniform_in_chunks
+from fedpipe.core.noise import CHUNK, uniform, uniform_in_chunks
+from fedpipe.models.layers import BatchNorm, Dropout, Mode, replace_stateful_layers
 from tests import fake_device
 
 

@@ -208,8 +208,8 @@ def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printe
         ),
         (("--config", "params=studies/gallery.yaml"), "--config can't be used.*--params"),
         (
-            ("-n", "--set", "federation.rounds=3"),
-            r".*'--set federation.rounds=3' \(ambiguous option: --set could match --set-threads,.*params.yaml",
+            ("-n", "--default", "federation.rounds=3"),
+            r".*'--default federation.rounds=3' \(ambiguous option: --default could match --default-.*params.yaml",
         ),
         (
             ("--no-such-option",),

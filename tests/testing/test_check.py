@@ -145,7 +145,7 @@ BREACHES = {
     "  return {'model': download['model'], 'anchor': download['model'].map(torch.Tensor.float)}": (
         "but 'body.1.weight' is float32 of shape (6, 5) in 'anchor' and float64 of shape (6, 5) in 'model'"
     ),
-    "def start(self, state, download, info):\n  download['model']['head.bias'].add_(info.size)\n  return received": (
+    "def start(self, state, download, info):\n  download['model']['head.bias'].add_(info.size)\n  return download": (
         "`download['model']['head.bias'].add_(info.size)` changes a tensor in place"
     ),
     # what is remembered, and what is random

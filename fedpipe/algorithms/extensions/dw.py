@@ -98,7 +98,7 @@ class WithDW(Algorithm):
     def _regularize_pass(self, local_pass: Pass) -> Pass:
         if not isinstance(local_pass, Train) or isinstance(local_pass.loss, _RegularizedLoss):
             return local_pass  # has no loss, or is regularized already, because X may repeat its personal passes
-        loss = _RegularizedLoss(local_pass.loss, local_pass.group, (self.dw or DW()).mu)
+        loss = _RegularizedLoss(local_pass.loss, local_pass.first_part, (self.dw or DW()).mu)
         return dataclasses.replace(local_pass, loss=loss)
 
     def _sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
@@ -160,7 +160,12 @@ def add_dw_mixin(method: Any) -> type[Any]:
 def get_dw_refusal(method: Any) -> str:
     """Why a method can't have the regularizer, with the cure. Empty: it can."""
     reason: str = getattr(method, "dw_conflict", "")
-    return reason
+    return f"{method.__qualname__} has its own parameter 'dw'" if has_own_dw(method) else reason
+
+
+def has_own_dw(method: Any) -> bool:
+    """Whether a method's class has a parameter with the name of the extension."""
+    return not issubclass(method, WithDW) and "dw" in {field.name for field in dataclasses.fields(method)}
 
 
 def add_dw_if_requested(method: Any, parameters: Mapping[str, Any], key: str) -> type[Any]:
@@ -169,13 +174,8 @@ def add_dw_if_requested(method: Any, parameters: Mapping[str, Any], key: str) ->
     Raises
     ------
     SettingsError
-        The parameters contain ``dw``, but the method can't have it, or has a parameter with that name. The message
-        begins with ``key``.
+        The parameters contain ``dw``, but the method can't have it. The message begins with ``key``.
     """
-    if "dw" in {field.name for field in dataclasses.fields(method)}:
-        raise SettingsError(
-            f"{key}: {method.__qualname__} has a field 'dw', a name that FedDW's regularizer has. Rename the field."
-        )
     if parameters.get("dw") is None:
         return method
     if reason := get_dw_refusal(method):

@@ -226,8 +226,10 @@ def build_component(
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
-        component_class = _import_dw().add_dw_if_requested(component_class, parameters, key)
-        parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
+        dw = _import_dw()
+        if not dw.has_own_dw(component_class):
+            component_class = dw.add_dw_if_requested(component_class, parameters, key)
+            parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
         reject_invalid_numbers(parameters, component)

@@ -80,7 +80,7 @@ class Scheme(Component):
             Class of each sample of the data set, shape (n,), values 0 to C-1.
         samples
             The samples to assign, ascending, shape (m,).
-        clients
+        num_clients
             Number of clients N.
         rng
             The only source of randomness.
@@ -99,7 +99,7 @@ class Scheme(Component):
         ----------
         labels
             Class of each sample to assign, shape (m,), values 0 to C-1.
-        clients
+        num_clients
             Number of clients N.
         rng
             The only source of randomness.

@@ -53,7 +53,7 @@ class Dirichlet(DirichletBase):
         ----------
         sizes
             Number of samples of earlier classes that each client has, shape (N,).
-        samples
+        num_samples
             Number of samples of all classes.
         rng
             The source of randomness.

@@ -100,7 +100,7 @@ def make_kept_table(
     ----------
     settings
         Section `evaluation`.
-    round
+    round_number
         Round to evaluate.
     last_rounds
         Last round of each client. -1: none.

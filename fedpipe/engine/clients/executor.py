@@ -17,7 +17,7 @@ from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.federated_data import Integers
+from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.optimizers import build_optimizer
 from fedpipe.settings.transforms import Transforms
 
@@ -114,7 +114,7 @@ class Executor(Protocol):
     def run(self, task: ClientTask) -> Iterator[Outcome]:
         """Run a task. Yield outcomes in the order of its ``ids``."""
 
-    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
         """Describe the stacks of a round's participants and their widths. Empty without stacks."""
 
     def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
@@ -175,8 +175,9 @@ def eval_mode(
 
 
 def needs_noise_key(algorithm: Algorithm, training: Train, transforms: Transforms) -> bool:
-    """Whether a pass's batches need a noise key, for dropout or augmentation."""
-    return not training.eval_mode and (algorithm.net.has_dropout or transforms.is_random)
+    """Whether a pass's batches need a noise key, for dropout, augmentation or the algorithm's steps."""
+    is_random = algorithm.needs_step_noise or algorithm.net.has_dropout or transforms.is_random
+    return is_random and not training.eval_mode
 
 
 def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, Tensor], Tensor]:
@@ -184,9 +185,20 @@ def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, 
     return algorithm.prototype_logits if phase == "prototype" else algorithm.predict
 
 
-def get_epochs_and_steps(algorithm: Algorithm, training: Train) -> tuple[int, int | None]:
-    """Get the maximum number of epochs of a pass, and its steps if the federation fixes them."""
+def count_local_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:
+    """Count the steps of a client in a round. None: the algorithm does not count them."""
+    info = clients.get_client_info(client, round_number, torch.zeros(()))
+    return contract.count_local_steps(algorithm, len(clients.train[client]), round_number, info.noise_key)
+
+
+def get_epochs_and_steps(algorithm: Algorithm, training: Train, local_steps: int | None) -> tuple[int, int | None]:
+    """Get the maximum number of epochs of a pass, and its steps if the federation or the algorithm fixes them.
+
+    ``local_steps`` is the number that the algorithm counted for this client.
+    """
     federation = algorithm.federation
+    if training.epochs is None and local_steps is not None:
+        return local_steps, local_steps  # an epoch has at least one step
     epochs = federation.local_epochs if training.epochs is None else training.epochs
     if epochs is not None:
         return epochs, None
@@ -194,9 +206,11 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train) -> tuple[int, in
     return steps, steps  # an epoch has at least one step
 
 
-def advance_epochs(algorithm: Algorithm, training: Train, epochs: dict[str, int]) -> tuple[range, int | None]:
+def advance_epochs(
+    algorithm: Algorithm, training: Train, epochs: dict[str, int], local_steps: int | None
+) -> tuple[range, int | None]:
     """Get the next epochs of a pass and its fixed steps. ``epochs`` counts the epochs of each stream in the phase."""
-    count, steps = get_epochs_and_steps(algorithm, training)
+    count, steps = get_epochs_and_steps(algorithm, training, local_steps)
     first = epochs.get(training.stream, 0)
     epochs[training.stream] = first + count
     return range(first, first + count), steps
@@ -233,14 +247,17 @@ class ClientPass:
         self._differentiate, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
-        self._names = tuple(name for name in training.only or client[training.group] if name not in buffer_names)
+        names = training.only or training.get_tensors(client)
+        self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_pull(algorithm, training, self._names, client)
 
     def with_optimizer_state(self, client: State) -> State:
         """Add the state of the optimizer, which the passes of a stream share."""
         if self._optimizer_part in client:
             return client
-        return client | {self._optimizer_part: self._optimizer.init(client[self._training.group].only(self._names))}
+        return client | {
+            self._optimizer_part: self._optimizer.init(self._training.get_tensors(client).only(self._names))
+        }
 
     def step(self, client: State, batch: Batch) -> State:
         """Take a step on a batch, and update the running statistics."""
@@ -249,7 +266,7 @@ class ClientPass:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.descend(client, gradient(client), self._can_overwrite)
-        part = BUFFERS if BUFFERS in client else self._training.group
+        part = BUFFERS if BUFFERS in client else self._training.first_part
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
 
@@ -266,11 +283,11 @@ class ClientPass:
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
         """Compute the clipped gradient of loss and pull, the loss, and the running statistics."""
-        training, group = self._training, client[self._training.group]
+        training, group = self._training, self._training.get_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
             with self._activate_mode(client, batch) as statistics:
-                loss = training.loss(client | {training.group: group | parameters}, batch)
+                loss = training.loss(training.replace_tensors(client, parameters), batch)
             contract.validate_loss(self._algorithm, training, loss)
             return loss, statistics
 
@@ -286,10 +303,10 @@ class ClientPass:
 
     def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
-        group, part = client[self._training.group], self._optimizer_part
+        group, part = self._training.get_tensors(client), self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
         parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
-        return client | {self._training.group: group | parameters, part: slots}
+        return self._training.replace_tensors(client, parameters) | {part: slots}
 
     def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""

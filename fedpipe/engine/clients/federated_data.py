@@ -32,7 +32,7 @@ class FederatedData:
         Indices of each client's training and test samples.
     global_test
         Indices of the global test set.
-    classes
+    num_classes
         Number of classes C.
     seed
         Seed of the run, for the order of samples, for dropout and for transforms.
@@ -100,11 +100,17 @@ class FederatedData:
         """
         class_counts = self.class_counts[client if isinstance(client, int) else list(client)]
         size = class_counts.sum(-1)
+        noise_keys = (
+            self.get_noise_key(client, round_number, "client", 0)
+            if isinstance(client, int)
+            else [self.get_noise_key(one_client, round_number, "client", 0) for one_client in client]
+        )
         return ClientInfo(
             size=size,
             class_counts=class_counts,
             round=torch.full_like(size, float(round_number)),
             is_first=is_first.to(size),
+            noise_key=torch.tensor(noise_keys, device=self.device),
         )
 
     def shuffle_indices(self, client: int, round_number: int, stream: str, epoch: int, share: float = 1.0) -> Integers:

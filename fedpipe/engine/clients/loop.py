@@ -35,6 +35,7 @@ from fedpipe.engine.clients.executor import (
     Test,
     advance_epochs,
     count_by_class,
+    count_local_steps,
     eval_mode,
     get_logits_function,
     get_passes,
@@ -116,12 +117,12 @@ class Loop(Executor):
         return (futures.pop(client).result() for client in task.ids)
 
     @override
-    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
+    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
         return []
 
     def _run_client(self, task: ClientTask, client: int) -> Outcome:
         worker = self._idle_workers.pop()
-        algorithm = worker.bind_round(task.round)
+        algorithm = worker.bind_round(task.round, self._clients.seed)
         try:
             with torch.no_grad(), contract.explain_user_errors(algorithm):
                 return self._make_outcome(algorithm, task, client)
@@ -198,6 +199,7 @@ class ClientRun:
     def __init__(self, algorithm: Algorithm, clients: FederatedData, round_number: int, client: int) -> None:
         self.algorithm, self._clients, self.round, self.client = algorithm, clients, round_number, client
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
+        self._local_steps = count_local_steps(algorithm, clients, client, round_number)
 
     def run(self, pass_: Pass, state: State) -> State:
         """Run a pass and return the client's state."""
@@ -211,7 +213,7 @@ class ClientRun:
 
     def _train(self, training: Train, state: State) -> State:
         clients, client = self._clients, self.client
-        epochs, steps = advance_epochs(self.algorithm, training, self.epochs)
+        epochs, steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
         client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
         state = client_pass.with_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
@@ -230,6 +232,16 @@ class ClientRun:
                 state = client_pass.step(state, batch)
             state = client_pass.finish_epoch(state)
         return state
+
+    def list_steps(self, training: Train) -> list[Integers]:
+        """List the samples of each step of a pass, if all its epochs run."""
+        epochs, max_steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
+        size = self._clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
+        steps = []
+        for epoch in epochs:
+            order = self._clients.shuffle_indices(self.client, self.round, training.stream, epoch, training.share)
+            steps += [order[first : first + size] for first in range(0, len(order), size)][: training.steps]
+        return steps[:max_steps]
 
     def _measure(self, measuring: Measure, state: State) -> State:
         clients, client, sums = self._clients, self.client, dict[str, Tensor]()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.models.layers import uniform
+from fedpipe.core.noise import uniform
 from fedpipe.settings.transforms import Transforms
 
 

@@ -23,7 +23,14 @@ from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import replay
-from fedpipe.engine.clients.executor import BUFFERS, ClientTask, Executor, Outcome, get_epochs_and_steps
+from fedpipe.engine.clients.executor import (
+    BUFFERS,
+    ClientTask,
+    Executor,
+    Outcome,
+    count_local_steps,
+    get_epochs_and_steps,
+)
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.contract import get_algorithm_name
 from fedpipe.engine.run import Run
@@ -208,8 +215,8 @@ class _CollectingExecutor(Executor):
             yield outcome._replace(upload=upload)
 
     @override
-    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        return self._executor.describe_stacks(participants)
+    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
+        return self._executor.describe_stacks(participants, round_number)
 
     @override
     def logits(self, model: Tensors, indices: Any, round_number: int) -> Tensor:
@@ -224,7 +231,11 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
     ArtifactError
         A previous state is missing, or the repeated round differs from the recorded one.
     """
-    steps = count_max_steps(run.algorithm, run.clients, run.participants(round_number)) if trace_function else 0
+    steps = (
+        count_max_steps(run.algorithm, run.clients, run.participants(round_number), round_number)
+        if trace_function
+        else 0
+    )
     executor = _CollectingExecutor(
         run.make_executor(with_model_uploads(run.algorithm, trace_function=trace_function, steps=steps)), trace_function
     )
@@ -276,12 +287,14 @@ def get_head_weight(run: Run, model: Tensors) -> Tensor:
     return model["head.weight"]
 
 
-def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int]) -> int:
-    """Maximum number of training steps of a client in a round."""
+def count_max_steps(algorithm: Algorithm, clients: FederatedData, ids: Sequence[int], round_number: int) -> int:
+    """Maximum number of training steps of these clients in a round."""
     federation, max_steps = algorithm.federation, 0
+    counts = [count_local_steps(algorithm, clients, client, round_number) for client in ids]
+    local_steps = max((count for count in counts if count is not None), default=None)
     for pass_ in algorithm.local_passes():
         if isinstance(pass_, Train):
-            epochs, steps = get_epochs_and_steps(algorithm, pass_)
+            epochs, steps = get_epochs_and_steps(algorithm, pass_, local_steps)
             if steps is not None:
                 max_steps += steps
                 continue

@@ -8,7 +8,7 @@ fixed widths as its smaller clients finish. If a job trains only some of them, t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,12 +72,13 @@ def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> li
 
 
 def describe_stacks(
-    sizes: Integers, ids: Iterable[int], width: int, batch_size: int, fixed_steps: int | None = None
+    sizes: Integers, ids: Iterable[int], width: int, batch_size: int, fixed_steps: Mapping[int, int] | None = None
 ) -> list[dict[str, Any]]:
     """Describe the stacks of a round: clients, and [width, steps] of each range in an epoch of local training.
 
-    With a fixed number of steps, the ranges are those of the complete training.
+    With ``fixed_steps`` by client, the ranges are those of the complete training.
     """
+    fixed_steps = fixed_steps or {}
     allowed_widths = get_allowed_widths(width)
     return [
         {
@@ -85,7 +86,10 @@ def describe_stacks(
             "widths": [
                 [step_range.width, step_range.stop - step_range.first]
                 for step_range in make_step_ranges(
-                    [fixed_steps or count_steps(int(sizes[client]), batch_size) for client in stack_clients],
+                    [
+                        fixed_steps.get(client) or count_steps(int(sizes[client]), batch_size)
+                        for client in stack_clients
+                    ],
                     allowed_widths,
                 )
             ],

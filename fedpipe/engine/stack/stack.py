@@ -27,6 +27,7 @@ from fedpipe.engine.clients.executor import (
     ClientTask,
     Executor,
     Outcome,
+    count_local_steps,
     get_passes,
     make_kept_state,
     make_upload,
@@ -83,12 +84,15 @@ class Stack(Executor):
         self._round_algorithm, self._storage_device = algorithm, storage_device or clients.device
 
     @override
-    def describe_stacks(self, participants: Sequence[int]) -> list[dict[str, Any]]:
-        federation = self._algorithm.federation
-        batch_size = self._clients.resolve_batch_size(federation.batch_size)
-        return schedule.describe_stacks(
-            self._clients.sizes, participants, self._width, batch_size, federation.local_steps
-        )
+    def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
+        federation, clients = self._algorithm.federation, self._clients
+        batch_size = clients.resolve_batch_size(federation.batch_size)
+        counts = {
+            client: count_local_steps(self._algorithm, clients, client, round_number) or federation.local_steps
+            for client in participants
+        }
+        fixed_steps = {client: count for client, count in counts.items() if count is not None}
+        return schedule.describe_stacks(clients.sizes, participants, self._width, batch_size, fixed_steps)
 
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
@@ -110,7 +114,7 @@ class Stack(Executor):
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
         previous_federation, self._round_algorithm = (
             self._round_algorithm.federation,
-            self._algorithm.bind_round(round_number),
+            self._algorithm.bind_round(round_number, self._clients.seed),
         )
         if self._backend is not None and self._round_algorithm.federation != previous_federation:
             self._graph_cache = GraphCache(self._backend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedpipe.engine.clients.executor import (
     Test,
     advance_epochs,
     count_by_class,
+    count_local_steps,
     eval_mode,
     get_epochs_and_steps,
     get_logits_function,
@@ -52,7 +53,7 @@ class StackRun:
 
     Parameters
     ----------
-    algorithm, clients, round
+    algorithm, clients, round_number
         Algorithm, federated data, and number of the round.
     stack_clients
         All participants of the stack, the largest first.
@@ -87,7 +88,10 @@ class StackRun:
         self._local_rows = [stack_clients.index(client) for client in local_clients]
         self.rows = [local_clients[-1] if client is None else client for client in self._row_clients]
         self.rows += local_clients[-1:] * (width - len(stack_clients))
-        self._epochs: dict[str, int] = {}
+        self._epochs: dict[int, dict[str, int]] = {client: {} for client in stack_clients}
+        self._local_steps = {
+            client: count_local_steps(algorithm, clients, client, round_number) for client in stack_clients
+        }
 
     def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
         """Run a pass, which has the same name in every round."""
@@ -106,7 +110,11 @@ class StackRun:
     # -- training ----------------------------------------------------------------------------------------------------
 
     def _train(self, training: Train, state: State, name: str) -> State:
-        epochs, steps = advance_epochs(self._algorithm, training, self._epochs)
+        client_epochs = {
+            client: advance_epochs(self._algorithm, training, self._epochs[client], self._local_steps[client])
+            for client in self._stack_clients
+        }
+        epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.with_optimizer_state)(state)
         step, step_ranges, active = self.make_step(client_pass), self._make_step_ranges(training), None
@@ -120,7 +128,7 @@ class StackRun:
             batch_plan = (
                 self.make_batch_plan(training, epoch_group)
                 if steps is None
-                else self.make_fixed_step_plan(training, epoch_group, steps)
+                else self.make_fixed_step_plan(training, client_epochs)
             )
             for first in range(0, len(batch_plan.samples), step_ranges[-1].stop):
                 for step_range in step_ranges:
@@ -163,35 +171,42 @@ class StackRun:
             plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
-    def make_fixed_step_plan(self, training: Train, epochs: Sequence[int], steps: int) -> BatchPlan:
-        """Make the plan of a fixed number of steps per client, across its epochs."""
+    def make_fixed_step_plan(self, training: Train, client_epochs: Mapping[int, tuple[range, int | None]]) -> BatchPlan:
+        """Make the plan of fixed numbers of steps, across the epochs of each client."""
+        max_steps = max(steps or 0 for _, steps in client_epochs.values())
         clients, size = self._clients, self._get_batch_size(training)
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         columns = []
         for client in self._row_clients:
             if client is None:
-                columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, 1))
+                columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, 1))
                 continue
+            epochs, steps = client_epochs[client][0], client_epochs[client][1] or 0
             length, column = self._count_epoch_steps(training, client), []
             for epoch in epochs[: -(-steps // length)]:
                 random_context = self._round, training.stream, epoch
                 order = clients.shuffle_indices(client, *random_context, training.share)
                 keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
                 column.append(schedule.make_index_table([order], keys, size, length, 1))
-            columns.append(np.concatenate(column)[:steps])
+            padding = schedule.make_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
+            columns.append(np.concatenate([*column, padding])[[*range(steps), *range(-len(padding), 0)]])
         padding_rows = len(self.rows) - len(self._row_clients)
-        columns.append(schedule.make_index_table([], [] if has_noise else None, size, steps, padding_rows))
+        columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
         return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
 
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
     def _make_step_ranges(self, training: Train) -> list[StepRange]:
-        fixed_steps = get_epochs_and_steps(self._algorithm, training)[1]
-        return schedule.make_step_ranges(
-            [fixed_steps or self._count_epoch_steps(training, client) for client in self._stack_clients],
-            self._allowed_widths,
+        fixed_steps = (
+            get_epochs_and_steps(self._algorithm, training, self._local_steps[client])[1]
+            for client in self._stack_clients
         )
+        counts = [
+            steps or self._count_epoch_steps(training, client)
+            for steps, client in zip(fixed_steps, self._stack_clients, strict=True)
+        ]
+        return schedule.make_step_ranges(counts, self._allowed_widths)
 
     def _count_epoch_steps(self, training: Train, client: int) -> int:
         """Count the steps of a client in an epoch."""

@@ -1,0 +1,60 @@
+"""Stored states and class names of a study's runs."""
+
+from __future__ import annotations
+
+import functools
+
+from fedpipe.core.components import pinned_files
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.yaml_text import read_generated_yaml
+
+
+@functools.cache
+def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
+    from fedpipe.data import class_names, store
+
+    manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
+    origin = read_generated_yaml(store.settings_file(dataset))
+    return class_names.get_class_names(origin, manifest["classes"])
+
+
+def get_class_names(dataset: str) -> tuple[str, ...]:
+    """Names of the classes of a stored data set."""
+    return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
+
+
+def require_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
+    """Raise an error if the server's state after a round, or a client's, is not stored."""
+
+    def is_stored(round_number: int) -> bool:
+        if client is None:
+            return files.round(round_number).server_state.is_file()
+        last_trained_round = read_json(files.round(round_number).complete_states_marker)["last"][
+            client
+        ]  # the round that stores its state
+        last_trained_files = files.round(last_trained_round)
+        return (
+            last_trained_round < 0
+            or last_trained_files.client_states.is_file()
+            or last_trained_files.client_states.name
+            not in layout.read_round_digests(last_trained_files, last_trained_files.complete_states_marker)
+        )
+
+    if is_stored(round_number):
+        return
+    stored_rounds = [str(round_number) for round_number in files.list_complete_rounds() if is_stored(round_number)]
+    state_name = "the server state" if client is None else f"the state of client {client}"
+    round_list = f", or use one of these rounds: {', '.join(stored_rounds)}" if stored_rounds else ""
+    raise ArtifactError(
+        f"{files.path}: {state_name} after round {round_number} is not stored (artifacts.keep_models). Type `dvc pull`"
+        f"{round_list}."
+    )
+
+
+def require_client(client: int, count: int) -> None:
+    """Raise an error if a run has no such client."""
+    if not 0 <= client < count:
+        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {count - 1}.")

@@ -1,0 +1,399 @@
+"""Hooks for random numbers, participants, local steps and several trained parts, with methods that need them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedpipe.algorithms.base import Algorithm, Batch, ClientInfo, State, Train, Uploads, cross_entropy
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.noise import draw_normal, draw_uniform
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import check_algorithm
+from fedpipe.testing.comparisons import ROUNDING, describe_trial_difference
+from fedpipe.testing.trial import Trial, make_trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPFedAvg(FedAvg):
+    """Clients clip their updates, and the server adds Gaussian noise to the mean."""
+
+    server_optimizer_part: ClassVar[str | None] = None
+
+    clip: float = 1.0
+    noise: float = 0.1
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "anchor": self.net.parameters(download["model"])}
+
+    def upload(self, client: State) -> State:
+        update = (self.net.parameters(client["model"]) - client["anchor"]).clipped(self.clip)
+        return {"model": client["model"] | (client["anchor"] + update)}
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        mean = uploads.with_equal_weights().mean("model")
+        parameters = self.net.parameters(mean)
+        noise = draw_normal(self.server_noise_key, "privacy", parameters)
+        return {"model": mean | (parameters + self.noise * self.clip / len(uploads) * noise)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSGD(FedAvg):
+    """Clients round each element of their update at random to one of some levels, without a bias."""
+
+    levels: int = 4
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "anchor": self.net.parameters(download["model"]), "key": info.noise_key}
+
+    def upload(self, client: State) -> State:
+        update = self.net.parameters(client["model"]) - client["anchor"]
+        norm = update.norm().clamp(min=1e-12)
+        level = update.map(lambda value: value.abs() / norm * self.levels)
+        draws = draw_uniform(client["key"], "rounding", level)
+        rounded = Tensors((name, (level[name] + draws[name]).floor()) for name in level)
+        signs = update.map(torch.sign)
+        quantized = Tensors((name, signs[name] * rounded[name] * norm / self.levels) for name in level)
+        return {"model": client["model"] | (client["anchor"] + quantized)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomMask(FedAvg):
+    """Clients upload a random fraction of each tensor's changes."""
+
+    fraction: float = 0.5
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "anchor": self.net.parameters(download["model"]), "key": info.noise_key}
+
+    def upload(self, client: State) -> State:
+        anchor, model = client["anchor"], self.net.parameters(client["model"])
+        draws = draw_uniform(client["key"], "mask", anchor)
+        chosen = Tensors((name, torch.where(draws[name] < self.fraction, model[name], anchor[name])) for name in anchor)
+        return {"model": client["model"] | chosen}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySteps(FedAvg):
+    """Each step's gradient has noise."""
+
+    needs_step_noise: ClassVar[bool] = True
+    unsupported_settings: ClassVar[tuple[str, ...]] = ("clip_norm",)
+
+    scale: float = 0.1
+
+    def local_passes(self) -> Sequence[Train]:
+        return (Train(self.loss, step=self.step),)
+
+    def step(self, client: State, batch: Batch, gradient: Any) -> State:
+        g = gradient(client)
+        assert batch.noise_key is not None
+        return gradient.descend(client, g + self.scale * draw_normal(batch.noise_key, "gradient", g))
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL(FedAvg):
+    """One step trains the global model and a personal model, which is mixed with it (fixed alpha)."""
+
+    alpha: float = 0.5
+
+    def init_client(self, server: State, initial_model: Any) -> State:
+        return {"personal": self.net.parameters(initial_model(0))}
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "personal": state["personal"]}
+
+    def mix(self, client: State, model: Tensors) -> Tensors:
+        personal = self.net.parameters(model) * (1 - self.alpha) + client["personal"] * self.alpha
+        return model | personal
+
+    def predict(self, client: State, x: Tensor) -> Tensor:
+        return self.net(self.mix(client, client["model"]), x)
+
+    def loss(self, client: State, batch: Batch) -> Tensor:
+        global_loss = cross_entropy(self.net(client["model"], batch.x), batch)
+        detached = client["model"].map(torch.detach)
+        return global_loss + cross_entropy(self.net(self.mix(client, detached), batch.x), batch)
+
+    def training_pass(self) -> Train:
+        return Train(self.loss, group=("model", "personal"))
+
+    def keep(self, client: State) -> State:
+        return {"personal": client["personal"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestFirst(FedAvg):
+    """The largest clients participate, then those that participated least."""
+
+    def init(self, initial_model: Any) -> State:
+        return {"model": initial_model(0), "counts": torch.zeros(self.federation.clients, dtype=self.net.dtype)}
+
+    def select_participants(self, server: State, sizes: Tensor) -> Sequence[int]:
+        order = torch.argsort(server["counts"] * 1000 - sizes, stable=True)
+        return order[: self.federation.participants].tolist()
+
+    def aggregate(self, server: State, uploads: Uploads) -> State:
+        return {
+            "model": uploads.mean("model"),
+            "counts": server["counts"] + uploads.mark(torch.zeros_like(server["counts"])),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricSteps(FedAvg):
+    """Each client stops after each step with probability 1/2."""
+
+    def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int:
+        draw = draw_uniform(noise_key, "steps", torch.zeros((), dtype=torch.float64))
+        return 1 + int(torch.log2(1 / (1 - draw)))
+
+    def start(self, state: State, download: State, info: ClientInfo) -> State:
+        return {"model": download["model"], "steps": torch.zeros_like(info.size)}
+
+    def local_passes(self) -> Sequence[Train]:
+        return (Train(self.loss, step=self.step),)
+
+    def step(self, client: State, batch: Batch, gradient: Any) -> State:
+        client = gradient.descend(client, gradient(client))
+        return client | {"steps": client["steps"] + 1}
+
+    def upload(self, client: State) -> State:
+        return {"model": client["model"], "steps": client["steps"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoStreams(GeometricSteps):
+    """Two passes that continue the same stream of batches."""
+
+    def local_passes(self) -> Sequence[Train]:
+        return (Train(self.loss, step=self.step), Train(self.loss, step=self.step))
+
+
+METHODS: list[Algorithm] = [DPFedAvg(), QSGD(), RandomMask(), NoisySteps(), APFL(), GeometricSteps(), TwoStreams()]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_methods_with_random_numbers_and_several_parts_pass_all_checks(method: Algorithm) -> None:
+    assert check_algorithm(method) == []
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_clients_in_one_call_compute_what_clients_one_after_the_other_do(method: Algorithm) -> None:
+    loop, stack = (make_trial(method, width=width, local_epochs=2).run(3) for width in (None, 3))
+    assert describe_trial_difference(stack, loop, ROUNDING) is None
+    other = make_trial(method, clients=None, local_epochs=2).run(3)
+    assert describe_trial_difference(other, loop, ROUNDING) is None
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_a_function_of_key_purpose_name_and_index() -> None:
+    like = Tensors(a=torch.zeros(40, 50), b=torch.zeros(2000, dtype=torch.float64))
+    key, other_key = torch.tensor(2**61 + 3), torch.tensor(2**61 + 4)
+    for draw in (draw_uniform, draw_normal):
+        values = draw(key, "noise", like)
+        assert [value.dtype for value in values.values()] == [torch.float32, torch.float64]
+        assert all(torch.equal(values[name], draw(key, "noise", like)[name]) for name in like)
+        flat = [
+            draws.flat().double().numpy() for draws in (values, draw(key, "mask", like), draw(other_key, "noise", like))
+        ]
+        flat += [values["a"].flatten().double().numpy(), values["b"].numpy()]
+        for index, one in enumerate(flat):
+            for two in flat[:index]:
+                count = min(len(one), len(two))
+                is_part = np.array_equal(one[:count], two[:count])
+                assert is_part or abs(np.corrcoef(one[:count], two[:count])[0, 1]) < 5 / math.sqrt(count)
+        assert not np.array_equal(flat[3], flat[4])
+
+
+def test_normal_draws_have_the_moments_of_a_standard_normal_distribution() -> None:
+    values = draw_normal(torch.tensor(7), "noise", torch.zeros(200_000, dtype=torch.float64))
+    moments = [float((values**power).mean()) for power in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.05)
+    assert float((values.abs() < 1.959964).double().mean()) == pytest.approx(0.95, abs=0.002)
+
+
+@pytest.mark.parametrize("draw", [draw_uniform, draw_normal])
+def test_a_stack_draws_the_bits_of_each_client(draw: Any) -> None:
+    keys, like = torch.tensor([5, -9, 2**62 - 1]), torch.zeros(3, 13, 7)
+    stacked = vmap(lambda key, value: draw(key, "noise", value))(keys, like)
+    assert torch.equal(stacked, torch.stack([draw(key, "noise", like[0]) for key in keys]))
+
+
+def test_keys_differ_by_seed_round_client_and_side() -> None:
+    trial = make_trial(FedAvg())
+    keys = [
+        int(trial.clients.get_client_info(client, number, torch.zeros(())).noise_key)
+        for number in (1, 2)
+        for client in (0, 1)
+    ]
+    keys += [int(trial.algorithm.bind_round(number, seed).server_noise_key) for number in (0, 1, 2) for seed in (0, 1)]
+    assert len(set(keys)) == len(keys)
+    stacked = trial.clients.get_client_info([1, 0], 2, torch.zeros(2)).noise_key
+    assert stacked.tolist() == [keys[3], keys[2]]
+
+
+def test_the_servers_noise_is_that_of_the_round_and_has_the_declared_scale() -> None:
+    plain, noisy, repeated = (make_trial(DPFedAvg(noise=noise, clip=2.0)).run(1) for noise in (0.0, 0.5, 0.5))
+    difference = (noisy.server["model"] - plain.server["model"]).flat()
+    key = noisy.algorithm.bind_round(1, noisy.clients.seed).server_noise_key
+    expected = 0.5 * 2.0 / len(noisy.outcomes) * draw_normal(key, "privacy", plain.server["model"]).flat()
+    torch.testing.assert_close(difference, expected, rtol=0, atol=1e-14)
+    assert torch.equal(repeated.server["model"].flat(), noisy.server["model"].flat())
+
+
+def test_quantization_has_no_bias_and_few_levels() -> None:
+    """The mean of many draws is the value, and each draw is a level."""
+    level = torch.full((200_000,), 1.3, dtype=torch.float64)
+    rounded = (level + draw_uniform(torch.tensor(3), "rounding", level)).floor()
+    assert set(rounded.tolist()) == {1.0, 2.0}
+    assert float(rounded.mean()) == pytest.approx(1.3, abs=0.005)
+
+
+def test_steps_have_their_own_noise_and_a_pass_in_evaluation_mode_has_no_key() -> None:
+    keys: list[int | None] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Recording(NoisySteps):
+        def local_passes(self) -> Sequence[Train]:
+            return (Train(self.loss, step=self.record), Train(self.loss, step=self.record, eval_mode=True))
+
+        def record(self, client: State, batch: Batch, gradient: Any) -> State:
+            keys.append(None if batch.noise_key is None else int(batch.noise_key))
+            return gradient.descend(client, gradient(client))
+
+    make_trial(Recording(), batch_size=4, local_epochs=1).run(2, [3])  # 12 samples: three steps per pass
+    numbers = [key for key in keys if key is not None]
+    assert len(set(numbers)) == len(numbers) == 6
+    assert keys.count(None) == 6
+
+
+# -- several parts -----------------------------------------------------------------------------------------------------
+
+
+def test_one_step_trains_two_parts_as_a_plain_loop_does() -> None:
+    """APFL with full batches, compared with PyTorch's optimizer on two copies of the parameters."""
+    trial = make_trial(APFL(alpha=0.3), batch_size="full", local_epochs=3, momentum=0.0, learning_rate=0.1)
+    start, (x, y) = trial.start(3), trial.clients.gather(trial.clients.train[3])
+    w, v = ([value.clone().requires_grad_() for value in trial.net.parameters(start[part]).values()] for part in start)
+    optimizer = torch.optim.SGD([*w, *v], lr=0.1)
+    names = tuple(start["personal"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model = Tensors(zip(names, w, strict=True))
+        mixed = Tensors((name, 0.7 * a.detach() + 0.3 * b) for name, a, b in zip(names, w, v, strict=True))
+        loss = sum(torch.nn.functional.cross_entropy(trial.net(weights, x), y) for weights in (model, mixed))
+        loss.backward()  # type: ignore[union-attr]
+        optimizer.step()
+    (outcome,) = trial.train([3])
+    for values, tensors in ((w, outcome.upload["model"]), (v, outcome.keep["personal"])):
+        torch.testing.assert_close(torch.cat([value.detach().flatten() for value in values]), tensors.flat())
+
+
+def test_the_first_of_several_parts_receives_running_statistics() -> None:
+    trial = make_trial(APFL(), "norm")
+    initial = trial.initial_model(0)
+    (outcome,) = trial.train([3])
+    for name in trial.net.buffer_names:
+        assert not torch.equal(outcome.upload["model"][name], initial[name])
+    assert set(outcome.keep["personal"]) == set(trial.net.names)
+
+
+def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class HeadOnly(APFL):
+        def training_pass(self) -> Train:
+            names = tuple(f"personal/{name}" for name in self.net.head_names)
+            return Train(self.loss, group=("model", "personal"), only=names)
+
+    trial = make_trial(HeadOnly())
+    (outcome,) = trial.train([3])
+    assert torch.equal(outcome.upload["model"].flat(), trial.server["model"].flat())
+    changed = {
+        name for name, value in outcome.keep["personal"].items() if not torch.equal(value, trial.initial_model(0)[name])
+    }
+    assert changed == set(trial.net.head_names)
+
+
+# -- participants ------------------------------------------------------------------------------------------------------
+
+
+def test_a_method_selects_the_participants_of_each_round() -> None:
+    trial = make_trial(LargestFirst(), participation=0.25)  # two of eight clients
+    rounds = [trial.run().outcomes for _ in range(4)]
+    by_size = np.argsort(-trial.clients.sizes, kind="stable").tolist()
+    ids = [[outcome.client for outcome in outcomes] for outcomes in rounds]
+    assert ids == [sorted(by_size[first : first + 2]) for first in (0, 2, 4, 6)]
+
+
+@pytest.mark.parametrize("selected", [[0], [0, 0], [0, 8], [-1, 0], [0, 1, 2], 3, [0.5, 1]])
+def test_a_wrong_selection_is_an_error(selected: Any) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Selected(FedAvg):
+        def select_participants(self, server: State, sizes: Tensor) -> Any:
+            return selected
+
+    with pytest.raises(SettingsError, match=r"\.select_participants .*Return 2 different numbers from 0 to 7\."):
+        make_trial(Selected(), participation=0.25).run()
+
+
+# -- local steps -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_each_client_trains_the_counted_steps(width: int | None) -> None:
+    trial = make_trial(GeometricSteps(), width=width, batch_size=4)
+    counted = set()
+    for number in (1, 2, 3):
+        trial.run()
+        for outcome in trial.outcomes:
+            key = trial.clients.get_client_info(outcome.client, number, torch.zeros(())).noise_key
+            steps = trial.algorithm.count_local_steps(0, number, key)
+            assert int(outcome.upload["steps"]) == steps
+            counted.add(steps)
+    assert len(counted) > 2
+
+
+def test_a_constant_count_equals_local_steps() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class FiveSteps(FedAvg):
+        def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> int:
+            return 5
+
+    for width in (None, 3):
+        counted = make_trial(FiveSteps(), width=width, batch_size=4).run(2)
+        fixed = make_trial(FedAvg(), width=width, batch_size=4, local_epochs=None, local_steps=5).run(2)
+        assert torch.equal(counted.server["model"].flat(), fixed.server["model"].flat())
+
+
+@pytest.mark.parametrize("count", [0, -1, None, "many"])
+def test_a_wrong_count_is_an_error(count: Any) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Counted(FedAvg):
+        def count_local_steps(self, size: int, round_number: int, noise_key: Tensor) -> Any:
+            return count
+
+    for width in (None, 3):
+        with pytest.raises(SettingsError, match=r"\.count_local_steps .*at least 1\."):
+            make_trial(Counted(), width=width).run()
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def test_sum_adds_tensors_and_a_scalar_has_the_networks_dtype() -> None:
+    parts = [Tensors(a=torch.full((2,), float(value))) for value in (1, 2, 3)]
+    assert sum(parts)["a"].tolist() == [6, 6]  # type: ignore[index]
+    trial: Trial = make_trial(FedAvg())
+    assert trial.algorithm.scalar(1.5).dtype == torch.float64
