@@ -25,6 +25,7 @@ docs/protocols
 docs/custom-data
 docs/custom-model
 docs/custom-algorithm
+docs/check-method
 docs/diagnostics
 docs/papers
 docs/dvc

@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from fedpipe.analysis import stored_files
-from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESULTS,
@@ -20,9 +21,8 @@ from fedpipe.core.storage.files import (
     read_recorded_sha256,
     table_to_frame,
 )
-from fedpipe.core.storage.layout import PARAMS, StudyFiles
+from fedpipe.core.storage.layout import PARAMS
 from fedpipe.core.yaml_text import read_generated_yaml
-from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.data import StudyData
@@ -381,6 +381,15 @@ class Results:
             stored_files.require_client(client, len(run.clients))
             return models.list_batches(run, client, number, stream)
 
+    def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
+        """All samples of the run's data set, without augmentation: inputs, shape (n, *shape), and classes, shape (n,).
+
+        The indices of :meth:`batches` and :attr:`partitions` select their rows.
+        """
+        with self._enter_folder():
+            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
+            return clients.gather(np.arange(len(clients.y)))
+
     def test(
         self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
     ) -> tuple[Tensor, Tensor]:
@@ -467,30 +476,5 @@ def load(path: str | Path = PARAMS) -> Results:
                 )
             plan = Plan.read(relative_path / "plan.json")
         else:
-            plan = _read_current_plan(PARAMS if relative_path == Path() else relative_path)
+            plan = stored_files.read_current_plan(PARAMS if relative_path == Path() else relative_path)
         return Results(folder, plan)
-
-
-def _read_current_plan(params: Path) -> Plan:
-    """Read the plan of a study, if it is that of the current file and code.
-
-    Raises
-    ------
-    ArtifactError
-        The plan does not exist, or it is outdated.
-    """
-    if not params.is_file():
-        raise SettingsError(f"{params}: the file does not exist. Use a study file, or a folder of results.")
-    files = StudyFiles.from_params(params)
-    if not files.plan.is_file():
-        raise ArtifactError(f"{files.plan} is missing. Type `{layout.format_run_command(params)}` first.")
-    plan = Plan.read(files.plan)
-    current = freshness.check_plan(plan)
-    if current.error:
-        raise current.error
-    if current.state == "stale":
-        raise ArtifactError(
-            f"{files.plan} is outdated, because {params} or code has changed. Type "
-            f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."
-        )
-    return plan

@@ -1,15 +1,18 @@
-"""Stored states and class names of a study's runs."""
+"""Plans, stored states and class names of a study."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.layout import RunFiles, StudyFiles
 from fedpipe.core.yaml_text import read_generated_yaml
+from fedpipe.planning import freshness
+from fedpipe.planning.plan import Plan
 
 
 @functools.cache
@@ -58,3 +61,28 @@ def require_client(client: int, count: int) -> None:
     """Raise an error if a run has no such client."""
     if not 0 <= client < count:
         raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {count - 1}.")
+
+
+def read_current_plan(params: Path) -> Plan:
+    """Read the plan of a study, if it is that of the current file and code.
+
+    Raises
+    ------
+    ArtifactError
+        The plan does not exist, or it is outdated.
+    """
+    if not params.is_file():
+        raise SettingsError(f"{params}: the file does not exist. Use a study file, or a folder of results.")
+    files = StudyFiles.from_params(params)
+    if not files.plan.is_file():
+        raise ArtifactError(f"{files.plan} is missing. Type `{layout.format_run_command(params)}` first.")
+    plan = Plan.read(files.plan)
+    current = freshness.check_plan(plan)
+    if current.error:
+        raise current.error
+    if current.state == "stale":
+        raise ArtifactError(
+            f"{files.plan} is outdated, because {params} or code has changed. Type "
+            f"`{layout.format_run_command(params)}`, or load the folder {files.path} for the earlier results."
+        )
+    return plan

@@ -24,6 +24,8 @@ from sklearn.metrics import balanced_accuracy_score, f1_score
 import fedpipe
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage.files import read_json
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import class_names
 from fedpipe.report import statistics, tables
 from tests import small_studies as studies
@@ -237,6 +239,62 @@ def test_a_state_is_what_the_run_has_stored(results: Any) -> None:
     assert results.state("fedavg", client=0, alpha=0.3) == {}, "FedAvg's clients keep nothing"
     model = results.model("fedavg", alpha=0.3).state_dict()
     assert all(torch.equal(model[name], value) for name, value in results.state("fedavg", alpha=0.3)["model"].items())
+
+
+def test_a_plain_loop_over_the_batches_computes_the_runs_models(results: Any) -> None:
+    """FedAvg written again, from a stored state, the samples and the batches of each participant."""
+    run, settings = {"algorithm": "fedavg", "seed": 1, "alpha": 1.0}, results.settings("fedavg", 1, alpha=1.0)
+    x, y = results.samples(**run)
+    rate, momentum = settings["federation"]["learning_rate"], settings["federation"]["momentum"]
+    for number in range(1, ROUNDS + 1):
+        uploads, sizes = [], []
+        for client in results.participants(**run, round=number):
+            model = results.model(**run, round=number - 1).train()
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+            steps = results.batches(**run, client=client, round=number)
+            for rows in steps:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            uploads.append(model.state_dict())
+            sizes.append(len({row for rows in steps for row in rows}))
+        stored = results.state(**run, round=number)["model"]
+        for name, value in stored.items():
+            mean = sum(size * upload[name] for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes)
+            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_participants_and_batches_are_those_of_the_files(results: Any) -> None:
+    run = {"algorithm": "pfedme", "seed": 1, "alpha": 1.0}
+    (row,) = results.provenance.query("algorithm == 'pfedme' and seed == 1 and `partition.alpha` == '1.0'").to_dict(
+        "records"
+    )
+    for number in range(1, ROUNDS + 1):
+        files_of_round = RunFiles(results.folder / row["run"]).round(number)
+        marker = read_json(files_of_round.complete_states_marker)
+        trained = [client for client, last in enumerate(marker["last"]) if last == number]
+        assert results.participants(**run, round=number) == trained
+    owned = results.partitions.query("split == 'train'")
+    for client in (0, 9):
+        samples = owned[(owned["partition"] == row["partition"]) & (owned["client"] == client)]["sample"]
+        steps = results.batches(**run, client=client, round=2)
+        assert {row for rows in steps for row in rows} == set(samples)
+    _, y = results.samples(**run)
+    assert y[torch.tensor(owned["sample"].to_numpy())].tolist() == owned["label"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda results, run: results.participants(**run, round=0), "^round: 0 .* 1 to 3"),
+        (lambda results, run: results.batches(**run, client=10, round=1), "^client: 10 .* 0 to 9"),
+        (lambda results, run: results.batches(**run, client=0, round=4), "^round: 4 .* 1 to 3"),
+        (lambda results, run: results.batches(**run, client=0, round=1, stream="head"), "^stream: .*'head'.* batches"),
+    ],
+)
+def test_wrong_rounds_clients_and_streams_of_batches_are_errors(results: Any, call: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        call(results, {"algorithm": "fedavg", "seed": 1, "alpha": 1.0})
 
 
 def test_states_that_are_not_pruned_are_right_and_listed_in_the_error(

@@ -184,7 +184,7 @@ def test_what_one_client_holds_out_does_not_depend_on_the_others() -> None:
 
 
 def test_single_sample_clients_everywhere() -> None:
-    table, *_ = assign_digits(IID(), "official", clients=50, train=5, test=3)
+    table, *_ = assign_digits(IID(), "official", num_clients=50, train=5, test=3)
     assignment = Assignment.from_table(table)
     assert assignment.sizes.tolist() == [1] * 50
     assert assignment.class_counts.shape == (50, 10)
@@ -286,7 +286,7 @@ def test_a_validation_part_comes_from_the_clients_training_samples_alone(split: 
 
 
 def test_a_stratified_validation_part() -> None:
-    table, labels, _ = assign_digits(IID(), "official", clients=2, stratified=True, validation=0.1, train=100)
+    table, labels, _ = assign_digits(IID(), "official", num_clients=2, stratified=True, validation=0.1, train=100)
     for samples, counts in zip(
         Assignment.from_table(table).validation, Assignment.from_table(table).class_counts, strict=True
     ):

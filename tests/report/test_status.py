@@ -53,27 +53,24 @@ def render(plan: NewPlan, height: int | None = None) -> str:
     return screen.file.getvalue()
 
 
-def snakemake(plan: NewPlan, *events: dict[str, Any], round_number: int = 1, lock: bool = True) -> str:
+def snakemake(plan: NewPlan, *events: dict[str, Any], number: int = 1, lock: bool = True) -> str:
     """Records of FedProx's segment by the snakemake of that number; the segment's log."""
     key = plan.runs[1].path
     log = f"results/logs/segment/fedprox-{key.name}-0003.log"
     job = {"job": 3, "rule": "segment", "output": [f"{key}/segments/0003.json"], "log": [log]}
     slurm_log = {"log": [log, "slurm_logs/8.log"]}
     records = [
-        {"time": BEGIN + 100 * round_number + index}
-        | job
-        | (slurm_log if event["event"] == "job_error" else {})
-        | event
+        {"time": BEGIN + 100 * number + index} | job | (slurm_log if event["event"] == "job_error" else {}) | event
         for index, event in enumerate(events)
     ]
-    write_records(*records, number=round_number)
+    write_records(*records, number=number)
     if lock:
         files.write_bytes(Path(".snakemake/locks/0.output.lock"), b"")
     return log
 
 
-def write_records(*records: dict[str, Any], round_number: int = 1) -> Path:
-    path = Path(f".snakemake/fedpipe/jobs/{round_number}-8.jsonl")
+def write_records(*records: dict[str, Any], number: int = 1) -> Path:
+    path = Path(f".snakemake/fedpipe/jobs/{number}-8.jsonl")
     files.write_bytes(path, "".join(f"{json.dumps(record)}\n" for record in records).encode())
     return path
 
