@@ -30,7 +30,7 @@ Statistic = Literal[
 
 
 class Report(Section):
-    """Content of tables and figures. If you change it, they are made again, and no run is recomputed."""
+    """Content of tables and figures. A change rebuilds them and recomputes no run."""
 
     round: ReportedRound = Field("last", description="Round whose accuracy the table reports.")
     last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
@@ -61,8 +61,8 @@ class Report(Section):
 
     figure_width: FigureWidth = Field(
         "neurips",
-        description="Width of figures, for which fonts are sized. neurips: text width of NeurIPS and ICLR, 5.5 in. "
-        "icml: both columns of ICML, 6.75 in. column: one column of ICML, 3.25 in. slides: a 16:9 slide, 10 in.",
+        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of ICML, "
+        "6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
     )
     figure_protocols: tuple[Protocol, ...] = Field(
         (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."

@@ -195,7 +195,7 @@ def render_heatmaps(
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
         ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_size())
-        ax.set_xlabel(x_label if index + columns >= len(axes) else "")
+        ax.set_xlabel(x_label if index // columns == (len(axes) - 1) // columns else "")
         ax.set_ylabel(row_labels[index] if index % columns == 0 or row_labels[index - 1] != row_labels[index] else "")
     return style.add_notes(figure, [note])
 
