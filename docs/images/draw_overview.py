@@ -152,7 +152,7 @@ def draw_overview(study: dict[str, Any], titles: dict[str, str], results: pd.Dat
 
 if __name__ == "__main__":
     plan = fedpipe.load("params.yaml").plan
-    IMAGE._write_text(
+    IMAGE.write_text(
         draw_overview(
             yaml.safe_load(Path("params.yaml").read_text()),
             {label: plan.titles.get(label, label) for label in plan.algorithms},

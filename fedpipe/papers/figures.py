@@ -5,6 +5,7 @@ Each form of `fedpipe.papers.layouts` has a function for its frame. All figures 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from fedpipe.report.figures import panels
 
 MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
+TARGET_FRACTIONS = {"FedAvg's last accuracy": 1.0, "90% of it": 0.9, "80% of it": 0.8}  #: target accuracies
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
 
@@ -58,7 +60,10 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
     if "panel" in frame:  # an empty name is missing in a CSV
         frame = frame.assign(panel=frame["panel"].astype(object).fillna(""))
     y_label = MEASURE_LABELS[figure.measures[0]]
-    note = "" if "std" in frame else "One seed."
+    note = "One seed."
+    if "seeds" in frame:
+        limit = "up to " if frame["seeds"].nunique() > 1 else ""
+        note = f"Mean and standard deviation of {limit}{frame['seeds'].max():.0f} seeds."
     x_label = figure.x_label if isinstance(figure.x_label, str) else ""
     emphasis = ("FedAvg", paper.paper)
     match figure.form:
@@ -69,29 +74,33 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
         case "traces":
             frame = frame.assign(line="class " + frame["class"].astype(str))
             frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
-            return panels.render_lines(
-                frame, "step of the first epoch", "estimated class fraction p̃", note="◂: true class fraction p."
-            )
+            note = f"◂: true class fraction p. {note}"
+            return panels.render_lines(frame, "step of the first epoch", "estimated class fraction p̃", note=note)
         case "bars":
-            frame = frame.rename(columns={"line": "category", "value": "mean"})
-            return panels.render_bars(frame, "rounds to the target")
+            frame = frame.rename(columns={"line": "category", "target": "line", "value": "mean"})
+            return panels.render_bars(frame, "rounds to the target", note=note)
         case "layers":
             names = {name: f"layer {index + 1}" for index, name in enumerate(frame["layer"].unique())}
             frame = frame.assign(category=frame["layer"].map(names))
-            return panels.render_bars(frame, "gradient norm, mean ± std over clients (layers from the input)")
+            note = f"Mean and standard deviation over clients. Layers are counted from the input. {note}"
+            return panels.render_bars(frame, "gradient norm", note=note)
         case "counts":
-            return panels.render_heatmaps(frame, "class", "client", "training samples")
+            return panels.render_heatmaps(frame, "class", "client", "training samples", 0.5, note)
         case "norms":
-            return panels.render_heatmaps(frame, "class", "client (or class)", "fraction of samples or of norms", 0.5)
+            row_labels = frame["panel"].str.endswith("class models").map({True: "class model", False: "client"})
+            frame = frame.assign(row_label=row_labels)
+            note = f"Fraction of the samples, or of the sum of the norms, of each class. {note}"
+            return panels.render_heatmaps(frame, "class", "client", "fraction", 0.5, note)
         case "matrices":
-            return panels.render_heatmaps(frame, "class", "class", "")
+            return panels.render_heatmaps(frame, "class", "class", "", note=note)
         case "shares":
             frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
             frame = frame.rename(columns={"share": "x", "norm": "y"})
-            return panels.render_points(frame, "fraction of the samples", "relative norm of the head's row")
+            note = f"A point is a class of a client. {note}"
+            return panels.render_points(frame, "fraction of the samples", "relative norm of the row", note)
         case "features":
-            return panels.render_embedding(frame)
-    return panels.render_surface(frame, "training loss")
+            return panels.render_embedding(frame, note)
+    return panels.render_surface(frame, "training loss", note)
 
 
 def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
@@ -163,12 +172,13 @@ Rows = list[dict[str, Any]] | pd.DataFrame
 
 
 def _average_over_seeds(rows: pd.DataFrame) -> Rows:
-    """Mean and, if there are several seeds, standard deviation of ``value``."""
+    """Mean and, if there are several seeds, standard deviation of ``value`` and their number."""
     if rows.empty:
         return []
     keys = [name for name in rows if name != "value"]
     frame = rows.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    return frame.drop(columns=["count", "std"] if frame["count"].max() < 2 else ["count"])
+    frame = frame.rename(columns={"count": "seeds"})
+    return frame.drop(columns=["std", "seeds"]) if frame["seeds"].max() < 2 else frame
 
 
 def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
@@ -212,16 +222,37 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
 
 
 def _build_bars(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
-    """Rounds until the mean over seeds has FedAvg's last accuracy. The paper's targets are not in its text."""
     frame = pd.concat([run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
+    return compute_rounds_to_targets(frame)
+
+
+def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rounds until the mean over seeds has a fraction of FedAvg's last accuracy.
+
+    The paper's targets are not in its text.
+
+    Parameters
+    ----------
+    frame
+        Accuracies in percent: ``panel``, ``line``, ``x`` (round) and ``value``.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``panel``, ``target``, ``line``, and the round as ``value``, which is NaN if a method does not reach the target.
+    """
     rows = []
-    for (panel, line), curves in frame.groupby(["panel", "line"], sort=False):
-        baseline = frame[(frame["panel"] == panel) & (frame["line"] == "FedAvg")].groupby("x")["value"].mean()
-        if len(baseline):
-            target, curve = baseline.iloc[-1], curves.groupby("x")["value"].mean()
-            value = float(curve[curve >= target].index.min())  # NaN if it is empty
-            rows.append({"panel": f"{panel}, target {target:.1f} %", "line": line, "value": value})
-    return rows
+    for panel, curves in frame.groupby("panel", sort=False):
+        means = curves.groupby(["line", "x"], sort=False)["value"].mean()
+        if "FedAvg" not in means:
+            continue
+        last = means["FedAvg"].iloc[-1]
+        for (name, fraction), line in itertools.product(TARGET_FRACTIONS.items(), curves["line"].unique()):
+            value = float(means[line][means[line] >= fraction * last].index.min())  # NaN if it is empty
+            rows.append(
+                {"panel": f"{panel}, FedAvg's last: {last:.1f} %", "target": name, "line": line, "value": value}
+            )
+    return pd.DataFrame(rows)
 
 
 def _build_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:

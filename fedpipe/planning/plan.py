@@ -264,7 +264,8 @@ class Plan:
             and all(cell.grid.keys() <= self.grid.keys() for cell in self.cells)
             and self.method_protocols.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])}
             <= {*self.algorithms}
-            and set(self.method_protocols.values()) <= set(self.protocols)
+            and set(self.report.figure_algorithms) <= set(self.algorithms)
+            and {*self.method_protocols.values(), *self.report.figure_protocols} <= set(self.protocols)
             and set(self.report.best_over) <= self.grid.keys()
         )
 

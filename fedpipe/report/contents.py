@@ -84,12 +84,12 @@ def write_figure_curves(data: StudyData) -> None:
 
 def write_figure_partition(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
-    from fedpipe.report.figures import partition
+    from fedpipe.report.figures import partition, style
 
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
-    partition.draw_partition(key, plan.partitions[key], stem)
+    partition.draw_partition(key, plan.partitions[key], stem, style.PAGES[plan.report.figure_width])
 
 
 def write_figure_matrices(data: StudyData) -> None:

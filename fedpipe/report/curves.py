@@ -22,12 +22,17 @@ def build_curves(data: StudyData) -> pd.DataFrame:
     return results.average_over_seeds(frame, [*data.row_columns, "protocol", "round"])
 
 
-def build_table_curves(data: StudyData) -> pd.DataFrame:
-    """Build the curves of the table's rows: all, or with `report.best_over` those at the best values.
+def build_figure_curves(data: StudyData) -> pd.DataFrame:
+    """Build the curves of the figure: of the table's rows that `report.figure_algorithms` and `figure_protocols` name.
 
-    With `best_over`, protocols on validation samples are omitted.
+    With `report.best_over` each method has its curve at the best values, and protocols on validation samples are
+    omitted.
     """
     frame, report = build_curves(data), data.plan.report
+    if report.figure_algorithms:
+        frame = frame[frame["algorithm"].isin(report.figure_algorithms)]
+    if report.figure_protocols:
+        frame = frame[frame["protocol"].isin(report.figure_protocols)]
     if not report.best_over:
         return frame
     frame = frame[frame[data.row_columns].apply(tuple, axis=1).isin(data.table_rows)]

@@ -27,12 +27,13 @@ class ModelMatrices(NamedTuple):
 
 
 def select_model_matrices(data: StudyData) -> dict[str, ModelMatrices]:
-    """Select two algorithms with a global model, `PREFERRED_ALGORITHMS` first.
+    """Select two algorithms with a global model, `PREFERRED_ALGORITHMS` first, or those of `report.figure_algorithms`.
 
     Each has its first run, with `report.best_over` at the best values.
     """
     plan = data.plan
-    names = [*(label for label in PREFERRED_ALGORITHMS if label in plan.algorithms), *plan.algorithms]
+    preferred_names = [label for label in PREFERRED_ALGORITHMS if label in plan.algorithms]
+    names = plan.report.figure_algorithms or [*preferred_names, *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
     table_rows = data.table_rows if plan.report.best_over else None
     for name in dict.fromkeys(names):

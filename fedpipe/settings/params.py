@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import (
@@ -113,6 +114,22 @@ class Params(Section):
         components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
         return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
 
+    def _check_report_names(self) -> None:
+        """Check that the section report refers to names of the study."""
+        report = self.report
+        references: list[tuple[str, Iterable[str], str, Sequence[str]]] = [
+            ("baseline", filter(None, [report.baseline]), "study.algorithms", self.study.algorithms),
+            ("best_over", report.best_over, "study.grid", list(self.study.grid)),
+            ("figure_protocols", report.figure_protocols, "evaluation.protocols", self.evaluation.protocols),
+            ("figure_algorithms", report.figure_algorithms, "study.algorithms", self.study.algorithms),
+        ]
+        for key, names, source, known_names in references:
+            for name in names:
+                if name not in known_names:
+                    raise SettingsError(
+                        f"report.{key}: '{name}' is not in {source}. {suggest_name(name, list(known_names))}"
+                    )
+
     def _check_validation_samples(self) -> None:
         """Require validation samples if a protocol needs them."""
         protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
@@ -147,17 +164,7 @@ class Params(Section):
         labels = context.get("labels")
         if labels is None:
             labels = [label for label in self.study.algorithms if not options[label].overrides]
-        if self.report.baseline not in (None, *self.study.algorithms):
-            raise SettingsError(
-                f"report.baseline: '{self.report.baseline}' is not in study.algorithms. "
-                f"{suggest_name(str(self.report.baseline), self.study.algorithms)}"
-            )
-        for name in self.report.best_over:
-            if name not in self.study.grid:
-                known_names = list(self.study.grid)
-                raise SettingsError(
-                    f"report.best_over: '{name}' is not in study.grid. {suggest_name(name, known_names)}"
-                )
+        self._check_report_names()
         self._check_validation_samples()
         titles = {label: get_title(label, self.algorithms[label]) for label in self.study.algorithms}
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):

@@ -1,4 +1,4 @@
-"""The section `report`: content of tables."""
+"""The section `report`: content of tables and figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.settings.base import Label, Section, require_unique
+from fedpipe.settings.base import Label, Protocol, Section, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+FigureWidth = Literal["neurips", "icml", "column", "slides"]
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
 #: and format in `report.tables._build_statistics_parts`.
 Statistic = Literal[
@@ -29,7 +30,7 @@ Statistic = Literal[
 
 
 class Report(Section):
-    """Content of the tables. Changing it trains nothing."""
+    """Content of tables and figures. A change rebuilds them and recomputes no run."""
 
     round: ReportedRound = Field("last", description="Round whose accuracy the table reports.")
     last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
@@ -58,7 +59,21 @@ class Report(Section):
     )
     baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
 
-    _require_unique_values = field_validator("best_over", "statistics")(require_unique)
+    figure_width: FigureWidth = Field(
+        "neurips",
+        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of ICML, "
+        "6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
+    )
+    figure_protocols: tuple[Protocol, ...] = Field(
+        (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."
+    )
+    figure_algorithms: tuple[Label, ...] = Field(
+        (), description="Methods of study.algorithms in the figures of curves and matrices. Empty: all."
+    )
+
+    _require_unique_values = field_validator("best_over", "statistics", "figure_protocols", "figure_algorithms")(
+        require_unique
+    )
 
     @model_validator(mode="after")
     def _check_statistics_inputs(self) -> Report:

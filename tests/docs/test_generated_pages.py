@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from fedpipe.cli.docs import pages
 from fedpipe.core.components import component, registry
-from fedpipe.core.components.component import Component
+from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings import params
 
@@ -145,3 +146,14 @@ def test_running_text(text: str, markdown: str) -> None:
 )
 def test_blocks(text: str, markdown: str) -> None:
     assert pages.convert_blocks(text) == markdown
+
+
+def test_the_picture_of_all_partition_schemes_is_current() -> None:
+    draw = runpy.run_path(str(ROOT / "docs/images/draw_partitions.py"))
+    svg = draw["draw_partitions"]()
+    assert svg == (ROOT / "docs/images/partitions.svg").read_text(), "run docs/images/draw_partitions.py"
+    schemes = {*registry.list_components(PARTITION)} - {"file"}
+    counts = draw["count_samples"]().groupby("panel")["value"].sum()
+    assert {*counts.index} == schemes
+    assert {*counts[counts.index != "dirichlet-overlap"]} == {1797}, "each sample has one client"
+    assert "images/partitions.svg" in (ROOT / "docs/partitions.md").read_text()

@@ -82,10 +82,44 @@ def test_each_published_figure_fits_half_a_page(name):
     svg = figures.render_figure(paper, paper.figures[name[1]], pd.read_csv(FRAMES[name]))
     assert svg == FRAMES[name].with_suffix(".svg").read_text(), "the stored figure is drawn from the stored numbers"
     width, height = (float(re.search(rf'<svg [^>]*{side}="([\d.]+)pt"', svg).group(1)) for side in ("width", "height"))
-    assert width == pytest.approx(397)
+    assert width == pytest.approx(396)
     assert height <= 324
     text = " ".join(filter(None, texts(svg)))
     assert not re.search(r"\b(alpha|mu|lambda|epsilon|body\.\d|personal-on-local)\b", text)
+
+
+@pytest.mark.parametrize("stem", ["cwfedavg", "feddual", "feddw", "pfps_lwc"])
+def test_the_stored_pages_contain_the_stored_figures(stem):
+    folder = ROOT / "docs/papers/reduced"
+    page = (folder / f"{stem}.html").read_text()
+    figures_of_paper = sorted(folder.glob(f"figures/{stem}-*.svg"))
+    assert figures_of_paper
+    for path in figures_of_paper:
+        assert pages.encode_svg(path.read_text()) in page, f"{path.name}: run docs/images/draw_papers.py"
+
+
+def test_the_number_of_seeds_is_in_the_figure():
+    paper = layouts.load_papers()["FedDUAL"]
+    for seeds, sentence in (([3, 3, 3], "deviation of 3 seeds"), ([1, 2, 3], "deviation of up to 3 seeds")):
+        rows = lines(names=("FedDUAL",)).assign(seeds=seeds)
+        (note,) = (
+            text for text in texts(figures.render_figure(paper, paper.figures["Figure 3"], rows)) if "seed" in text
+        )
+        assert sentence in note
+    svg = figures.render_figure(paper, paper.figures["Figure 3"], lines(names=("FedDUAL",)).drop(columns="std"))
+    assert "One seed." in texts(svg)
+
+
+def test_rounds_to_targets_are_the_first_at_a_fraction_of_fedavgs_last_accuracy():
+    values = {"FedAvg": [40, 79, 80, 80], "slow": [10, 20, 30, 64], "best": [90, 0, 0, 0], "never": [1, 2, 3, 4]}
+    rows = [("a", line, 10 * x, value) for line, curve in values.items() for x, value in enumerate(curve, 1)]
+    rounds = figures.compute_rounds_to_targets(frame("panel line x value", rows))
+    result = rounds.pivot(index="line", columns="target", values="value")[[*figures.TARGET_FRACTIONS]]
+    assert result.loc["FedAvg"].tolist() == [30, 20, 20]
+    assert result.loc["best"].tolist() == [10, 10, 10]
+    np.testing.assert_equal(result.loc["slow"].tolist(), [np.nan, np.nan, 40])
+    assert result.loc["never"].isna().all()
+    assert figures.compute_rounds_to_targets(frame("panel line x value", [("a", "slow", 1, 2)])).empty, "no FedAvg"
 
 
 def test_every_form_of_a_figure_has_its_frame():
@@ -111,7 +145,8 @@ def test_at_most_six_lines_are_colored_with_the_papers_method_and_fedavg():
     assert len(colors) == 12
     assert len(colored) == len({colors[name] for name in colored}) == panels.MAX_COLORS
     assert {"FedAvg", "FedDW"} < colored
-    assert "6 others" in texts(figures.render_figure(paper, paper.figures["Figure 7"], stored))
+    labels = texts(figures.render_figure(paper, paper.figures["Figure 7"], stored))
+    assert {"6 others", "Gray: FedBABU, FedRep, FedProto, FedALA, FedPer, Local."} <= {*labels}
 
 
 def test_panels_share_the_vertical_axis_within_a_data_set_only():

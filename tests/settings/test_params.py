@@ -523,6 +523,22 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"report__best_over": ["federation.learning_rat"], "study__grid": {"federation.learning_rate": [0.1, 0.2]}},
         "report.best_over: 'federation.learning_rat' is not in study.grid ... 'federation.learning_rate'",
     ),
+    (
+        "figure-of-an-unknown-method",
+        {"report__figure_algorithms": ["fedavgg"]},
+        "report.figure_algorithms: 'fedavgg' is not in study.algorithms ... 'fedavg'",
+    ),
+    (
+        "figure-of-an-unmeasured-protocol",
+        {"evaluation__protocols": ["global-on-global"], "report__figure_protocols": ["personal-on-local"]},
+        "report.figure_protocols: 'personal-on-local' is not in evaluation.protocols",
+    ),
+    (
+        "figure-method-twice",
+        {"report__figure_algorithms": ["fedavg", "fedavg"]},
+        "report.figure_algorithms: ... fedavg",
+    ),
+    ("figure-width-unknown", {"report__figure_width": "iclm"}, "report.figure_width: 'iclm' ... icml"),
     # presets
     (
         "preset-called-paper",

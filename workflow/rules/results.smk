@@ -94,5 +94,6 @@ for PLAN in STUDY_DAG.plan.plans:
             study=str(PLAN.params),
             preset=PLAN.preset,
             key=dag.with_partition_key(PLAN, str),
+            width=PLAN.report.figure_width,  # a change draws the figure again
         shell:
             "fedpipe figure partition {params.key} --params {params.study:q} --preset {params.preset} > {log:q} 2>&1"

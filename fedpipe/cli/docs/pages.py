@@ -58,6 +58,10 @@ PLOTS_PAGE = """\
 """
 
 SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
+PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.py` draws this one
+    "partitions": "The same alpha gives other clients with each scheme:\n\n![Heat maps of the training samples by client and "
+    "class, one for each scheme](images/partitions.svg)"
+}
 
 
 def write_docs() -> None:
@@ -121,7 +125,8 @@ def render_components_page(kind: ComponentKind) -> str:
     ]
     title = kind.plural.replace("datasets", "data sets").capitalize()
     head = [f"# {title}", f"Generated from the docstrings by `fedpipe docs {kind.plural}`. Edit the docstrings."]
-    return "\n\n".join([*head, "\n".join(contents), *common_sections, *sections]) + "\n"
+    pictures = [PICTURES[kind.plural]] if kind.plural in PICTURES else []
+    return "\n\n".join([*head, "\n".join(contents), *pictures, *common_sections, *sections]) + "\n"
 
 
 def render_settings_page() -> str:

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -19,11 +18,10 @@ from fedpipe.report.figures import style
 from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices
 
 MATRIX_LABELS = {  #: content, rows and columns of each matrix
-    "SL": ("mean soft label of each class", "true class", "predicted class"),
-    "CR": ("relations of the classes in the head", "class", "class"),
+    "SL": ("SL: mean soft label", "true class", "predicted class"),
+    "CR": ("CR: relation of classes", "class", "class"),
 }
-TITLE_WIDTH = 36  #: characters per line of a panel's title
-MAX_NUMBERED_CLASSES = 10  #: maximum number of classes with numbers in cells
+MIN_NAMED_SIZE = 13  #: minimum size of a matrix with the names of classes, in em
 
 
 def draw_matrices(data: StudyData, stem: Path) -> None:
@@ -32,74 +30,59 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
     They are of the first seed and grid point in the last round, on the global test set.
     """
     plan, selected_matrices = data.plan, select_model_matrices(data)
-    rounds = " and ".join(
-        dict.fromkeys(str(model_matrices.cell.rounds) for model_matrices in selected_matrices.values())
-    )
-    title = f"Global models after round {rounds}, seed {plan.seeds[0]}"
-    lines = [
-        results.describe_configuration(
-            plan.title(model_matrices.cell.algorithm), results.format_point(plan, model_matrices.cell)
-        )
-        for model_matrices in selected_matrices.values()
+    cells = tuple(model_matrices.cell for model_matrices in selected_matrices.values())
+    rounds = " and ".join(dict.fromkeys(str(cell.rounds) for cell in cells))
+    names = [
+        results.describe_configuration(plan.title(cell.algorithm), results.format_point(plan, cell)) for cell in cells
     ]
-    reduced_plan = dataclasses.replace(
-        plan, cells=tuple(model_matrices.cell for model_matrices in selected_matrices.values())
-    )
-    style.save_figure(
-        build_matrices_figure(
-            dict(zip(lines, selected_matrices.values(), strict=True)), title, results.describe_overrides(reduced_plan)
-        ),
-        stem,
-    )
+    sentences = [
+        f"Global models after round {rounds}, seed {plan.seeds[0]}.",
+        *results.describe_overrides(dataclasses.replace(plan, cells=cells)),
+    ]
+    page = style.PAGES[plan.report.figure_width]
+    figure = build_matrices_figure(dict(zip(names, selected_matrices.values(), strict=True)), sentences, page)
+    style.save_figure(figure, stem, page)
 
 
-@style.apply_style
 def build_matrices_figure(
-    selected_matrices: dict[str, ModelMatrices], title: str, sentences: Sequence[str] = ()
+    selected_matrices: dict[str, ModelMatrices], sentences: Sequence[str], page: style.Page
 ) -> Figure:
     """Build the figure of SL and CR matrices by algorithm, with notes. A note if there are none."""
-    if not selected_matrices:
-        matrices_figure = Figure(figsize=(style.PAGE_WIDTH, 1.0))
-        matrices_figure.text(
-            0.5, 0.5, "No algorithm of this study has a global model, so there are no matrices.", ha="center"
-        )
-        return matrices_figure
-    matrices_figure = Figure(figsize=(style.PAGE_WIDTH, 3.25 * len(selected_matrices) + 0.35))
-    axes = matrices_figure.subplots(len(selected_matrices), len(MATRIX_LABELS), squeeze=False)
-    matrices_figure.suptitle(title, x=0.01, ha="left")
-    for column, (name, (description, rows, columns)) in enumerate(MATRIX_LABELS.items()):
-        max_value = max(
-            model_matrices.matrices[name].max() for model_matrices in selected_matrices.values()
-        )  # one scale for all algorithms
-        for row, (algorithm, model_matrices) in enumerate(selected_matrices.items()):
-            image = _draw_matrix(
-                axes[row, column], model_matrices.matrices[name], model_matrices.class_names, max_value
-            )
-            axes[row, column].set(title=textwrap.fill(f"{algorithm}, {name}", TITLE_WIDTH), xlabel=columns, ylabel=rows)
-        color_bar = matrices_figure.colorbar(
-            image, ax=list(axes[:, column]), orientation="horizontal", aspect=28, shrink=0.75, pad=0.02
-        )
-        color_bar.set_label(f"{name}: {description}")
-        color_bar.outline.set_visible(False)
-    return style.add_notes(matrices_figure, sentences)
+    with style.use_style(page):
+        if not selected_matrices:
+            figure = Figure(figsize=(page.width, 5 * page.em))
+            return style.add_notes(figure, ["No algorithm of this study has a global model, so there are no matrices."])
+        count, page_width = len(selected_matrices), page.width / page.em
+        has_one_row = count == 1 or page.max_height < 0.75 * page.width
+        rows, columns = (1, 2 * count) if has_one_row else (2, count)
+        size = (page_width - 6 - 16 / rows) / columns  # without the labels and color bars
+        has_names = size >= MIN_NAMED_SIZE
+        height = rows * (size + (9 if has_names else 6)) + 2
+        figure = Figure(figsize=(page.width, min(height * page.em, page.max_height)))
+        axes = figure.subplots(rows, columns, squeeze=False).reshape(2, count)
+        for matrix_axes, name in zip(axes, MATRIX_LABELS, strict=True):
+            matrices = {algorithm: each.matrices[name] for algorithm, each in selected_matrices.items()}
+            image = _draw_matrices(list(matrix_axes), name, matrices, int(1.7 * size))
+            color_bar = figure.colorbar(image, ax=list(matrix_axes), aspect=30, pad=0.02)
+            color_bar.set_label(MATRIX_LABELS[name][0])
+            color_bar.outline.set_visible(False)
+        for ax, each in zip(axes.flat, [*selected_matrices.values()] * 2, strict=True):
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_locator(MaxNLocator(min(10, int(size / 2.2)), integer=True))
+                if has_names:
+                    style.label_classes(axis, each.class_names, int(1.7 * size))
+        for ax in axes[:, 1:].flat:
+            ax.tick_params(labelleft=False)
+        return style.add_notes(figure, sentences)
 
 
-def _draw_matrix(ax: Axes, matrix: Floats, classes: Sequence[str], max_value: float) -> AxesImage:
-    image = ax.imshow(matrix, cmap=style.COLOR_MAP, vmin=0, vmax=max_value, interpolation="nearest")
-    ax.grid(visible=False)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(10, integer=True))
-        style.label_classes(axis, classes, 24)
-    if len(matrix) <= MAX_NUMBERED_CLASSES:
-        for (row, column), value in np.ndenumerate(matrix):
-            value_text = f"{value:.2f}".removeprefix("0")
-            ax.text(
-                column,
-                row,
-                value_text,
-                ha="center",
-                va="center",
-                fontsize=6,
-                color=style.get_text_color(value / max_value),
-            )
+def _draw_matrices(axes: Sequence[Axes], name: str, matrices: dict[str, Floats], title_width: int) -> AxesImage:
+    """Draw a matrix of each algorithm with one scale, and return the last image."""
+    _, rows, columns = MATRIX_LABELS[name]
+    max_value = max(matrix.max() for matrix in matrices.values())
+    for ax, (algorithm, matrix) in zip(axes, matrices.items(), strict=True):
+        image = ax.imshow(matrix, cmap=style.COLOR_MAP, vmin=0, vmax=max_value, interpolation="nearest", aspect="auto")
+        ax.set(title=textwrap.fill(f"{algorithm}, {name}", title_width), xlabel=columns)
+        ax.grid(visible=False)
+    axes[0].set_ylabel(rows)
     return image

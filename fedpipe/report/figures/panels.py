@@ -1,7 +1,7 @@
 """Panels of lines, bars, heat maps and points, drawn from tidy frames: the text of an SVG.
 
 Panels and lines come in the order of the frame, and the same frame gives the same bytes. Labels are plain text: a
-dollar sign starts no formula. A figure is as wide as a column of text (397 pt) and at most half a page high.
+dollar sign starts no formula. A figure is as wide as the text of NeurIPS and at most half a page high.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -25,16 +24,13 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from fedpipe.report.figures import style
 
 _P = ParamSpec("_P")
-WIDTH = 397 / 72  #: inches
-MAX_HEIGHT = 324 / 72  #: inches
-RC_PARAMS = (
-    style.RC_PARAMS
-    | {"axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5}
-    | {"xtick.labelsize": 7, "ytick.labelsize": 7, "lines.markersize": 3.5, "lines.linewidth": 1.2}
-)
+PAGE = style.PAGES["neurips"]
+MAX_HEIGHT = 4.5  #: inches, half a page
 FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a reader may lack the font of the layout
 MAX_COLORS = 6  #: lines in color. Others are gray
+MAX_GRAY_NAMES = 10  #: maximum number of gray lines that are named
 GRAY = "#C4C4C4"
+DARK_GRAY = "#555555"
 WARNING_COLOR = "#C0392B"  #: of points that contradict a claim
 DIVERGING_COLOR_MAP = "PuOr"  #: with white at zero
 MIN_ACCURACY_SPAN = 2.0  #: points of accuracy on an axis, so that a few samples don't look like a result
@@ -46,7 +42,7 @@ def render_as_svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
 
     @functools.wraps(draw)
     def render_svg(*args: _P.args, **kwargs: _P.kwargs) -> str:
-        with mpl.style.context(["default", RC_PARAMS]):
+        with style.use_style(PAGE):
             buffer = io.BytesIO()
             draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
@@ -58,7 +54,7 @@ def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, li
     """A figure with this number of panels of this height in inches, in one row if they fit."""
     columns = columns or (count if count <= 4 else 4 if count <= 8 else 5)
     rows = -(-count // columns)
-    figure = Figure(figsize=(WIDTH, min(rows * height + 0.3, MAX_HEIGHT)))
+    figure = Figure(figsize=(PAGE.width, min(rows * height + 0.3, MAX_HEIGHT)))
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes[count:]:
         ax.set_axis_off()
@@ -114,7 +110,7 @@ def render_lines(
         if is_log:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
-        labeled_ticks = _choose_ticks(ticks, 0 if is_log else 0.08 if has_tick_per_value else 0.19)
+        labeled_ticks = ticks if is_log else _choose_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
         ax.xaxis.set_ticklabels([f"{tick:g}" for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
@@ -125,18 +121,20 @@ def render_lines(
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
     _share_vertical_axes(axes, [(measure, _extract_dataset_name(panel)) for (measure, panel), _ in groups], columns)
     _add_legend(figure, axes, styles)
-    return style.add_notes(figure, list(filter(None, (note, _describe_equal_lines(frame)))))
+    gray_lines = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
+    gray = f"Gray: {', '.join(gray_lines)}." if 2 < len(gray_lines) <= MAX_GRAY_NAMES else ""
+    return style.add_notes(figure, [note, gray, _describe_equal_lines(frame)])
 
 
 @render_as_svg
-def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached") -> Figure:
+def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached", note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
     Without a mean, the text ``missing`` replaces the bar.
     """
     frame = _fill_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
-    figure, axes = make_panels(len(panels), 0.5 + 0.16 * len(categories) * max(1.3, len(lines)))
+    figure, axes = make_panels(len(panels), 0.5 + 0.13 * len(categories) * max(1.6, len(lines)))
     height = 0.75 / len(lines)
     for ax, panel in zip(axes, panels, strict=True):
         for index, line in enumerate(lines):
@@ -147,23 +145,33 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached")
             ax.barh(y, rows["mean"], height, xerr=std, color=color, label=line, error_kw={"elinewidth": 0.8})
             for position, value in zip(y, rows["mean"], strict=True):
                 if not np.isfinite(value):
-                    ax.annotate(missing, (0, position), (3, 0), textcoords="offset points", va="center", fontsize=7)
-        ax.set(title=panel, xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
+                    ax.annotate(
+                        missing,
+                        (0, position),
+                        (3, 0),
+                        textcoords="offset points",
+                        va="center",
+                        fontsize=style.get_small_size(),
+                    )
+        ax.set_title(textwrap.fill(panel, 70 // len(panels)))
+        ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
         ax.set_ylim(len(categories) - 0.5, -0.5)
         ax.grid(visible=False, axis="y")
     if len(lines) > 1:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=4)
-    return figure
+    return style.add_notes(figure, [note])
 
 
 @render_as_svg
-def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0) -> Figure:
+def render_heatmaps(
+    frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0, note: str = ""
+) -> Figure:
     """Heat maps with one color scale. Zero is white.
 
     ``frame`` has ``panel``, ``row``, ``column`` and ``value``. With ``measure``, each is a row of panels with its
-    own scale. ``gamma`` below 1 separates small values.
+    own scale. With ``row_label``, a panel has its own instead of ``y_label``. ``gamma`` below 1 separates small values.
     """
-    frame = _fill_columns(frame, panel="", measure=z_label)
+    frame = _fill_columns(frame, panel="", measure=z_label, row_label=y_label)
     measures = list(frame["measure"].unique())
     groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
     columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
@@ -183,55 +191,64 @@ def render_heatmaps(frame: pd.DataFrame, x_label: str, y_label: str, z_label: st
                 axis.set_ticks(range(0, len(names), gap), [str(name) for name in names[::gap]])
         bar = figure.colorbar(image, ax=[ax for ax, _ in measure_axes], label=measure, aspect=30, pad=0.02)
         bar.outline.set_visible(False)
+    row_labels = [rows["row_label"].iloc[0] for _, rows in groups]
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
-        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=7.5)
-        ax.set_xlabel(x_label if index + columns >= len(axes) else "")
-        ax.set_ylabel(y_label if index % columns == 0 else "")
-    return figure
+        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_size())
+        ax.set_xlabel(x_label if index // columns == (len(axes) - 1) // columns else "")
+        ax.set_ylabel(row_labels[index] if index % columns == 0 or row_labels[index - 1] != row_labels[index] else "")
+    return style.add_notes(figure, [note])
 
 
 @render_as_svg
-def render_points(frame: pd.DataFrame, x_label: str, y_label: str) -> Figure:
+def render_points(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
     """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
     panels = list(frame["panel"].unique())
     figure, axes = make_panels(len(panels), 2.0)
     for ax, panel in zip(axes, panels, strict=True):
-        for contrary, color, label in ((False, style.COLORS[0], "as claimed"), (True, WARNING_COLOR, "contradicts it")):
+        for contrary, color, label in (
+            (False, style.COLORS[0], "as claimed"),
+            (True, WARNING_COLOR, "against the claim"),
+        ):
             rows = frame[(frame["panel"] == panel) & (frame["contrary"] == contrary)]
             ax.scatter(rows["x"], rows["y"], s=16, color=color, alpha=0.7, linewidths=0, label=label, clip_on=False)
         ax.set(title=panel, xlabel=x_label, xlim=(0, None))
         ax.xaxis.set_major_locator(MaxNLocator(4))
     axes[0].set_ylabel(y_label)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return figure
+    return style.add_notes(figure, [note])
 
 
 @render_as_svg
-def render_embedding(frame: pd.DataFrame) -> Figure:
+def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
     """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
-    figure, (ax,) = make_panels(1, 3.4)
+    figure, (ax,) = make_panels(1, 3.0)
     for index, (label, rows) in enumerate(frame.groupby("class")):
         dots, crosses = (rows[rows["kind"] == kind] for kind in ("feature", "row"))
         color = style.COLORS[index % len(style.COLORS)]
         ax.scatter(dots["x"], dots["y"], s=9, color=color, alpha=0.55, linewidths=0)
         ax.scatter(crosses["x"], crosses["y"], s=60, marker="X", color=color, edgecolors="white", linewidths=0.9)
         for x, y in zip(crosses["x"], crosses["y"], strict=True):
-            ax.annotate(str(label), (x, y), (5, 4), textcoords="offset points", fontsize=8.5, weight="bold")
+            ax.annotate(str(label), (x, y), (5, 4), textcoords="offset points", weight="bold")
     ax.set(xlabel="t-SNE 1", ylabel="t-SNE 2", xticks=[], yticks=[])
+    ax.spines[:].set_visible(True)
     ax.grid(visible=False)
-    return figure
+    handles = [Line2D([], [], color=DARK_GRAY, linestyle="", marker=marker) for marker in ("o", "X")]
+    figure.legend(
+        handles, ["feature of a sample", "row of the head, with its class"], loc="outside upper left", ncols=2
+    )
+    return style.add_notes(figure, [note])
 
 
 @render_as_svg
-def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
+def render_surface(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
     frame = _fill_columns(frame, panel="")
     panels = list(frame["panel"].unique())
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)  # corners are far above
     levels = MaxNLocator(12).tick_values(low, high if high > low else low + 1)
-    figure, axes = make_panels(len(panels), 0.75 * WIDTH / max(len(panels), 2), max(len(panels), 2))
+    figure, axes = make_panels(len(panels), 0.75 * PAGE.width / max(len(panels), 2), max(len(panels), 2))
     for ax, panel in zip(axes, panels, strict=True):
         grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
         contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
@@ -241,7 +258,7 @@ def render_surface(frame: pd.DataFrame, z_label: str) -> Figure:
         ax.grid(visible=False)
     axes[0].set_ylabel("direction 2")
     figure.colorbar(contours, ax=axes, label=z_label, pad=0.02, ticks=levels[::2])
-    return figure
+    return style.add_notes(figure, [note])
 
 
 def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
@@ -273,10 +290,13 @@ def _compute_zero_position(ticks: Sequence[float]) -> float:
     return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0) if values else 1.0
 
 
-def _choose_ticks(values: Sequence[float], gap: float) -> list[float]:
-    """The values, from the last one down, that are this fraction of their span or more apart."""
+def _choose_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
+    """The values, from the last one down, whose labels fit, and that are this fraction of their span or more apart."""
+    character_width = columns / PAGE.characters
     chosen_values = [values[-1]]
     for value in values[-2::-1]:
+        text = f"{chosen_values[-1]:g}{value:g}"
+        gap = max(min_gap, character_width * (len(text) + 1) / 2)
         if chosen_values[-1] - value >= gap * (values[-1] - values[0]):
             chosen_values.append(value)
     return chosen_values[::-1]
@@ -307,8 +327,7 @@ def _add_legend(figure: Figure, axes: Sequence[Axes], styles: dict[str, dict[str
     if gray:
         entries[", ".join(gray) if len(gray) < 3 else f"{len(gray)} others"] = Line2D([], [], color=GRAY)
     if len(entries) > 1:
-        columns = min(len(entries), 85 // (max(map(len, entries)) + 8))
-        figure.legend([*entries.values()], [*entries], loc="outside upper left", ncols=columns)
+        style.add_legend(figure, PAGE, [*entries.items()])
 
 
 def _describe_equal_lines(frame: pd.DataFrame) -> str:

@@ -19,41 +19,50 @@ from fedpipe.data.assignment import Assignment
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
 
+CELLS_FRACTION = 0.66  #: fraction of the figure's width that the heat map's cells have, next to labels and sizes
+OUTER_HEIGHT = 9.0  #: height of the texts around the cells in em
+MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
-def draw_partition(key: str, settings: dict[str, Any], stem: Path) -> None:
+
+def draw_partition(key: str, settings: dict[str, Any], stem: Path, page: style.Page) -> None:
     """Draw the partition with this key and these settings."""
     path = layout.assignment_file(key)
     counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
-    style.save_figure(build_partition_figure(counts, settings), stem)
+    style.save_figure(build_partition_figure(counts, settings, page), stem, page)
 
 
-@style.apply_style
-def build_partition_figure(counts: Integers, settings: dict[str, Any]) -> Figure:
+def build_partition_figure(counts: Integers, settings: dict[str, Any], page: style.Page) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
     ``settings`` are those of the plan.
     """
-    clients = len(counts)
-    height = 1.3 + min(max(0.24 * clients, 1.2), 7.5)
-    partition_figure = Figure(figsize=(style.PAGE_WIDTH, height))
-    cells, bars = partition_figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
-    image = _draw_counts(cells, counts)
-    style.label_classes(cells.xaxis, class_names.get_class_names(settings["dataset"], counts.shape[1]), 50)
-    bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
-    bars.set_xlabel("training samples")
-    bars.grid(visible=False, axis="y")
-    bars.tick_params(left=False)
-    bars.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    if not _has_room_for_numbers(counts):
-        partition_figure.colorbar(image, ax=[cells, bars], label="training samples of a class", shrink=0.6)
-    partition_figure.suptitle(_format_title(settings), x=0.01, ha="left")
-    partition_figure.supxlabel(
-        str(heterogeneity.HeterogeneitySummary.from_counts(counts)), x=0.01, ha="left", fontsize=8.5
-    )
-    return partition_figure
+    clients, classes = counts.shape
+    names = class_names.get_class_names(settings["dataset"], classes)
+    outer_height = OUTER_HEIGHT + 0.55 * max(map(len, names))  # names of classes may be rotated
+    max_row_height = (page.max_height / page.em - outer_height) / clients
+    has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_wide_cells(counts, page)
+    row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
+    height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em)
+    max_ticks = int(page.characters * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
+    with style.use_style(page):
+        figure = Figure(figsize=(page.width, height * page.em))
+        cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
+        image = draw_counts(cells, counts, max_ticks, has_numbers)
+        style.label_classes(cells.xaxis, names, int(page.characters * CELLS_FRACTION))
+        bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
+        bars.set_xlabel("samples")
+        bars.grid(visible=False, axis="y")
+        bars.tick_params(left=False)
+        bars.xaxis.set_major_locator(MaxNLocator(2, integer=True))
+        if not has_numbers:
+            figure.colorbar(image, ax=[cells, bars], label="samples of a class", aspect=30, pad=0.02)
+        figure.suptitle(textwrap.fill(_format_title(settings), page.characters), x=0.01, ha="left")
+        summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
+        return style.add_notes(figure, ["Training samples of each client.", str(summary)])
 
 
-def _draw_counts(ax: Axes, counts: Integers) -> AxesImage:
+def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
+    """Draw counts (N, C) as a heat map with at most so many ticks at the horizontal and vertical axis."""
     shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # few samples are visible next to many, and zero is white
     image = ax.imshow(
         np.ma.masked_equal(counts, 0), cmap=style.COLOR_MAP, norm=shade, aspect="auto", interpolation="nearest"
@@ -61,19 +70,18 @@ def _draw_counts(ax: Axes, counts: Integers) -> AxesImage:
     ax.set_xlabel("class")
     ax.set_ylabel("client")
     ax.grid(visible=False)
-    for axis, size in ((ax.xaxis, counts.shape[1]), (ax.yaxis, counts.shape[0])):
-        axis.set_major_locator(MaxNLocator(20 if size <= 100 else 10, integer=True))
+    for axis, limit in zip((ax.xaxis, ax.yaxis), max_ticks, strict=True):
+        axis.set_major_locator(MaxNLocator(min(20, max(1, limit)), integer=True))
     for (client, label), count in np.ndenumerate(counts):
-        if count and _has_room_for_numbers(counts):
+        if count and has_numbers:
             color = style.get_text_color(np.sqrt(count / counts.max()))
-            ax.text(label, client, str(count), ha="center", va="center", fontsize=7.5, color=color)
+            ax.text(label, client, str(count), ha="center", va="center", fontsize=style.get_small_size(), color=color)
     return image
 
 
-def _has_room_for_numbers(counts: Integers) -> bool:
-    """Whether the numbers fit into their cells."""
-    clients, classes = counts.shape
-    return counts.size <= 300 and clients <= 50 and classes * len(str(counts.max())) <= 60
+def _has_wide_cells(counts: Integers, page: style.Page) -> bool:
+    """Whether the numbers fit into the width of their cells."""
+    return bool(counts.shape[1] * (len(str(counts.max())) + 1) <= page.characters * CELLS_FRACTION)
 
 
 def _format_title(settings: dict[str, Any]) -> str:
@@ -84,5 +92,4 @@ def _format_title(settings: dict[str, Any]) -> str:
     ]
     parameter_texts += [f"{partition['sha256'][:12]}…"] if "sha256" in partition else []
     parameter_texts += [f"seed {settings['seed']}"] if "seed" in settings else ["split from the file"]
-    title = ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *parameter_texts])
-    return textwrap.fill(title, 90)
+    return ", ".join([f"{dataset['name']}{samples}: {partition['scheme']}", *parameter_texts])

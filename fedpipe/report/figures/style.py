@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import matplotlib.style
@@ -23,45 +24,104 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fedpipe.core.storage import files
+from fedpipe.settings.report import FigureWidth
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#7F7F7F", "#882255", "#332288")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-PAGE_WIDTH = 7.0  #: width of a page in inches
 MAX_NAMED_CLASSES = 10  #: maximum number of classes with names instead of numbers
 COLOR_MAP = "Blues"  #: one hue from light to dark, which is ordered in gray print too
 
-RC_PARAMS: dict[str, Any] = {
+
+class Page(NamedTuple):
+    """Size of a page: width and maximum height of a figure in inches, and font size in points."""
+
+    width: float
+    max_height: float
+    font_size: float
+
+    @property
+    def em(self) -> float:
+        """The font size in inches, by which panels and texts are sized."""
+        return self.font_size / 72
+
+    @property
+    def characters(self) -> int:
+        """The number of characters of a line that is as wide as the page."""
+        return int(1.7 * self.width / self.em)
+
+    @property
+    def rc_params(self) -> dict[str, Any]:
+        """Settings of matplotlib for this page."""
+        small = max(MIN_FONT_SIZE, self.font_size - 1)
+        return BASE_RC_PARAMS | {
+            "axes.labelsize": self.font_size,
+            "axes.linewidth": self.em * 6,
+            "axes.titlesize": self.font_size,
+            "figure.titlesize": self.font_size,
+            "font.size": self.font_size,
+            "grid.linewidth": self.em * 5,
+            "legend.fontsize": small,
+            "legend.title_fontsize": small,
+            "lines.linewidth": self.em * 11,
+            "lines.markersize": self.em * 32,
+            "xtick.labelsize": small,
+            "ytick.labelsize": small,
+        }
+
+    def arrange_panels(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
+        """Arrange panels in rows of equal length that fit the page.
+
+        Parameters
+        ----------
+        count
+            Number of panels.
+        columns
+            Maximum number of columns. There are more if the rows would be less than half as high as they should be.
+        height
+            Height of a row in em. The rows are lower if they don't fit the page.
+        top
+            Height of texts outside the panels in em.
+
+        Returns
+        -------
+        tuple of (int, int, float)
+            Rows, columns, and the height of the figure in inches.
+        """
+        count = max(1, count)
+        max_rows = max(1, int((self.max_height / self.em - top) / (height / 2)))
+        rows = min(-(-count // columns), max_rows)
+        columns = -(-count // rows)
+        return -(-count // columns), columns, min((rows * height + top) * self.em, self.max_height)
+
+
+MIN_FONT_SIZE = 6.0  #: points, for legible print
+#: Pages by `report.figure_width`. The templates' text is 9 in high, and the caption needs room.
+PAGES: dict[FigureWidth, Page] = {
+    "neurips": Page(5.5, 8.4, 8),
+    "icml": Page(6.75, 8.4, 8),
+    "column": Page(3.25, 8.4, 7),
+    "slides": Page(10.0, 5.6, 14),
+}
+BASE_RC_PARAMS: dict[str, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#444444",
     "axes.grid": True,
-    "axes.labelsize": 9,
-    "axes.linewidth": 0.7,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
-    "axes.titlesize": 10,
     "figure.constrained_layout.use": True,
-    "figure.titlesize": 10.5,
     "font.family": "DejaVu Sans",  # ships with matplotlib, so it is the same on every machine
-    "font.size": 9,
     "grid.color": "#E4E4E4",
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 8.5,
     "legend.frameon": False,
-    "legend.title_fontsize": 8,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
     "pdf.fonttype": 42,  # searchable text
     "svg.fonttype": "none",
     "svg.hashsalt": "fedpipe",  # ids in the SVG are random without it
     "text.parse_math": False,  # a dollar sign is plain text
     "xtick.color": "#444444",
     "xtick.labelcolor": "#222222",
-    "xtick.labelsize": 8.5,
     "ytick.color": "#444444",
     "ytick.labelcolor": "#222222",
-    "ytick.labelsize": 8.5,
 }
 FONT = b"'DejaVu Sans'"  #: font name in an SVG
 #: Formats with canvas and metadata, because default metadata differ each time.
@@ -70,18 +130,11 @@ FILE_FORMATS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
     "pdf": (FigureCanvasPdf, {"CreationDate": None, "Creator": None, "Producer": None}),
     "png": (FigureCanvasAgg, {"Software": None}),
 }
-_P = ParamSpec("_P")
 
 
-def apply_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Decorate a function that makes a figure, so that it uses this style."""
-
-    def draw_with_style(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with mpl.style.context(["default", RC_PARAMS]):
-            return draw(*args, **kwargs)
-
-    draw_with_style.__doc__ = draw.__doc__
-    return draw_with_style
+def use_style(page: Page) -> AbstractContextManager[None]:
+    """Use the style of figures on this page. Use it when you make a figure and when you save it."""
+    return mpl.style.context(["default", page.rc_params])
 
 
 def get_line_style(index: int) -> dict[str, Any]:
@@ -95,13 +148,49 @@ def get_line_style(index: int) -> dict[str, Any]:
     }
 
 
+def choose_round_ticks(rounds: Iterable[float], max_ticks: int) -> list[float]:
+    """Choose ticks among the measured rounds: the multiples of a round number, or equal steps down from the last.
+
+    Examples
+    --------
+    >>> choose_round_ticks(range(1, 41), 5), choose_round_ticks([3, 6, 9], 5), choose_round_ticks(range(7, 100, 10), 4)
+    ([10, 20, 30, 40], [3, 6, 9], [7, 37, 67, 97])
+    """
+    values = sorted(set(rounds))
+    if len(values) <= max_ticks:
+        return values
+    for step in (factor * 10**power for power in range(7) for factor in (1, 2, 5)):
+        multiples = [value for value in values if value % step == 0]
+        if 2 <= len(multiples) <= max_ticks:
+            return multiples
+    step = -(-len(values) // max_ticks)
+    return values[::-step][::-1]
+
+
+def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -> None:
+    """Add a legend of texts and their lines above the panels, with rows of equal length."""
+    texts = [text for text, _ in entries]
+    if texts:
+        characters = max(map(len, texts)) + 9  # with the line and the gaps
+        rows = -(-len(texts) // max(1, int(1.1 * page.characters / characters)))
+        columns = -(-len(texts) // rows)
+        handles = [handle for _, handle in entries]
+        figure.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
+
+
 def add_notes(figure: Figure, sentences: Sequence[str]) -> Figure:
     """Add notes below a figure."""
-    if sentences:
-        width = round(16 * figure.get_figwidth())  # characters per line
+    if sentences := [*filter(None, sentences)]:
+        size = get_small_size()
+        width = round(122 * figure.get_figwidth() / size)  # characters per line
         text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences)
-        figure.supxlabel(text, x=0.01, ha="left", fontsize=7)
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=size)
     return figure
+
+
+def get_small_size() -> float:
+    """Get the font size of notes, legends and ticks in points."""
+    return float(mpl.rcParams["legend.fontsize"])
 
 
 def get_text_color(shade: float) -> str:
@@ -117,12 +206,12 @@ def label_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
     size = len(names)
     if size <= MAX_NAMED_CLASSES and [*names] != [*map(str, range(size))]:
         is_rotated = isinstance(axis, XAxis) and size * max(map(len, names)) > max_letters
-        axis.set_ticks(range(size), names, fontsize=7.5, rotation=90 if is_rotated else 0)
+        axis.set_ticks(range(size), names, rotation=90 if is_rotated else 0)
 
 
-def save_figure(figure: Figure, stem: Path) -> None:
+def save_figure(figure: Figure, stem: Path, page: Page) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi), without date and program in the metadata."""
-    with mpl.style.context(["default", RC_PARAMS]):
+    with use_style(page):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # the layout is final
         for file_format, (canvas, metadata) in FILE_FORMATS.items():

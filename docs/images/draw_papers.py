@@ -1,0 +1,36 @@
+"""Draws the papers' figures of docs/papers/reduced from their numbers, and puts them into the pages there.
+
+python docs/images/draw_papers.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from fedpipe.papers import figures, layouts, pages
+
+FOLDER = Path(__file__).parents[1] / "papers" / "reduced"
+
+
+def draw_figures() -> None:
+    """Write each SVG next to its CSV, and replace the image in the page."""
+    for paper in layouts.load_papers().values():
+        page = FOLDER / f"{paper.stem}.html"
+        text = page.read_text(encoding="utf-8")
+        for heading, figure in paper.figures.items():
+            path = FOLDER / pages.get_figure_path(paper, heading, "csv")
+            if path.is_file():
+                svg = figures.render_figure(paper, figure, pd.read_csv(path))
+                path.with_suffix(".svg").write_text(svg, encoding="utf-8")
+                image = rf'(aria-label="{heading}"><img [^>]*src=")[^"]*'
+                text, count = re.subn(image, lambda match, svg=svg: match[1] + pages.encode_svg(svg), text)
+                if count != 1:
+                    raise SystemExit(f"{page}: {count} images of {heading} instead of one.")
+        page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    draw_figures()
