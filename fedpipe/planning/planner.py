@@ -90,6 +90,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
         protocols=study_params.evaluation.protocols,
+        metrics=study_params.evaluation.metrics,
         method_protocols={label: options.protocol for label, options in method_options.items() if options.protocol},
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),

@@ -56,6 +56,9 @@ class RunSettings:
                 del dataset["stratified"]
         evaluation = params.evaluation.model_dump(mode="json")
         evaluation["protocols"].sort()
+        evaluation.pop("metrics", None)
+        if recorded_metrics := params.evaluation.recorded_metrics:
+            evaluation["metrics"] = list(recorded_metrics)
         if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
             del evaluation["finetune_epochs"]
         return cls(

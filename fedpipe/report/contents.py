@@ -75,11 +75,11 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def write_figure_curves(data: StudyData) -> None:
-    """Draw accuracy against round."""
+def write_figure_curves(data: StudyData, name: str = "curves") -> None:
+    """Draw a metric against round: the first of the study, or the one of the figure's name."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves(data, data.plan.study_files.figures / "curves")
+    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.curves_by_name[name])
 
 
 def write_figure_partition(plan: Plan, key: str) -> None:
@@ -118,7 +118,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
         from fedpipe.report import wide
 
         return wide.TABLE_RENDERERS[form](data, None).rstrip("\n")
-    figures = plan.study_files.figure_files(plan.partition_names.values())
+    figures = plan.figure_files
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
         f"\nFigures (also as PDF and PNG):{figure_lines}" if figure_lines else ""

@@ -1,4 +1,4 @@
-"""Learning curves: accuracy by round, over seeds."""
+"""Learning curves: a metric by round, over seeds."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import pandas as pd
 
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
+from fedpipe.settings.base import Metric
 
 
-def build_curves(data: StudyData) -> pd.DataFrame:
-    """Build accuracies by algorithm, grid point, protocol and round, in the average of the table.
+def build_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
+    """Build a metric by algorithm, grid point, protocol and round, in the average of the table.
 
     Returns
     -------
     pandas.DataFrame
         ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
-        of the accuracy in percent.
+        of the metric (in percent, NLL in nats).
     """
-    frame = results.select_study_protocols(data.accuracies)
-    frame = frame[frame["average"] == data.plan.report.average]
+    frame = results.select_study_protocols(data.scores)
+    frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]
     return results.average_over_seeds(frame, [*data.row_columns, "protocol", "round"])
 
 
-def build_table_curves(data: StudyData) -> pd.DataFrame:
+def build_table_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
     """Build the curves of the table's rows: all, or with `report.best_over` those at the best values.
 
     With `best_over`, protocols on validation samples are omitted.
     """
-    frame, report = build_curves(data), data.plan.report
+    frame, report = build_curves(data, metric), data.plan.report
     if not report.best_over:
         return frame
     frame = frame[frame[data.row_columns].apply(tuple, axis=1).isin(data.table_rows)]

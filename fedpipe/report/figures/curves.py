@@ -1,4 +1,4 @@
-"""Accuracy by round: one panel per protocol and one line per algorithm, or one panel per line if there are many."""
+"""A metric by round: one panel per protocol and one line per algorithm, or one panel per line if there are many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from fedpipe.report import results
 from fedpipe.report.curves import build_table_curves
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.words import format_metric
+from fedpipe.report.words import METRICS, format_metric
+from fedpipe.settings.base import Metric
 
 PANEL_COLUMNS = {1: 1, 2: 2, 4: 2}  #: columns by number of protocols, otherwise 3
 MIN_LABELED_LINES = 6  #: number of lines from which labels replace the legend
@@ -31,13 +32,13 @@ REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it
 REFERENCE_STYLE = {"color": "#A8A8A8", "linewidth": 1.0}
 
 
-def draw_curves(data: StudyData, stem: Path) -> None:
+def draw_curves(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
     """Draw mean curves with bands of one standard deviation over seeds."""
-    style.save_figure(build_curves_figure(data.plan, build_table_curves(data)), stem)
+    style.save_figure(build_curves_figure(data.plan, build_table_curves(data, metric), metric), stem)
 
 
 @style.apply_style
-def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
+def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accuracy") -> Figure:
     """Build the figure of `fedpipe.report.curves.build_table_curves`.
 
     Grid values of all algorithms are panels, and grid values of one algorithm are lines. Values of `best_over` are
@@ -60,7 +61,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     frame = frame.assign(point=[results.describe_point(point) for point in _get_points(frame, panel_names)], line=names)
     protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
     if len(lines) > MAX_LINES_PER_PANEL:
-        return style.add_notes(_build_small_multiples(plan, frame, lines, protocols), sentences)
+        return style.add_notes(_build_small_multiples(plan, frame, lines, protocols, metric), sentences)
     panels = list(itertools.product(frame["point"].unique(), protocols))
     has_end_labels = len(lines) >= MIN_LABELED_LINES
     columns = PANEL_COLUMNS.get(len(protocols), 2 if has_end_labels else 3)
@@ -74,8 +75,9 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
         for index, name in enumerate(lines):
             line_rows = panel[panel["line"] == name]
             marker_gap = max(1, len(line_rows) // 6)
-            _draw_curve(ax, line_rows, name, markevery=(index % marker_gap, marker_gap), **style.get_line_style(index))
-        ax.set_title(_wrap_title(format_metric(protocol).replace(" (", "\n("), point, 66 // columns))
+            line_style = style.get_line_style(index) | {"markevery": (index % marker_gap, marker_gap)}
+            _draw_curve(ax, line_rows, name, metric, **line_style)
+        ax.set_title(_wrap_title(format_metric(protocol, metric).replace(" (", "\n("), point, 66 // columns))
         coinciding_groups = _find_coinciding_lines(panel)
         if has_end_labels:
             _label_ends(ax, coinciding_groups, lines, 40 // columns)
@@ -83,7 +85,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
         for group_index, group in enumerate(coinciding_groups):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             ax.text(0.99, 0.02 + 0.09 * group_index, text, transform=ax.transAxes, ha="right", va="bottom", fontsize=7)
-    _label_axes(axes, len(panels), protocols)
+    _label_axes(axes, len(panels), protocols, metric)
     if has_end_labels:
         curves_figure.suptitle(_describe_seeds(plan), x=0.01, ha="left", fontsize=8)
         style.add_notes(curves_figure, sentences)
@@ -159,7 +161,9 @@ def spread_heights(desired_heights: Sequence[float], heights: Sequence[float]) -
     return [final_heights[index] for index in range(len(desired_heights))]
 
 
-def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
+def _build_small_multiples(
+    plan: Plan, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str], metric: Metric
+) -> Figure:
     """Build one small panel per line and grid point, with the reference's curves in gray."""
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
@@ -180,16 +184,16 @@ def _build_small_multiples(plan: Plan, frame: pd.DataFrame, lines: dict[str, str
                     reference_curve["mean"],
                     **line_style | REFERENCE_STYLE | {"label": reference_label},
                 )
-            _draw_curve(ax, protocol_rows, format_metric(protocol), **line_style)
+            _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
             {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
         ax.set_title(_wrap_title(title, point, 20), fontsize=8.5, pad=3)
         ax.tick_params(labelsize=7)
-    _label_axes(axes, len(panels), protocols, fontsize=7.5)
+    _label_axes(axes, len(panels), protocols, metric, fontsize=7.5)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    order = sorted(handles, key=[*map(format_metric, protocols), reference_label].index)
+    order = sorted(handles, key=[*(format_metric(name, metric) for name in protocols), reference_label].index)
     legend = multiples_figure.legend(
         [handles[name] for name in order], order, loc="outside upper left", ncols=3, handlelength=2.6
     )
@@ -218,9 +222,9 @@ def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _label_axes(axes: npt.NDArray[Any], panels: int, protocols: list[str], **font: float) -> None:
+def _label_axes(axes: npt.NDArray[Any], panels: int, protocols: list[str], metric: Metric, **font: float) -> None:
     """Label the outer axes, and hide unused axes."""
-    is_test_accuracy = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
+    is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     for panel_index, ax in enumerate(axes.flat):
         bins = 7 if columns < 5 else 3  # enough room for 4 digits
@@ -231,14 +235,15 @@ def _label_axes(axes: npt.NDArray[Any], panels: int, protocols: list[str], **fon
             ax.set_xlabel("round", **font)
             ax.tick_params(labelbottom=True)
         if panel_index < panels and panel_index % columns == 0:
-            ax.set_ylabel("test accuracy (%)" if is_test_accuracy else "accuracy (%)", **font)
+            ax.set_ylabel(f"{'test ' if is_test else ''}{METRICS[metric].head}", **font)
 
 
-def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, **line_style: Any) -> None:
+def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:
     if line_rows.empty:
         return
     rounds, mean, std = (line_rows[column].to_numpy() for column in ("round", "mean", "std"))
-    low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+    maximum = 100 if METRICS[metric].unit == "%" else None
+    low, high = np.clip(mean - std, 0, maximum), np.clip(mean + std, 0, maximum)
     ax.fill_between(rounds, low, high, color=line_style["color"], alpha=0.1, linewidth=0)
     ax.plot(rounds, mean, label=name, **line_style)
 
