@@ -209,6 +209,26 @@ class Plan:
         parts = _partition_name_parts(self.partitions[key])
         return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in parts.items()}
 
+    @cached_property
+    def column_names(self) -> list[str]:
+        """Names of the grid that all methods have, except `report.best_over`. Their values are columns of the table."""
+        methods = {name: {cell.algorithm for cell in self.cells if name in cell.grid} for name in self.grid}
+        return [
+            name
+            for name in self.grid
+            if methods[name] == {cell.algorithm for cell in self.cells}
+            and not name.startswith("algorithms.")
+            and name not in self.report.best_over
+        ]
+
+    @property
+    def table_size(self) -> tuple[int, int]:
+        """Number of rows and columns of the table, with one protocol and metric."""
+        row_names = self.grid.keys() - {*self.column_names, *self.report.best_over}
+        rows = {(cell.algorithm, *(str(cell.grid.get(name)) for name in sorted(row_names))) for cell in self.cells}
+        columns = {tuple(str(cell.grid[name]) for name in self.column_names) for cell in self.cells}
+        return len(rows), len(columns)
+
     @property
     def curves_by_name(self) -> dict[str, Metric]:
         """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
@@ -219,7 +239,8 @@ class Plan:
     def figure_labels(self) -> dict[str, str]:
         """Labels of the figures by name. Further figures show partitions."""
         further_curves = {name: f"learning curves ({metric})" for name, metric in self.curves_by_name.items()}
-        return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"}
+        rank_figure = {"ranks": "critical differences of mean ranks"} if self.report.rank_test else {}
+        return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"} | rank_figure
 
     @property
     def figure_files(self) -> list[Path]:

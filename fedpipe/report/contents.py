@@ -99,6 +99,13 @@ def write_figure_matrices(data: StudyData) -> None:
     matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
 
 
+def write_figure_ranks(data: StudyData) -> None:
+    """Draw the critical-difference diagram."""
+    from fedpipe.report.figures import ranks
+
+    ranks.draw_ranks(data, data.plan.study_files.figures / "ranks")
+
+
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     """Render the table and the paths of the figures, or the wide table for papers.
 
@@ -227,10 +234,11 @@ def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
 
 def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     """Get the function that builds each file of :func:`build_tables`."""
-    from fedpipe.report import plots, tables
+    from fedpipe.report import plots, ranks, tables
 
     files = data.plan.study_files
-    return {
+    rank_builders = {files.ranks_table: lambda: tables.encode_csv(ranks.build_pairs_table(data))}
+    return (rank_builders if data.plan.report.rank_test else {}) | {
         files.tables / "results.csv": lambda: tables.encode_csv(data.table),
         files.tables / "results.html": lambda: tables.render_html(data).encode(),
         files.tables / "results.md": lambda: tables.render_markdown(data).encode(),

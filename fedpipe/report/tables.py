@@ -14,6 +14,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.data import StudyData
+from fedpipe.report.ranks import build_rank_parts
 from fedpipe.report.table_notes import (
     build_heterogeneity_parts,
     describe_data,
@@ -117,6 +118,7 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         *warn_about_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
         *_build_statistics_parts(data),
+        *build_rank_parts(data),
         *notes,
     ]
 

@@ -210,23 +210,13 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     )
 
 
-def _get_methods_by_name(plan: Plan) -> dict[str, set[str]]:
-    """Get the methods with each name of the grid."""
-    return {name: {cell.algorithm for cell in plan.cells if name in cell.grid} for name in plan.grid}
-
-
 def _get_column_names(plan: Plan) -> list[str]:
     """Get the names of the grid that are columns: those of all methods, except `report.best_over`.
 
     They are in the order of params.yaml, which follows from the cells, because names in plan.json are sorted: an
     earlier name changes less often from cell to cell.
     """
-    all_methods = {cell.algorithm for cell in plan.cells}
-    column_names = [
-        name
-        for name, methods in _get_methods_by_name(plan).items()
-        if methods == all_methods and not name.startswith("algorithms.") and name not in plan.report.best_over
-    ]
+    column_names = plan.column_names
     points = dict.fromkeys(
         tuple(results.format_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
     )

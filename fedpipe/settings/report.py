@@ -14,6 +14,8 @@ from fedpipe.settings.base import Label, Section, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+RankTest = Literal["nemenyi", "holm"]
+SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
 #: and format in `report.tables._build_statistics_parts`.
 Statistic = Literal[
@@ -57,6 +59,12 @@ class Report(Section):
         None, gt=0, le=1, description="Target accuracy over all test samples, such as 0.7 for 70 %."
     )
     baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
+    rank_test: RankTest | None = Field(
+        None,
+        description="Friedman test over the columns of the table, by the first protocol, with mean ranks and a "
+        "critical-difference diagram. nemenyi: pairs are compared by their mean ranks. holm: pairs are compared by "
+        "Wilcoxon signed-rank tests with Holm's correction.",
+    )
 
     _require_unique_values = field_validator("best_over", "statistics")(require_unique)
 

@@ -365,7 +365,8 @@ def get_figure_input(plan: Plan, name: str) -> list[str]:
 
 def get_table_output(plan: Plan) -> list[str]:
     """List the files that rule `table` writes for a study."""
-    return list(map(str, plan.study_files.list_table_files(plan.algorithms)))
+    ranks_table = [plan.study_files.ranks_table] if plan.report.rank_test else []
+    return list(map(str, [*plan.study_files.list_table_files(plan.algorithms), *ranks_table]))
 
 
 def get_figure_output(plan: Plan) -> list[str]:

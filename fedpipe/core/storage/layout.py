@@ -347,6 +347,11 @@ class StudyFiles:
         return self.tables / "statistics.csv"
 
     @property
+    def ranks_table(self) -> Path:
+        """The table of mean ranks and p-values, if the study has a rank test."""
+        return self.tables / "ranks.csv"
+
+    @property
     def times_table(self) -> Path:
         """The table of times."""
         return self.tables / "times.csv"
