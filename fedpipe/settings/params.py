@@ -180,10 +180,12 @@ class Params(Section):
                 )
         for label in labels:
             algorithm = self.algorithms[label].algorithm
-            if algorithm.needs_sgd and self.federation.optimizer != "sgd":
+            optimizer, has_adam_variant = self.federation.optimizer, hasattr(algorithm, "adam")
+            if optimizer != "sgd" and (algorithm.needs_sgd or (has_adam_variant and optimizer != "adam")):
+                variant = f", or adam with algorithms.{label}.adam: true" if has_adam_variant else ""
                 raise SettingsError(
-                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
-                    f"needs sgd. Use sgd, or set algorithms.{label}.adam to true."
+                    f"federation.optimizer: {optimizer} can't be used with {label}, whose theory needs sgd. Use "
+                    f"sgd{variant}."
                 )
             for key in algorithm.unsupported_settings:
                 value, default = getattr(self.federation, key), Federation.model_fields[key].default
