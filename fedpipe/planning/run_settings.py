@@ -48,6 +48,8 @@ class RunSettings:
         )
         if section.subset is None:
             del dataset["subset"]
+        if not section.label_noise:
+            dataset.pop("label_noise_kind", None)
         if params.partition.has_fixed_splits:
             dataset = {name: value for name, value in dataset.items() if name not in SPLIT_KEYS}
         elif section.split == "official":

@@ -242,6 +242,9 @@ def _score_global_model(
     if "global" in test_sets:
         scores[-1]["global"] = score(sample_indices)
     if "local" in test_sets:
+        local_indices = np.unique(np.concatenate(clients.test))
+        if not np.isin(local_indices, sample_indices).all():  # clients have noise in their test samples
+            score = _make_scorer(settings, clients, local_indices, executor.logits(model, local_indices, round))
         for client, indices in enumerate(clients.test):
             scores[client]["local"] = score(indices)
     if "validation" in test_sets:
