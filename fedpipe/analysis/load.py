@@ -64,7 +64,7 @@ class Results:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The result table, as in ``results.csv``: means and deviations over seeds, in percent."""
+        """The result table, as in ``results.csv``: means and deviations over seeds, in percent (NLL in nats)."""
         with self._enter_folder():
             return self._data.table
 
@@ -75,11 +75,18 @@ class Results:
             return self._data.accuracies
 
     @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The same for every ``metric`` of the study, in column ``score``. NLL is in nats."""
+        with self._enter_folder():
+            return self._data.scores
+
+    @cached_property
     def clients(self) -> pd.DataFrame:
         """Models on test sets: ``protocol``, ``round``, ``client``, ``correct``, ``total``, ``loss``, ``accuracy``.
 
         Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. Arrays
-        by class: ``hits`` (correctly classified), ``support`` (present), and ``predicted``.
+        by class: ``hits`` (correctly classified), ``support`` (present), and ``predicted``. Further metrics of the
+        study have ``auc``, and sums by bin of the confidence: ``bin_samples``, ``bin_hits`` and ``bin_confidences``.
         """
         with self._enter_folder():
             metrics = self._data.metrics

@@ -14,7 +14,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import Phase, Score, Test, eval_mode, get_passes
+from fedpipe.engine.clients.executor import ClientTask, Score, Test, eval_mode, get_passes
 from fedpipe.engine.clients.loop import ClientRun, Loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
@@ -132,7 +132,7 @@ class _ModelCapture(Loop):
 
     captured_model: Tensors
 
-    def _score(self, client_run: ClientRun, phase: Phase, state: State, test: Test) -> Score:
+    def _score(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
         algorithm = client_run.algorithm
         calls: list[tuple[dict[str, Tensor], Tensor]] = []
         recording_algorithm = algorithm.bind(

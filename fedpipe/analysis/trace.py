@@ -29,6 +29,7 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import check_tables
 from fedpipe.report.data import StudyData
+from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
 
 
@@ -72,21 +73,22 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     cells = tuple(
         run for run in results.sort_cells(plan) if run.algorithm == row["algorithm"] and _is_at_point(plan, run, row)
     )
-    frame = data.accuracies
+    frame = data.scores
     frame = frame[(frame[data.row_columns] == [row[name] for name in data.row_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
-    seeds = results.compute_reported_accuracies(frame, report.round, report.last_k)
+    frame, metric = frame[frame["metric"] == row["metric"]], METRICS[row["metric"]]
+    seeds = results.compute_reported_scores(frame, report.round, report.last_k)
     if not len(seeds):
         raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
-    accuracy = dict(zip(seeds["key"], seeds["accuracy"], strict=True))
+    scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     return {
         "cell": cell,
-        "accuracy (%)": round(float(100 * seeds["accuracy"].mean()), 4),
+        metric.head: round(float((metric.factor * seeds["score"]).mean()), 4),
         "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
         f"{_format_seed_count(len(seeds))}",
         "table": {str(table): compute_file_sha256(table)},
         "runs": [
-            {"seed": run.seed, "accuracy (%)": round(100 * float(accuracy[run.key]), 4)}
+            {"seed": run.seed, metric.head: round(float(scores[run.key]), 4)}
             | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
             for run in cells
         ],
@@ -141,7 +143,8 @@ def _name_table_cells(data: StudyData) -> dict[str, dict[Any, Any]]:
     cells = {}
     for row in shown_rows.to_dict("records"):
         point = results.describe_point({name: row[name] for name in data.plan.grid})
-        cells[".".join(name_part for name_part in (row["algorithm"], point, row["protocol"]) if name_part)] = row
+        metric = "" if row["metric"] == "accuracy" else row["metric"]
+        cells[".".join(filter(None, (row["algorithm"], point, row["protocol"], metric)))] = row
     return cells
 
 
@@ -152,7 +155,8 @@ def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
     """Rounds whose accuracies a run's number combines."""
     if report.round == "best":
-        frame = frame[frame["accuracy"] == frame["accuracy"].max()].head(1)
+        signs = frame["metric"].map(lambda metric: METRICS[metric].sign)
+        frame = frame[signs * frame["score"] == (signs * frame["score"]).max()].head(1)
     count = report.last_k if report.round == "mean-last" else 1
     return [int(number) for number in frame["round"].tail(count)]
 

@@ -236,7 +236,10 @@ def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerp
 
 @app.command(rich_help_panel=STAGES_PANEL)
 def figure(
-    name: Annotated[str, typer.Argument(help="Figure: curves, matrices or partition.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Figure: curves, matrices, ranks or partition. `curves_METRIC` shows a further metric."),
+    ],
     key: Annotated[str | None, typer.Argument(help="Key of the partition, for partition.")] = None,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
@@ -246,14 +249,20 @@ def figure(
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
 
-    if name not in ("curves", "matrices", "partition") or (name == "partition" and key is None):
-        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, or partition with a key.")
+    if name.partition("_")[0] not in ("curves", "matrices", "ranks", "partition") or (
+        name == "partition" and key is None
+    ):
+        raise SettingsError(f"'{name}' can't be drawn. Use curves, matrices, ranks, or partition with a key.")
     study_plan = read_plan(params, preset)
+    if name not in (*study_plan.figure_labels, "partition"):
+        raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
     contents.require_same_plan(study_plan, plan_fingerprint)
-    if name == "curves":
-        contents.write_figure_curves(StudyData(study_plan))
+    if name in study_plan.curves_by_name:
+        contents.write_figure_curves(StudyData(study_plan), name)
     elif name == "matrices":
         contents.write_figure_matrices(StudyData(study_plan))
+    elif name == "ranks":
+        contents.write_figure_ranks(StudyData(study_plan))
     elif key is not None:
         contents.write_figure_partition(study_plan, key)
 

@@ -71,10 +71,7 @@ class Block:
             "uploads": stack_states(self.uploads),
             "kept": stack_states(self.kept_states),
             "bytes": torch.tensor([self.bytes_down, self.bytes_up]),
-            "scores": {
-                test: torch.tensor([_score_to_numbers(scores[test]) for scores in self.scores], dtype=torch.float64)
-                for test in self.scores[0]
-            },
+            "scores": _encode_json(self.scores),
             "spent": torch.tensor(self.client_seconds, dtype=torch.float64),
             "seconds": torch.tensor(self.seconds, dtype=torch.float64),
         }
@@ -84,10 +81,6 @@ class Block:
         """Convert from the tensors of a file."""
         ids, (bytes_down, bytes_up) = tree["ids"].tolist(), tree["bytes"].tolist()
         uploads, kept_states = restore_state(tree["uploads"]), restore_state(tree["kept"])
-
-        def read_scores(row: int) -> dict[Test, Score]:
-            return {test: _score_from_numbers(values[row]) for test, values in tree["scores"].items()}
-
         return cls(
             run=_decode_json(tree["run"]),
             round=int(tree["round"]),
@@ -98,7 +91,10 @@ class Block:
             kept_states=[unstack_client(kept_states, row) for row in range(len(ids))],
             bytes_down=bytes_down,
             bytes_up=bytes_up,
-            scores=[read_scores(row) for row in range(len(ids))],
+            scores=[
+                {test: _restore_score(*values) for test, values in scores.items()}
+                for scores in _decode_json(tree["scores"])
+            ],
             client_seconds=tree["spent"].tolist(),
             seconds=float(tree["seconds"]),
         )
@@ -124,12 +120,10 @@ def restore_state(tree: dict[str, Any]) -> State:
     return {part: Tensors(value) if isinstance(value, dict) else value for part, value in tree.items()}
 
 
-def _score_to_numbers(score: Score) -> list[float]:
-    return [score.loss, *(count for counts in score.classes for count in counts)]
-
-
-def _score_from_numbers(numbers: torch.Tensor) -> Score:
-    return Score.from_counts(numbers[1:].long().reshape(3, -1), float(numbers[0]))
+def _restore_score(
+    correct: int, total: int, loss: float, classes: list[list[int]], auc: float | None, bins: list[list[float]]
+) -> Score:
+    return Score(correct, total, loss, tuple(map(tuple, classes)), auc, tuple(map(tuple, bins)))
 
 
 def _encode_json(value: Any) -> torch.Tensor:

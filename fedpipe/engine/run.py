@@ -198,11 +198,11 @@ class Run:
         participants: Sequence[int] | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
-        send = functools.partial(
-            make_download, self._bind_round(round_number), self.load_server_state(round_number - 1)
-        )
+        server = self.load_server_state(round_number - 1)
+        send = functools.partial(make_download, self._bind_round(round_number), server)
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
-        return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants)
+        metrics = self.evaluation.recorded_metrics
+        return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants, metrics=metrics)
 
     def initialize(self) -> None:
         """Write round 0: the server's initial state."""
@@ -333,7 +333,8 @@ class Run:
                 client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
             }
             path = {"trained": files.trained_accuracies, "kept": files.kept_accuracies}[model]
-            hashes[path.name] = write_parquet(path, evaluation.make_metrics_table(round_number, model, model_scores))
+            table = evaluation.make_metrics_table(self.evaluation, round_number, model, model_scores)
+            hashes[path.name] = write_parquet(path, table)
         return hashes
 
     def _record_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:

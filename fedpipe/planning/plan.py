@@ -25,7 +25,7 @@ from pydantic import (
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json, read_verified, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles
-from fedpipe.settings.base import Label
+from fedpipe.settings.base import Label, Metric
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
@@ -150,6 +150,7 @@ class Plan:
     artifacts: Artifacts
     report: Report
     diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_own_path)], ...] = ()
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("accuracy",)  #: metrics of tables and curves
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
 
     @property
@@ -207,6 +208,44 @@ class Plan:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
         parts = _partition_name_parts(self.partitions[key])
         return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in parts.items()}
+
+    @cached_property
+    def column_names(self) -> list[str]:
+        """Names of the grid that all methods have, except `report.best_over`. Their values are columns of the table."""
+        methods = {name: {cell.algorithm for cell in self.cells if name in cell.grid} for name in self.grid}
+        return [
+            name
+            for name in self.grid
+            if methods[name] == {cell.algorithm for cell in self.cells}
+            and not name.startswith("algorithms.")
+            and name not in self.report.best_over
+        ]
+
+    @property
+    def table_size(self) -> tuple[int, int]:
+        """Number of rows and columns of the table, with one protocol and metric."""
+        row_names = self.grid.keys() - {*self.column_names, *self.report.best_over}
+        rows = {(cell.algorithm, *(str(cell.grid.get(name)) for name in sorted(row_names))) for cell in self.cells}
+        columns = {tuple(str(cell.grid[name]) for name in self.column_names) for cell in self.cells}
+        return len(rows), len(columns)
+
+    @property
+    def curves_by_name(self) -> dict[str, Metric]:
+        """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
+        first, *others = self.metrics
+        return {"curves": first} | {f"curves_{metric}": metric for metric in others}
+
+    @property
+    def figure_labels(self) -> dict[str, str]:
+        """Labels of the figures by name. Further figures show partitions."""
+        further_curves = {name: f"learning curves ({metric})" for name, metric in self.curves_by_name.items()}
+        rank_figure = {"ranks": "critical differences of mean ranks"} if self.report.rank_test else {}
+        return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"} | rank_figure
+
+    @property
+    def figure_files(self) -> list[Path]:
+        """All figures, in each format."""
+        return self.study_files.figure_files(self.figure_labels, self.partition_names.values())
 
     @cached_property
     def merged_files(self) -> tuple[MergedFiles, ...]:

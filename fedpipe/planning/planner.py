@@ -26,6 +26,7 @@ from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
+from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.dataset import format_download_command
@@ -83,13 +84,14 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         for diagnostic in planned_diagnostics
     }
     method_options = {label: study_params.algorithms[label].options for label in study_params.study.algorithms}
-    return NewPlan(
+    plan = NewPlan(
         params=layout.normalize_study_path(path),
         preset=preset,
         algorithms=study_params.study.algorithms,
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
         protocols=study_params.evaluation.protocols,
+        metrics=study_params.evaluation.metrics,
         method_protocols={label: options.protocol for label, options in method_options.items() if options.protocol},
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),
@@ -112,6 +114,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         sources=_hash_sources(path, draft.components) | draft.fingerprints,
         unavailable_runs=draft.unavailable_runs,
     )
+    check_rank_test(plan)
+    return plan
 
 
 @dataclass

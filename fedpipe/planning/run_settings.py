@@ -48,6 +48,8 @@ class RunSettings:
         )
         if section.subset is None:
             del dataset["subset"]
+        if not section.label_noise:
+            dataset.pop("label_noise_kind", None)
         if params.partition.has_fixed_splits:
             dataset = {name: value for name, value in dataset.items() if name not in SPLIT_KEYS}
         elif section.split == "official":
@@ -56,6 +58,9 @@ class RunSettings:
                 del dataset["stratified"]
         evaluation = params.evaluation.model_dump(mode="json")
         evaluation["protocols"].sort()
+        evaluation.pop("metrics", None)
+        if recorded_metrics := params.evaluation.recorded_metrics:
+            evaluation["metrics"] = list(recorded_metrics)
         if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
             del evaluation["finetune_epochs"]
         return cls(

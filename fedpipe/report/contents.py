@@ -75,11 +75,11 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def write_figure_curves(data: StudyData) -> None:
-    """Draw accuracy against round."""
+def write_figure_curves(data: StudyData, name: str = "curves") -> None:
+    """Draw a metric against round: the first of the study, or the one of the figure's name."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves(data, data.plan.study_files.figures / "curves")
+    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.curves_by_name[name])
 
 
 def write_figure_partition(plan: Plan, key: str) -> None:
@@ -97,6 +97,13 @@ def write_figure_matrices(data: StudyData) -> None:
     from fedpipe.report.figures import matrices
 
     matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
+
+
+def write_figure_ranks(data: StudyData) -> None:
+    """Draw the critical-difference diagram."""
+    from fedpipe.report.figures import ranks
+
+    ranks.draw_ranks(data, data.plan.study_files.figures / "ranks")
 
 
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
@@ -118,7 +125,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
         from fedpipe.report import wide
 
         return wide.TABLE_RENDERERS[form](data, None).rstrip("\n")
-    figures = plan.study_files.figure_files(plan.partition_names.values())
+    figures = plan.figure_files
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
         f"\nFigures (also as PDF and PNG):{figure_lines}" if figure_lines else ""
@@ -227,10 +234,11 @@ def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
 
 def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     """Get the function that builds each file of :func:`build_tables`."""
-    from fedpipe.report import plots, tables
+    from fedpipe.report import plots, ranks, tables
 
     files = data.plan.study_files
-    return {
+    rank_builders = {files.ranks_table: lambda: tables.encode_csv(ranks.build_pairs_table(data))}
+    return (rank_builders if data.plan.report.rank_test else {}) | {
         files.tables / "results.csv": lambda: tables.encode_csv(data.table),
         files.tables / "results.html": lambda: tables.render_html(data).encode(),
         files.tables / "results.md": lambda: tables.render_markdown(data).encode(),

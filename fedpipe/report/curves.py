@@ -1,4 +1,4 @@
-"""Learning curves: accuracy by round, over seeds."""
+"""Learning curves: a metric by round, over seeds."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ import pandas as pd
 
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
+from fedpipe.settings.base import Metric
 
 
-def build_curves(data: StudyData) -> pd.DataFrame:
-    """Build accuracies by algorithm, grid point, protocol and round, in the average of the table.
+def build_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
+    """Build a metric by algorithm, grid point, protocol and round, in the average of the table.
 
     Returns
     -------
     pandas.DataFrame
         ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
-        of the accuracy in percent.
+        of the metric (in percent, NLL in nats).
     """
-    frame = results.select_study_protocols(data.accuracies)
-    frame = frame[frame["average"] == data.plan.report.average]
+    frame = results.select_study_protocols(data.scores)
+    frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]
     return results.average_over_seeds(frame, [*data.row_columns, "protocol", "round"])
 
 
-def build_figure_curves(data: StudyData) -> pd.DataFrame:
+def build_figure_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
     """Build the curves of the figure: of the table's rows that `report.figure_algorithms` and `figure_protocols` name.
 
     With `report.best_over` each method has its curve at the best values, and protocols on validation samples are
     omitted.
     """
-    frame, report = build_curves(data), data.plan.report
+    frame, report = build_curves(data, metric), data.plan.report
     if report.figure_algorithms:
         frame = frame[frame["algorithm"].isin(report.figure_algorithms)]
     if report.figure_protocols:

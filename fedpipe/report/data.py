@@ -20,8 +20,10 @@ from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.results import AVERAGES, EPOCH_COLUMN, REPORTED_ROUNDS, TIMED_PHASES
+from fedpipe.settings.base import Metric
 
 TRAFFIC_COLUMNS = ["bytes_down", "bytes_up"]
+ACCURACY: Metric = "accuracy"
 
 
 class StudyData:
@@ -55,7 +57,19 @@ class StudyData:
         samples. ``client`` is the mean of the clients' accuracies, and ``worst`` is the mean of their lowest tenth (at
         least one client). Clients without test samples are omitted. Rounds ascend within a run.
         """
-        return self.concatenate_cells(lambda cell: results.compute_accuracies(self._metrics_by_run[cell.merged_files]))
+        scores = self.scores[self.scores["metric"] == "accuracy"].drop(columns="metric")
+        return scores.rename(columns={"score": "accuracy"}).reset_index(drop=True)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """Scores of all cells by the study's metrics, and by accuracy.
+
+        Like :attr:`accuracies`, with ``metric`` and ``score``. Accuracy, AUC and ECE are in [0, 1], and NLL is in nats.
+        """
+        metrics = dict.fromkeys((*self.plan.metrics, ACCURACY))
+        return self.concatenate_cells(
+            lambda cell: results.compute_scores(self._metrics_by_run[cell.merged_files], metrics)
+        )
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -139,20 +153,20 @@ class StudyData:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Accuracy of every algorithm and grid point by every protocol, average and reported round.
+        """Scores of every algorithm and grid point by every protocol, metric, average and reported round.
 
-        ``algorithm``, one column per name of the grid, ``protocol``, ``average``, ``round``, ``mean`` and ``std`` over
-        ``seeds`` of the accuracy in percent, ``bytes_down`` and ``bytes_up`` of a participant in a round (mean over
-        rounds and seeds), ``left_out`` (updates that were not finite), and ``diverged`` (runs with a round without a
-        finite update). A protocol that an algorithm lacks has no mean and 0 seeds. Further protocols of methods are
-        included, although the pivoted table omits them. Times are not included, so that the same runs give the same
-        bytes.
+        ``algorithm``, one column per name of the grid, ``protocol``, ``metric``, ``average``, ``round``, ``mean`` and
+        ``std`` over ``seeds`` of the score (in percent, NLL in nats), ``bytes_down`` and ``bytes_up`` of a participant
+        in a round (mean over rounds and seeds), ``left_out`` (updates that were not finite), and ``diverged`` (runs
+        with a round without a finite update). A protocol that an algorithm lacks has no mean and 0 seeds. Further
+        protocols of methods are included, although the pivoted table omits them. Times are not included, so that the
+        same runs give the same bytes.
         """
-        rows, cell_columns = self.row_columns, [*self.row_columns, "protocol", "average"]
+        rows, cell_columns = self.row_columns, [*self.row_columns, "protocol", "metric", "average"]
         last_k = self.plan.report.last_k
         seed_means = pd.concat(
             results.average_over_seeds(
-                results.compute_reported_accuracies(self.accuracies, round, last_k), cell_columns
+                results.compute_reported_scores(self.scores, round, last_k), cell_columns
             ).assign(round=round)
             for round in REPORTED_ROUNDS
         )
@@ -161,7 +175,8 @@ class StudyData:
             for cell in results.sort_cells(self.plan)
         ).drop_duplicates(ignore_index=True)
         for name, values in (
-            ("protocol", results.list_protocols(self.plan, self.accuracies)),
+            ("protocol", results.list_protocols(self.plan, self.scores)),
+            ("metric", self.plan.metrics),
             ("average", AVERAGES),
             ("round", REPORTED_ROUNDS),
         ):
@@ -198,7 +213,7 @@ class StudyData:
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
-        return statistics.build_statistics_table(self.plan, self.metrics, self.accuracies, self.rounds)
+        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.rounds)
 
     # -- files -------------------------------------------------------------------------------------------------------
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.plan import Cell, Plan
-from fedpipe.settings.base import Protocol, to_validation_protocol
+from fedpipe.report.words import METRICS
+from fedpipe.settings.base import Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples, over clients, over the worst tenth of the clients
+#: Columns of ``metrics.parquet`` that a metric needs.
+METRIC_COLUMNS: dict[Metric, tuple[str, ...]] = {
+    "accuracy": ("correct",),
+    "auc": ("auc",),
+    "ece": ("bin_samples", "bin_hits", "bin_confidences"),
+    "nll": ("loss",),
+}
+FloatArray = npt.NDArray[np.float64]
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
@@ -24,7 +35,7 @@ RESERVED_HEADS = (
     "algorithm",
     "protocol",
     "seeds",
-    "reported accuracy",
+    *(f"reported {words.name}" for words in METRICS.values()),
 )  #: heads of pivoted tables, in addition to those of the grid
 
 
@@ -115,39 +126,117 @@ def compute_reported_accuracies(frame: pd.DataFrame, round: ReportedRound = "las
     last_k
         Number of rounds in the mean.
     """
-    keys = [name for name in frame.columns if name not in {"round", "accuracy"}]
-    by_run = frame.groupby(keys, sort=False)["accuracy"]  # rounds ascend within a run
-    accuracies = {
-        "last": by_run.last,
-        "best": by_run.max,
-        "mean-last": lambda: by_run.apply(lambda rounds: rounds.tail(last_k).mean()),
-    }[round]()
-    return accuracies.reset_index()
+    scores = frame.rename(columns={"accuracy": "score"}).assign(metric="accuracy")
+    reported_scores = compute_reported_scores(scores, round, last_k)
+    return reported_scores.drop(columns="metric").rename(columns={"score": "accuracy"})
+
+
+def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", last_k: int = 5) -> pd.DataFrame:
+    """Compute the reported score of each run, metric, protocol and average.
+
+    The parameters are those of :func:`compute_reported_accuracies`, for a frame like
+    :attr:`fedpipe.report.data.StudyData.scores`. The best round has the lowest score if a lower one is better.
+    """
+    keys = [name for name in frame.columns if name not in {"round", "score"}]
+    signed_scores = frame.assign(score=_get_signs(frame) * frame["score"])
+    by_run = signed_scores.groupby(keys, sort=False)["score"]  # rounds ascend within a run
+    if round == "best":
+        reported_scores = by_run.max().reset_index()
+    elif round == "last":
+        reported_scores = by_run.last(skipna=False).reset_index()
+    else:
+        reported_scores = by_run.apply(lambda scores: scores.tail(last_k).mean(skipna=False)).reset_index()
+    return reported_scores.assign(score=_get_signs(reported_scores) * reported_scores["score"])
 
 
 def average_over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Compute mean, standard deviation (over n - 1, NaN for one seed) and number of seeds, in percent."""
-    percentages = (100 * frame.set_index(list(keys))["accuracy"]).groupby(level=list(range(len(keys))), sort=False)
-    return percentages.agg(["mean", "std", "count"]).rename(columns={"count": "seeds"}).reset_index()
+    """Compute mean, standard deviation (over n - 1, NaN for one seed) and number of seeds, in the metric's unit."""
+    factors = frame["metric"].map(lambda metric: METRICS[metric].factor).astype(float)  # text if there are no rows
+    by_row = frame.assign(score=factors * frame["score"]).groupby(list(keys), sort=False)["score"]
+    return by_row.agg(["mean", "std", "count"]).rename(columns={"count": "seeds"}).reset_index()
 
 
 def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     """Compute a run's accuracies by ``average``, ``protocol`` and ``round`` from its ``metrics.parquet``."""
+    return compute_scores(metrics, ["accuracy"]).drop(columns="metric").rename(columns={"score": "accuracy"})
+
+
+def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric]) -> pd.DataFrame:
+    """Compute a run's scores by ``metric``, ``average``, ``protocol`` and ``round`` from its ``metrics.parquet``.
+
+    Average ``sample`` is over all test samples, ``client`` over the clients, and ``worst`` over the worst tenth of the
+    clients. The calibration error over all samples has the bins of all of them. The area under the ROC curve over all
+    samples is the clients' mean, weighted by their test samples, and omits clients for which it is undefined. A loss
+    that is not a number counts as infinite. Metrics that the run does not record are omitted.
+    """
     tested_rows = metrics[metrics["total"] > 0]
-    by_round = tested_rows.assign(accuracy=tested_rows["correct"] / tested_rows["total"]).groupby(["protocol", "round"])
-    sums = by_round[["correct", "total"]].sum()
-    averages = {
-        "sample": sums["correct"] / sums["total"],
-        "client": by_round["accuracy"].mean(),
-        "worst": by_round["accuracy"].agg(compute_worst_tenth),
+    scores = {
+        metric: _average_over_clients(tested_rows, metric)
+        for metric in names
+        if {*METRIC_COLUMNS[metric]} <= {*metrics.columns}
     }
-    accuracies: pd.DataFrame = pd.concat(averages, names=["average"]).rename("accuracy").reset_index()
-    return accuracies
+    frame: pd.DataFrame = pd.concat(scores, names=["metric"]).rename("score").reset_index()
+    return frame
+
+
+def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric) -> pd.Series[float]:
+    """Compute the averages of a metric's scores by ``average``, ``protocol`` and ``round``."""
+    rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].sign
+    by_round = rows.groupby(["protocol", "round"])
+    if metric == "accuracy":
+        sums = by_round[["correct", "total"]].sum()
+        sample_average = sums["correct"] / sums["total"]
+    elif metric == "ece":
+        sample_average = by_round[[*METRIC_COLUMNS["ece"], "total"]].apply(_pool_calibration_error).astype(float)
+    else:
+        defined_rows = rows[rows["score"].notna()]
+        defined_rows = defined_rows.assign(score=defined_rows["score"] * defined_rows["total"])
+        sums = defined_rows.groupby(["protocol", "round"])[["score", "total"]].sum()
+        sample_average = (sums["score"] / sums["total"]).reindex(by_round["score"].count().index)
+    averages = {
+        "sample": sample_average,
+        "client": by_round["score"].mean(),
+        "worst": by_round["score"].agg(lambda scores: sign * compute_worst_tenth(sign * scores)),
+    }
+    scores: pd.Series[float] = pd.concat(averages, names=["average"])
+    return scores
+
+
+def _compute_client_scores(rows: pd.DataFrame, metric: Metric) -> pd.Series[float]:
+    """Compute a metric of each row of ``metrics.parquet``."""
+    if metric == "accuracy":
+        return rows["correct"] / rows["total"]
+    if metric == "auc":
+        return rows["auc"].astype(float)
+    if metric == "nll":
+        return rows["loss"].fillna(math.inf)
+    bins = (np.array(rows[name].to_list()).reshape(len(rows), -1) for name in METRIC_COLUMNS["ece"])
+    return pd.Series(compute_calibration_error(*bins), rows.index)
+
+
+def _pool_calibration_error(rows: pd.DataFrame) -> float:
+    """Compute the calibration error of all samples of some rows."""
+    return float(compute_calibration_error(*(np.stack(list(rows[name])).sum(0) for name in METRIC_COLUMNS["ece"])))
 
 
 def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
     """Compute the mean accuracy of the worst tenth of the clients, at least one."""
-    return float(np.sort(accuracies)[: max(1, len(accuracies) // 10)].mean())
+    defined = np.sort(accuracies.dropna())
+    return float(defined[: max(1, len(defined) // 10)].mean()) if len(defined) else math.nan
+
+
+def _get_signs(frame: pd.DataFrame) -> pd.Series[float]:
+    """Get the factor of each row with which larger scores are better."""
+    return frame["metric"].map(lambda metric: METRICS[metric].sign).astype(float)
+
+
+def compute_calibration_error(samples: FloatArray, hits: FloatArray, confidences: FloatArray) -> FloatArray:
+    """Compute the expected calibration error from sums by bin along the last axis.
+
+    It is the mean distance of a bin's accuracy to its mean confidence, weighted by samples (Guo et al., ICML 2017).
+    """
+    error: FloatArray = np.abs(hits - confidences).sum(-1) / samples.sum(-1)
+    return error
 
 
 def select_last_rounds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -178,16 +267,17 @@ def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFram
 def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:
     """Select the rows of a table as algorithm and grid values: all, or the best of `report.best_over`.
 
-    The best has the highest mean by the method's protocol, or the study's first that it has, or by the same model on
-    the clients' validation samples (`report.best_on`).
+    The best has the best mean of the study's first metric by the method's protocol, or by the study's first that it
+    has, or by the same model on the clients' validation samples (`report.best_on`).
 
     Parameters
     ----------
     plan
         Plan of the study.
     means
-        Rows of the table by protocol with ``mean`` and ``seeds``, in the reported round and average.
+        Rows of the table by protocol and metric with ``mean`` and ``seeds``, in the reported round and average.
     """
+    means = means[means["metric"] == plan.metrics[0]]
     row, searched_names, report = ["algorithm", *plan.grid], plan.report.best_over, plan.report
     rows: list[tuple[Hashable, ...]] = [key for key, _ in means.groupby(row, sort=False)]
     if not searched_names:
@@ -197,7 +287,8 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
         protocols = [plan.method_protocols.get(str(key[0]), plan.protocols[0]), *plan.protocols]
         protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
         protocol = to_validation_protocol(protocol) if report.best_on == "validation" else protocol
-        ranked_rows = cells[cells["protocol"] == protocol].sort_values("mean", ascending=False, kind="stable")
+        is_ascending = METRICS[plan.metrics[0]].is_lower_better
+        ranked_rows = cells[cells["protocol"] == protocol].sort_values("mean", ascending=is_ascending, kind="stable")
         best_keys.append(tuple(ranked_rows.iloc[0][row]))
     return [key for key in rows if key in best_keys]
 

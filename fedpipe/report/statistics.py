@@ -12,6 +12,7 @@ import pandas as pd
 
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
+from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Statistic
 
 CONFIDENCE = 0.95  #: confidence level of intervals
@@ -54,11 +55,11 @@ PAIRED_EXPLANATION = (
 )
 
 
-def compute_paired_difference(baseline: pd.Series[float], accuracies: pd.Series[float]) -> PairedDifference | None:
-    """Compute other minus one over the common seeds. None without common seeds."""
+def compute_paired_difference(baseline: pd.Series[float], scores: pd.Series[float]) -> PairedDifference | None:
+    """Compute scores minus those of a baseline over the common seeds. None without common seeds."""
     from scipy import stats
 
-    paired_differences = (accuracies - baseline).dropna()
+    paired_differences = (scores - baseline).dropna()
     count = len(paired_differences)
     if not count:
         return None
@@ -151,19 +152,19 @@ def compute_class_statistics(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.D
 
 
 def build_statistics_table(
-    plan: Plan, metrics: pd.DataFrame, accuracies: pd.DataFrame, rounds: pd.DataFrame
+    plan: Plan, metrics: pd.DataFrame, scores: pd.DataFrame, rounds: pd.DataFrame
 ) -> pd.DataFrame:
-    """Build all statistics by algorithm, grid point and protocol.
+    """Build all statistics by algorithm, grid point and protocol. Differences are in the study's first metric.
 
     Returns
     -------
     pandas.DataFrame
         ``algorithm``, one column per name of the grid, ``protocol``, ``statistic``, ``mean`` and ``std`` over
         ``seeds``, and the ``half_width`` of the confidence interval of differences. Accuracies, F1 and differences are
-        in percent. If some seeds do not reach a target, only the others count. Protocols without clients have no
-        fairness. Costs and differences need `report.target` and `report.baseline`.
+        in percent, and differences in NLL are in nats. If some seeds do not reach a target, only the others count.
+        Protocols without clients have no fairness. Costs and differences need `report.target` and `report.baseline`.
     """
-    accuracies, run_columns = results.select_study_protocols(accuracies), get_run_columns(plan)
+    scores, run_columns = results.select_study_protocols(scores), get_run_columns(plan)
     frames_and_columns = [
         (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
         (
@@ -173,6 +174,7 @@ def build_statistics_table(
         ),
     ]
     if plan.report.target is not None:
+        accuracies = scores[scores["metric"] == "accuracy"].rename(columns={"score": "accuracy"})
         frames_and_columns.append(
             (
                 compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target),
@@ -189,13 +191,13 @@ def build_statistics_table(
     cell_columns = [*row_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
-    if differences := _compute_differences(plan, accuracies):
+    if differences := _compute_differences(plan, scores):
         statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
     rows = dict.fromkeys(
         (cell_columns.algorithm, *results.format_point(plan, cell_columns).values())
         for cell_columns in results.sort_cells(plan)
     )
-    order = itertools.product(rows, results.list_protocols(plan, accuracies), STATISTICS)
+    order = itertools.product(rows, results.list_protocols(plan, scores), STATISTICS)
     ordered_keys = [(*row_key, protocol, name) for row_key, protocol, name in order]
     ordered_frame = statistics_frame.reindex(
         [key for key in ordered_keys if key in statistics_frame.index]
@@ -203,22 +205,21 @@ def build_statistics_table(
     return ordered_frame.astype({"seeds": int})
 
 
-def _compute_differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str, Any]]:
-    """Compute the differences of each method to the baseline at the same point of the grid.
+def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any]]:
+    """Compute the differences of each method to the baseline at the same point of the grid, in the first metric.
 
     With `report.best_over` the baseline has its best value.
     """
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    frame, row_columns = (
-        results.compute_reported_accuracies(accuracies, report.round, report.last_k),
-        ["algorithm", *plan.grid, "protocol"],
-    )
+    metric, row_columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
+    frame = results.compute_reported_scores(scores[scores["metric"] == metric], report.round, report.last_k)
     frame = frame[frame["average"] == report.average]
-    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, row_columns))
+    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*row_columns, "metric"]))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
-        key: 100 * lines.set_index("seed")["accuracy"] for key, lines in frame.groupby(row_columns, sort=False)
+        key: METRICS[metric].factor * lines.set_index("seed")["score"]
+        for key, lines in frame.groupby(row_columns, sort=False)
     }
     cells_by_row = {
         (cell.algorithm, *results.format_point(plan, cell).values()): cell for cell in results.sort_cells(plan)
@@ -228,15 +229,15 @@ def _compute_differences(plan: Plan, accuracies: pd.DataFrame) -> list[dict[str,
         if baseline_cell is None or cell.algorithm == report.baseline:
             continue
         baseline_row_key = (baseline_cell.algorithm, *results.format_point(plan, baseline_cell).values())
-        for protocol in dict.fromkeys(accuracies["protocol"]):
-            baseline_accuracies, cell_accuracies = (
+        for protocol in dict.fromkeys(scores["protocol"]):
+            baseline_scores, cell_scores = (
                 by_seed.get((*baseline_row_key, protocol)),
                 by_seed.get((*row_key, protocol)),
             )
             paired_difference = (
                 None
-                if baseline_accuracies is None or cell_accuracies is None
-                else compute_paired_difference(baseline_accuracies, cell_accuracies)
+                if baseline_scores is None or cell_scores is None
+                else compute_paired_difference(baseline_scores, cell_scores)
             )
             if paired_difference is not None:
                 cell_labels = {"algorithm": cell.algorithm, **results.format_point(plan, cell), "protocol": protocol}

@@ -214,7 +214,8 @@ class StudyProgress:
         formats = {"table": "html", "Markdown": "md", "CSV": "csv"}
         tables = [Link(name, study_files.result_table(suffix)) for name, suffix in formats.items()]
         tables += [Link("statistics", study_files.statistics_table), Link("times", study_files.times_table)]
-        figures = [Link(name, study_files.figures / f"{name}.svg") for name in layout.FIGURES]
+        tables += [Link("ranks", study_files.ranks_table)] if self.plan.report.rank_test else []
+        figures = [Link(name, study_files.figures / f"{name}.svg") for name in self.plan.figure_labels]
         links = {
             "Study": [Link(self.plan.params.name, self.plan.params)],
             "Tables": tables if self.has_results else [],

@@ -19,6 +19,7 @@ from fedpipe.report.table_parts import (
     TextTable,
     get_partitions,
 )
+from fedpipe.report.words import METRICS, join_words
 from fedpipe.settings.base import to_number
 from fedpipe.settings.dataset import Data
 
@@ -28,12 +29,33 @@ def describe_measurement(plan: Plan) -> str:
     report, seeds = plan.report, len(plan.seeds)
     seeds_text = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
+    heads = join_words([METRICS[metric].head for metric in plan.metrics])
+    average_phrase = AVERAGE_PHRASES[report.average]
+    if plan.metrics != ("accuracy",):
+        average_phrase = average_phrase.replace("accuracies", "values")
     rounds_text = " or ".join(str(rounds) for rounds in sorted({cell.rounds for cell in plan.cells}))
     preset_text = "" if plan.preset == layout.FULL_PRESET else f"Preset {plan.preset}. "
     return (
-        f"{preset_text}Test accuracy (%) {round_phrase} ({rounds_text} rounds), {AVERAGE_PHRASES[report.average]}. "
-        f"{seeds_text}."
+        f"{preset_text}Test {heads} {round_phrase} ({rounds_text} rounds), {average_phrase}. {seeds_text}."
+        f"{''.join(f' {sentence}' for sentence in _explain_metrics(plan))}"
     )
+
+
+def explain_dash(plan: Plan) -> str:
+    """Explain the dashes of a table."""
+    undefined_text = ", or that no client has samples of two classes" if "auc" in plan.metrics else ""
+    return f"A dash means that the method has no such model{undefined_text}."
+
+
+def _explain_metrics(plan: Plan) -> list[str]:
+    """Explain which metrics are better if they are lower, and averages that are not obvious."""
+    names = [METRICS[metric].name for metric in plan.metrics if METRICS[metric].is_lower_better]
+    sentences = [f"A lower {join_words(names)} is better."] if names else []
+    if plan.report.round == "best" and len(plan.metrics) > 1:
+        sentences.append("Each metric has its own best round.")
+    if "auc" in plan.metrics and plan.report.average == "sample":
+        sentences.append("AUC is the mean of the clients' values, weighted by their test samples.")
+    return sentences
 
 
 def describe_data(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Mapping
 from html import escape
@@ -13,6 +14,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.data import StudyData
+from fedpipe.report.ranks import build_rank_parts
 from fedpipe.report.table_notes import (
     build_heterogeneity_parts,
     describe_data,
@@ -20,10 +22,11 @@ from fedpipe.report.table_notes import (
     describe_failures,
     describe_measurement,
     describe_missing_seeds,
+    explain_dash,
     warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
-from fedpipe.report.words import explain_metrics, format_bytes, format_metric
+from fedpipe.report.words import METRICS, explain_metrics, format_bytes, format_metric
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -32,19 +35,20 @@ PAGE_CSS = (  #: style of the page
 )
 FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: characters that begin a formula in a spreadsheet
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: numbers, which are never formulas
-REPORTED_COLUMN = "reported accuracy"  #: head of the column with each method's number, if protocols differ
+INFINITY = "∞"
 DASH = "–"  #: cell of a protocol that an algorithm lacks
 SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation samples"}
 
 
 def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
-    """Build one number per method for `dvc exp show`: the mean by the study's first protocol, in percent.
+    """Build one number per method for `dvc exp show`: the mean of the first metric by the first protocol, in its unit.
 
     A grid adds a level, such as ``{"fedavg": {"alpha=0.1": 71.25}}``. A method without such a model has no number.
     """
     numbers: dict[str, Any] = {}
     plan, rows = data.plan, data.reported_rows
-    for cell in rows[(rows["protocol"] == plan.protocols[0]) & (rows["seeds"] > 0)].to_dict("records"):
+    rows = rows[(rows["metric"] == plan.metrics[0]) & (rows["protocol"] == plan.protocols[0]) & (rows["seeds"] > 0)]
+    for cell in rows.to_dict("records"):
         point = results.describe_point({name: cell[name] for name in plan.grid})
         target, name = (numbers.setdefault(cell["algorithm"], {}), point) if point else (numbers, cell["algorithm"])
         target[name] = round(cell["mean"], 2)
@@ -90,7 +94,10 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
                 **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_format_reported_column(plan, cells),
-                **{format_metric(str(cell["protocol"])): format_accuracy(cell) for cell in cells.to_dict("records")},
+                **{
+                    format_metric(str(cell["protocol"]), cell["metric"]): format_score(cell)
+                    for cell in cells.to_dict("records")
+                },
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
             }
@@ -109,8 +116,9 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         result_table,
         *results.describe_overrides(plan),
         *warn_about_grid_edges(data),
-        explain_metrics(map(str, data.reported_rows["protocol"])),
+        explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
         *_build_statistics_parts(data),
+        *build_rank_parts(data),
         *notes,
     ]
 
@@ -119,7 +127,8 @@ def build_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{REPORTED_COLUMN}`: {format_metric(plan.protocols[0])}, or the metric in parentheses. "
+        f"Column `{get_reported_head(plan)}`: {format_metric(plan.protocols[0], plan.metrics[0])}, or the metric in "
+        "parentheses. "
         if plan.method_protocols
         else ""
     )
@@ -130,7 +139,7 @@ def build_caption(plan: Plan) -> str:
         )
     return (
         f"{describe_measurement(plan)} Bytes are per participant and round. "
-        f"{extra_sentences}A dash means that the method has no such model. {describe_data(plan)}"
+        f"{extra_sentences}{explain_dash(plan)} {describe_data(plan)}"
     )
 
 
@@ -154,22 +163,29 @@ def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = escape_formula
     return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()
 
 
-def format_accuracy(cell: Mapping[Hashable, Any]) -> str:
-    """Format mean and deviation of a row, or a dash."""
+def get_reported_head(plan: Plan) -> str:
+    """Get the head of the column with each method's number, if protocols differ."""
+    return f"reported {METRICS[plan.metrics[0]].name}"
+
+
+def format_score(cell: Mapping[Hashable, Any]) -> str:
+    """Format mean and deviation of a row, or a dash. A model whose outputs are not finite has an infinite NLL."""
     if not cell["seeds"]:
         return DASH
+    if math.isinf(cell["mean"]):
+        return INFINITY
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
 def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
-    """Format the column with the accuracy by each method's protocol, if a method has another than the study's first."""
+    """Format the column with the score by each method's protocol, if a method has another than the study's first."""
     if not plan.method_protocols:
         return {}
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
-    (cell,) = cells[cells["protocol"] == protocol].to_dict("records")
-    metric = f" ({format_metric(protocol)})" if algorithm in plan.method_protocols else ""
-    return {REPORTED_COLUMN: f"{format_accuracy(cell)}{metric}"}
+    (cell,) = cells[(cells["protocol"] == protocol) & (cells["metric"] == plan.metrics[0])].to_dict("records")
+    metric = f" ({format_metric(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
+    return {get_reported_head(plan): f"{format_score(cell)}{metric}"}
 
 
 def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
@@ -231,7 +247,8 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
         baseline = plan.title(str(report.baseline))
         baseline_text = f"the best {baseline}" if report.best_over else baseline
         point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
-        sentences.append(f"Differences in accuracy to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
+        metric = METRICS[plan.metrics[0]].name
+        sentences.append(f"Differences in {metric} to {baseline_text}{point_text} are {statistics.PAIRED_EXPLANATION}")
     return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
 
 

@@ -15,6 +15,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
+from fedpipe.settings.base import Metric
 
 MISSING = "…"  #: cell of incomplete runs
 GREEK_LETTERS = (  #: Greek letters with LaTeX names. Capitals with Latin shapes have none
@@ -45,7 +46,8 @@ class WideTable(NamedTuple):
 
     stubs: tuple[str, ...]  #: heads of the label columns
     columns: list[tuple[str, ...]]  #: heads of each column from the top level to the metric
-    protocols: list[str]  #: ids of these metrics
+    protocols: list[str]  #: ids of these protocols
+    metrics: list[Metric]  #: metric of each column
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
     overrides: list[str]  #: overrides of each row
@@ -54,7 +56,8 @@ class WideTable(NamedTuple):
 def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render a tabular for the package booktabs, with text for its caption in comments.
 
-    The best number of each column is bold and the second best is underlined, after rounding.
+    The best number of each column is bold and the second best is underlined, after rounding. The lowest ECE or NLL is
+    the best.
 
     Parameters
     ----------
@@ -65,8 +68,8 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
-        _choose_marks([row[column_index].number for row in wide_table.rows])
-        for column_index in range(len(wide_table.columns))
+        _choose_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].sign)
+        for column_index, metric in enumerate(wide_table.metrics)
     ]
     body: list[list[str]] = []
     for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
@@ -120,7 +123,7 @@ def escape_latex(text: str) -> str:
 
 
 def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTable:
-    """Build the table: one row per method, one column per grid point and protocol.
+    """Build the table: one row per method, one column per grid point, protocol and metric.
 
     Names of the grid that some methods lack are part of the row. Protocols on validation samples are omitted.
     """
@@ -137,7 +140,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
 
     test_protocols = [name for name in data.reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
     cells = {
-        (*[cell[name] for name in key_positions], cell["protocol"]): cell
+        (*[cell[name] for name in key_positions], cell["protocol"], cell["metric"]): cell
         for cell in data.reported_rows.to_dict("records")
     }
     runs = Counter((cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells)
@@ -158,30 +161,28 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         stub: next(iter(overrides)) if len(overrides) == 1 else "" for stub, overrides in overrides_by_row.items()
     }
 
-    def build_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str) -> Entry:
+    def build_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
         key = shown_keys.get((labels, point))
         if key is None:
             return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
         shown_protocol = plan.method_protocols.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
-        cell = cells[*key, shown_protocol]
+        cell = cells[*key, shown_protocol, metric]
         if not cell["seeds"]:
             return Entry(tables.DASH)
         notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
-        notes += [words.format_metric(shown_protocol)] if shown_protocol != protocol else []
+        notes += [words.format_metric(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
             if cell["diverged"]
             else []
         )
-        return Entry(tables.format_accuracy(cell), round(float(cell["mean"]), 2), tuple(notes))
+        return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
 
     labels = [name for name in dict.fromkeys(map(get_row_labels, planned_keys)) if name in shown_labels]
-    points = list(itertools.product(_group_points(dict.fromkeys(map(get_column_point, planned_keys))), test_protocols))
-    entries_by_column = {
-        (point, protocol_name): [build_entry(name, point, protocol_name) for name in labels]
-        for point, protocol_name in points
-    }
+    column_points = _group_points(dict.fromkeys(map(get_column_point, planned_keys)))
+    points = list(itertools.product(column_points, test_protocols, plan.metrics))
+    entries_by_column = {head: [build_entry(name, *head) for name in labels] for head in points}
     columns = [
         head
         for head, column_entries in entries_by_column.items()
@@ -194,23 +195,19 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
                 _format_head_value(name, short_names[name], value)
                 for name, value in zip(column_names, point, strict=True)
             ),
-            words.format_metric(protocol_name),
+            words.format_metric(protocol_name, metric),
         )
-        for point, protocol_name in columns
+        for point, protocol_name, metric in columns
     ]
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
-        protocols=list(dict.fromkeys(protocol_name for _, protocol_name in columns)),
+        protocols=list(dict.fromkeys(protocol_name for _, protocol_name, _ in columns)),
+        metrics=[metric for _, _, metric in columns],
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         overrides=[row_overrides[name] for name in labels],
     )
-
-
-def _get_methods_by_name(plan: Plan) -> dict[str, set[str]]:
-    """Get the methods with each name of the grid."""
-    return {name: {cell.algorithm for cell in plan.cells if name in cell.grid} for name in plan.grid}
 
 
 def _get_column_names(plan: Plan) -> list[str]:
@@ -219,12 +216,7 @@ def _get_column_names(plan: Plan) -> list[str]:
     They are in the order of params.yaml, which follows from the cells, because names in plan.json are sorted: an
     earlier name changes less often from cell to cell.
     """
-    all_methods = {cell.algorithm for cell in plan.cells}
-    column_names = [
-        name
-        for name, methods in _get_methods_by_name(plan).items()
-        if methods == all_methods and not name.startswith("algorithms.") and name not in plan.report.best_over
-    ]
+    column_names = plan.column_names
     points = dict.fromkeys(
         tuple(results.format_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
     )
@@ -259,11 +251,15 @@ def _format_head_value(name: str, short_name: str, value: str) -> str:
     return f"{short_name}={value}" if "." in name else value
 
 
-def _choose_marks(numbers: Sequence[float | None]) -> list[str]:
-    """Choose the LaTeX command that marks each number of a column. Empty if there is only one row."""
+def _choose_marks(numbers: Sequence[float | None], sign: int) -> list[str]:
+    """Choose the LaTeX command that marks each number of a column. Empty if there is only one row.
+
+    ``sign`` is 1 if larger numbers are better, and -1 if smaller ones are.
+    """
     if len(numbers) < 2:
         return [""] * len(numbers)
-    first, second, *_ = [*sorted({number for number in numbers if number is not None}, reverse=True), None, None]
+    ranked_numbers = sorted({number for number in numbers if number is not None}, key=lambda number: -sign * number)
+    first, second, *_ = [*ranked_numbers, None, None]
     return [
         "" if value is None else r"\textbf" if value == first else r"\underline" if value == second else ""
         for value in numbers
@@ -301,12 +297,14 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     plan = data.plan
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
+    metric_labels = [
+        words.format_metric(protocol, metric) for metric in plan.metrics for protocol in wide_table.protocols
+    ]
     caption_lines = [
         f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
         table_notes.describe_measurement(plan),
-        f"Metrics: {', '.join(map(words.format_metric, wide_table.protocols))}. A dash means that the method has no "
-        "such model.",
-        words.explain_metrics(wide_table.protocols),
+        f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_dash(plan)}",
+        words.explain_metrics(wide_table.protocols, plan.metrics),
         *results.describe_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data(plan),

@@ -1,9 +1,38 @@
-"""Texts for numbers and metrics: durations, sizes, and labels of protocols."""
+"""The metrics, and texts for numbers: durations, sizes, and labels of protocols."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+from fedpipe.settings.base import Metric
+
+
+class MetricWords(NamedTuple):
+    """How tables and figures show a metric."""
+
+    name: str
+    unit: str
+    factor: float = 100.0  #: from the recorded value to the unit
+    is_lower_better: bool = False
+
+    @property
+    def head(self) -> str:
+        """Name with unit, such as ``ECE (%)``."""
+        return f"{self.name} ({self.unit})"
+
+    @property
+    def sign(self) -> int:
+        """Factor with which larger values are better."""
+        return -1 if self.is_lower_better else 1
+
+
+METRICS: dict[Metric, MetricWords] = {
+    "accuracy": MetricWords("accuracy", "%"),
+    "auc": MetricWords("AUC", "%"),
+    "ece": MetricWords("ECE", "%", is_lower_better=True),
+    "nll": MetricWords("NLL", "nats", factor=1.0, is_lower_better=True),
+}
 MODELS = {  #: text by the model of a protocol
     "global": "global model",
     "personal": "personalized",
@@ -20,22 +49,39 @@ SAMPLES = {  #: text by the samples of a protocol
 }
 
 
-def format_metric(protocol: str) -> str:
-    """Format the label of a protocol. Other names stay as they are.
+def format_metric(protocol: str, metric: Metric = "accuracy") -> str:
+    """Format the label of a metric by a protocol. The names of other protocols stay as they are.
 
     Examples
     --------
-    >>> format_metric("personal-on-local"), format_metric("mean-on-global")
-    ('Local test accuracy (personalized)', 'mean-on-global')
+    >>> format_metric("personal-on-local", "ece"), format_metric("mean-on-global")
+    ('Local test ECE (personalized)', 'mean-on-global')
     """
     model, _, samples = protocol.partition("-on-")
-    return f"{SAMPLES[samples]} accuracy ({MODELS[model]})" if model in MODELS and samples in SAMPLES else protocol
+    if model not in MODELS or samples not in SAMPLES:
+        return protocol
+    return f"{SAMPLES[samples]} {METRICS[metric].name} ({MODELS[model]})"
 
 
-def explain_metrics(protocols: Iterable[str]) -> str:
+def explain_metrics(protocols: Iterable[str], metrics: Sequence[Metric] = ("accuracy",)) -> str:
     """Explain the name of each metric in params.yaml and results.csv."""
-    names = [f"{format_metric(protocol)} is {protocol}" for protocol in dict.fromkeys(protocols)]
+    names = [
+        f"{format_metric(protocol, metric)} is {'' if metric == 'accuracy' else f'{metric} of '}{protocol}"
+        for protocol in dict.fromkeys(protocols)
+        for metric in metrics
+    ]
     return f"In params.yaml and results.csv, {', '.join(names)}."
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words by commas and "and".
+
+    Examples
+    --------
+    >>> join_words(["AUC", "ECE", "NLL"])
+    'AUC, ECE and NLL'
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def format_duration(seconds: float) -> str:

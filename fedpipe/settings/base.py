@@ -39,6 +39,7 @@ Protocol = Literal[
     "prototype-on-global",
     "prototype-on-validation",
 ]
+Metric = Literal["accuracy", "auc", "ece", "nll"]
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 

@@ -6,11 +6,12 @@ import os
 import shlex
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     ConfigDict,
     Field,
+    field_validator,
     model_validator,
 )
 
@@ -21,7 +22,7 @@ from fedpipe.core.storage import layout
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
-from fedpipe.settings.base import Section
+from fedpipe.settings.base import Section, late_field
 
 SPLIT_KEYS = (
     "split",
@@ -29,8 +30,13 @@ SPLIT_KEYS = (
     "stratified",
     "validation_fraction",
 )  #: keys about the split
+NOISE_KEYS = ("feature_noise", "label_noise", "label_noise_kind")  #: keys about noise in the clients' samples
 GENERATED_DATASET = "generated"  #: synthetic data set that replaces a missing one
 DOWNLOAD_COMMAND = "fedpipe download"  #: command that obtains a study's data
+
+
+LabelNoiseKind = Literal["symmetric", "pairwise"]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 class Data(Section):
@@ -69,6 +75,27 @@ class Data(Section):
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="Fraction of each client's training samples for validation."
     )
+
+    feature_noise: float = late_field(
+        0.0,
+        ge=0,
+        description="Variance sigma of Gaussian noise in the inputs of the last client, also of its test samples. "
+        "Client i of N has variance sigma * i / N (NIID-Bench). The global test set has no noise.",
+    )
+    label_noise: Rate | tuple[Rate, ...] = late_field(
+        0.0,
+        description="Probability with which a training or validation sample has a wrong class: one for all clients, or "
+        "a list of one per client. Test samples have their true classes.",
+    )
+    label_noise_kind: LabelNoiseKind = late_field(
+        "symmetric", description="symmetric: any other class, with equal probabilities. pairwise: the next class."
+    )
+
+    @field_validator("label_noise")
+    @classmethod
+    def _merge_equal_rates(cls, rates: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        """Merge equal rates, so that both spellings have the same key."""
+        return rates[0] if isinstance(rates, tuple) and len(set(rates)) == 1 else rates
 
     @model_validator(mode="after")
     def _check_source(self) -> Data:
@@ -126,6 +153,11 @@ class Data(Section):
     def file(self) -> Path:
         """File with its tensors."""
         return store.locate_dataset(self.run_settings)
+
+    @property
+    def noise_key(self) -> str | None:
+        """The key that adds noise to samples. None without noise."""
+        return "feature_noise" if self.feature_noise else "label_noise" if self.label_noise else None
 
     @property
     def partitioned_size(self) -> int:

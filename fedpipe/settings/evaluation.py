@@ -7,7 +7,10 @@ from pydantic import (
     field_validator,
 )
 
-from fedpipe.settings.base import Protocol, Section, require_unique
+from fedpipe.settings.base import Metric, Protocol, Section, late_field, require_unique
+
+#: Metrics that runs record only if a study lists them, so that they are in the run's key. The others need no recording.
+RECORDED_METRICS: tuple[Metric, ...] = ("auc", "ece")
 
 
 class Evaluation(Section):
@@ -22,7 +25,19 @@ class Evaluation(Section):
         "prototype: the personal model with the nearest class prototype. on-train: on the client's training samples "
         "without augmentation, for its training loss.",
     )
+    metrics: tuple[Metric, ...] = late_field(
+        ("accuracy",),
+        min_length=1,
+        description="Metrics of tables and curves. `report.baseline`, `report.best_over` and `dvc exp show` use the "
+        "first. auc: area under the ROC curve, the mean over classes of one class against the rest. ece: expected "
+        "calibration error, with 15 bins. nll: negative log-likelihood, the test loss.",
+    )
     every: int = Field(1, ge=1, description="Evaluate after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
-    _require_unique_values = field_validator("protocols")(require_unique)
+    _require_unique_values = field_validator("protocols", "metrics")(require_unique)
+
+    @property
+    def recorded_metrics(self) -> tuple[Metric, ...]:
+        """Metrics that a run records in addition to accuracy and loss."""
+        return tuple(metric for metric in RECORDED_METRICS if metric in self.metrics)

@@ -151,7 +151,9 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         32, description="Samples per training step, including a last partial batch. full: all samples of the client."
     )
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="The clients' optimizer, restarted in every round.")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="The clients' optimizer, restarted in every round. adamw: Adam with decoupled weight decay."
+    )
     learning_rate: float = Field(
         0.05, ge=0, description="The clients' learning rate. `schedule` changes it from round to round."
     )
@@ -166,7 +168,10 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     )
     momentum: float = Field(0.0, ge=0, lt=1, description="Heavy-ball momentum (sgd).")
     weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay: weight_decay * parameter is added to the gradient."
+        0.0,
+        ge=0,
+        description="Weight decay: weight_decay * parameter is added to the gradient. With adamw, each step multiplies "
+        "the parameters by 1 - learning_rate * weight_decay instead.",
     )
     weighting: Literal["count", "uniform"] = Field(
         "count",
@@ -239,8 +244,10 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
 
     @model_validator(mode="after")
     def _check_momentum(self) -> Federation:
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError(f"federation.momentum: {self.momentum} can't be used with adam. Use 0, or optimizer sgd.")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(
+                f"federation.momentum: {self.momentum} can't be used with {self.optimizer}. Use 0, or optimizer sgd."
+            )
         return self
 
     @property

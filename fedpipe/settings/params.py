@@ -139,6 +139,22 @@ class Params(Section):
                 "Set dataset.validation_fraction to more than 0, such as 0.2."
             )
 
+    def _check_noise(self) -> None:
+        """Require that the clients' samples can have the noise of section dataset."""
+        data, rates, clients = self.dataset, self.dataset.label_noise, self.federation.clients
+        if isinstance(rates, tuple) and len(rates) != clients:
+            raise SettingsError(
+                f"dataset.label_noise: it has {len(rates)} rates, but federation.clients is {clients}. Use one rate "
+                f"for all clients, or {clients}."
+            )
+        if data.feature_noise and data.has_tokens:
+            raise SettingsError(f"dataset.feature_noise: {data.feature_noise} can't be used with token ids. Use 0.")
+        if data.noise_key and self.model.has_frozen_base:
+            raise SettingsError(
+                f"dataset.{data.noise_key}: {getattr(data, data.noise_key)} can't be used with a frozen base of the "
+                "model, whose features are computed once for all runs. Use 0, or set model.frozen to false."
+            )
+
     def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
         """Report all files that are not declared, not stored, or different from their SHA-256."""
         mistakes = {
@@ -187,10 +203,12 @@ class Params(Section):
                 )
         for label in labels:
             algorithm = self.algorithms[label].algorithm
-            if algorithm.needs_sgd and self.federation.optimizer != "sgd":
+            optimizer, has_adam_variant = self.federation.optimizer, hasattr(algorithm, "adam")
+            if optimizer != "sgd" and (algorithm.needs_sgd or (has_adam_variant and optimizer != "adam")):
+                variant = f", or adam with algorithms.{label}.adam: true" if has_adam_variant else ""
                 raise SettingsError(
-                    f"federation.optimizer: {self.federation.optimizer} can't be used with {label}, whose theory "
-                    f"needs sgd. Use sgd, or set algorithms.{label}.adam to true."
+                    f"federation.optimizer: {optimizer} can't be used with {label}, whose theory needs sgd. Use "
+                    f"sgd{variant}."
                 )
             for key in algorithm.unsupported_settings:
                 value, default = getattr(self.federation, key), Federation.model_fields[key].default
@@ -213,6 +231,7 @@ class Params(Section):
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
                 raise single_initial_model_error(label)
+        self._check_noise()
         facts = self.dataset.facts
         if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(

@@ -15,6 +15,8 @@ from fedpipe.settings.base import Label, Protocol, Section, require_unique
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
 FigureWidth = Literal["neurips", "icml", "column", "slides"]
+RankTest = Literal["nemenyi", "holm"]
+SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
 #: and format in `report.tables._build_statistics_parts`.
 Statistic = Literal[
@@ -58,11 +60,17 @@ class Report(Section):
         None, gt=0, le=1, description="Target accuracy over all test samples, such as 0.7 for 70 %."
     )
     baseline: Label | None = Field(None, description="Method of study.algorithms with which others are compared.")
+    rank_test: RankTest | None = Field(
+        None,
+        description="Friedman test over the columns of the table, by the first protocol, with mean ranks and a "
+        "critical-difference diagram. nemenyi: pairs are compared by their mean ranks. holm: pairs are compared by "
+        "Wilcoxon signed-rank tests with Holm's correction.",
+    )
 
     figure_width: FigureWidth = Field(
         "neurips",
-        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of ICML, "
-        "6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
+        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of "
+        "ICML, 6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
     )
     figure_protocols: tuple[Protocol, ...] = Field(
         (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."

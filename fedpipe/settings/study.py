@@ -18,13 +18,14 @@ from fedpipe.settings.report import Statistic
 #: Columns of a study's tables. An axis can't have these names.
 TABLE_COLUMNS = (
     *("algorithm", "seed", "key", "protocol", "average", "round", "accuracy", "mean", "std", "seeds", "line"),
+    *("metric", "score", "auc", "bin_samples", "bin_hits", "bin_confidences"),
     *("partition", "client", "class", "samples", "matrix", "row", "column", "value", "left_out", "diverged"),
     *("bytes_down", "bytes_up", "train", "aggregate", "evaluate", "epoch", "participants", "rounds", "source", "point"),
     *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
     *("clients", "worst", "bytes", "run", "dataset", "sha256"),
     *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
     *("distance_from_mean", "bytes down", "bytes up", "reported accuracy", "std of clients", "worst tenth"),
-    *("lowest client", "macro F1", "balanced accuracy"),
+    *("lowest client", "macro F1", "balanced accuracy", "reported AUC", "reported ECE", "reported NLL"),
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets

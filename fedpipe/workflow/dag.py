@@ -358,19 +358,20 @@ class Dag:
 
 
 def get_figure_input(plan: Plan, name: str) -> list[str]:
-    """List the input of the figure `curves` or `matrices`: one merged file of each run."""
-    paths = [merged.metrics if name == "curves" else merged.matrices for merged in plan.merged_files]
+    """List the input of a figure: one merged file of each run."""
+    paths = [merged.matrices if name == "matrices" else merged.metrics for merged in plan.merged_files]
     return list(map(str, paths))
 
 
 def get_table_output(plan: Plan) -> list[str]:
     """List the files that rule `table` writes for a study."""
-    return list(map(str, plan.study_files.list_table_files(plan.algorithms)))
+    ranks_table = [plan.study_files.ranks_table] if plan.report.rank_test else []
+    return list(map(str, [*plan.study_files.list_table_files(plan.algorithms), *ranks_table]))
 
 
 def get_figure_output(plan: Plan) -> list[str]:
     """List the figures of a study."""
-    return list(map(str, plan.study_files.figure_files(plan.partition_names.values())))
+    return list(map(str, plan.figure_files))
 
 
 def with_partition_key(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:

@@ -114,8 +114,8 @@ def test_mistakes_are_one_message(study: Path) -> None:
         trace_cell(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
     text = csv.read_text()
-    line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,sample,last"))
-    number = line.split(",")[4]
+    line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,accuracy,sample,last"))
+    number = line.split(",")[5]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
     with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv .*runs of params\.yaml"):
         trace_cell(TABLE, "fedavg.global-on-global")

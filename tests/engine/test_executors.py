@@ -202,7 +202,12 @@ class HeadOnly(FedAvg):
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
+    "settings",
+    [
+        {"momentum": 0.9, "weight_decay": 0.1},
+        {"optimizer": "adam", "weight_decay": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+    ],
 )
 def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settings):
     trial = make_trial(HeadOnly(), width=width, **settings)
@@ -210,6 +215,15 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
         body, head = trial.net.body_names, trial.net.head_names
         assert_same(outcome.upload["model"].only(body), trial.server["model"].only(body))
         assert all(not torch.equal(outcome.upload["model"][name], trial.server["model"][name]) for name in head)
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedala", "moon"])
+def test_with_decoupled_weight_decay_a_stack_trains_as_the_loop_does(make_trial, assert_same, label):
+    settings = {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.5}
+    loop, stack = (make_trial(label, width=width, **settings).run(2) for width in WIDTHS)
+    assert_same(stack.server, loop.server, within=1e-12)
+    adam = make_trial(label, **settings | {"optimizer": "adam"}).run(2)
+    assert not torch.equal(loop.server["model"]["head.weight"], adam.server["model"]["head.weight"])
 
 
 def test_stages_list_their_passes():

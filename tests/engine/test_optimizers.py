@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.optimizers import SGD, Adam, build_optimizer
+from fedpipe.engine.clients.optimizers import SGD, Adam, AdamW, build_optimizer
 from fedpipe.settings.federation import Federation
 
 STEPS = 5
@@ -62,11 +62,25 @@ def test_adam_is_pytorchs(assert_same, weight_decay):
     assert not torch.equal(result["w"], make_parameters()["w"])
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adamw_is_pytorchs(assert_same, weight_decay):
+    result = run_rule(AdamW(0.05, weight_decay))
+    expected = run_torch_optimizer(lambda leaves: torch.optim.AdamW(leaves, 0.05, weight_decay=weight_decay))
+    assert_same(result, expected, within=2e-15)
+    adam = run_rule(Adam(0.05, weight_decay))
+    assert torch.equal(result["w"], adam["w"]) == (weight_decay == 0), "the decay must be decoupled"
+
+
+def test_adamw_decays_what_never_had_a_gradient():
+    expected = make_parameters()["b"][0] * (1 - 0.05 * 0.1) ** STEPS
+    assert run_rule(AdamW(0.05, 0.1))["b"][0] == pytest.approx(expected.item(), rel=1e-14)
+
+
 def test_adam_leaves_alone_what_never_had_a_gradient():
     assert torch.equal(run_rule(Adam(0.05))["b"][0], make_parameters()["b"][0])
 
 
-@pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01)])
+@pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)])
 def test_an_update_changes_nothing_in_place(assert_same, rule):
     parameters, slots = make_parameters(), rule.init(make_parameters())
     result = compute_gradient(parameters, 0)
@@ -76,7 +90,9 @@ def test_an_update_changes_nothing_in_place(assert_same, rule):
     assert_same(slots, rule.init(make_parameters()))
 
 
-@pytest.mark.parametrize("rule", [SGD(0.1), SGD(0.1, 0.0, 0.01), SGD(0.1, 0.9), SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01)])
+@pytest.mark.parametrize(
+    "rule", [SGD(0.1), SGD(0.1, 0.0, 0.01), SGD(0.1, 0.9), SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)]
+)
 def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(assert_same, rule):
     parameters, slots = make_parameters(), rule.init(make_parameters())
     result, expected = (
@@ -91,7 +107,7 @@ def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(ass
     assert not torch.equal(next_parameters["w"], result[0]["w"])
 
 
-@pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01)])
+@pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)])
 def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     parameters = make_parameters()
     stacked = parameters.map(lambda value: torch.stack([value, -2 * value]))
@@ -107,6 +123,7 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     [
         ({"learning_rate": 0.2, "momentum": 0.5, "weight_decay": 0.1}, SGD(0.2, 0.5, 0.1)),
         ({"optimizer": "adam", "learning_rate": 0.2, "weight_decay": 0.1}, Adam(0.2, 0.1)),
+        ({"optimizer": "adamw", "learning_rate": 0.2, "weight_decay": 0.1}, AdamW(0.2, 0.1)),
     ],
 )
 def test_the_federations_settings_choose_the_rule(settings, rule):

@@ -59,4 +59,4 @@ def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
     assert len(means.unique(dim=0)) == len(owned), "each client's own"
     message = (project.folder / "results/tables/results.csv").read_text()
     assert "fedavg,personal-on-local," in message
-    assert "fedavg,global-on-global,sample,last,,,0," in message, "no such model: no mean, of 0 seeds"
+    assert "fedavg,global-on-global,accuracy,sample,last,,,0," in message, "no such model: no mean, of 0 seeds"

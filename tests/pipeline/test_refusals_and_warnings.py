@@ -63,7 +63,10 @@ def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project
     assert f"Warning: {WARNING.removeprefix('fedpipe: warning: ')}" in message
     assert message.index("| FedPer") < message.index("Warning: ")
     for algorithm, protocol in itertools.product(("fedper", "cfl"), KEPT):
-        assert f"{algorithm},{protocol},sample,last," in (project.folder / "results/tables/results.csv").read_text()
+        assert (
+            f"{algorithm},{protocol},accuracy,sample,last,"
+            in (project.folder / "results/tables/results.csv").read_text()
+        )
     again = project.snakemake("-n", "all")
     assert "Nothing to be done" in again
     assert WARNING not in again, "the plan holds"

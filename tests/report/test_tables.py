@@ -142,7 +142,7 @@ def test_one_seed_has_no_deviation(make):
     assert "One seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
-    assert b"fedavg,global-on-global,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_csv(table)
+    assert b"fedavg,global-on-global,accuracy,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_csv(table)
 
 
 def test_runs_made_in_different_places_are_all_named(two):

@@ -308,6 +308,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "federation.momentum: 0.9 ... adam ... sgd",
     ),
     (
+        "momentum-with-adamw",
+        {"federation__optimizer": "adamw", "federation__momentum": 0.9},
+        "federation.momentum: 0.9 ... adamw ... sgd",
+    ),
+    (
         "scaffold-with-adam",
         {
             "algorithms": {"scaffold": {}},
@@ -939,6 +944,21 @@ def test_any_algorithm_takes_dw() -> None:
     assert parsed.algorithms["scaffold"].algorithm.dw.mu == 2.0
     with pytest.raises(SettingsError, match=r"^algorithms\.scaffold\.dw\.mu: -1"):
         parser.parse_params({"algorithms": {"scaffold": {"dw": {"mu": -1}}}, "study": {"algorithms": ["scaffold"]}})
+
+
+@pytest.mark.parametrize("label", ["scaffold", "fednova", "feddyn", "fedpvr"])
+def test_adamw_can_not_be_used_where_the_theory_needs_sgd(label: str) -> None:
+    settings = {"federation": {"optimizer": "adamw"}, "study": {"algorithms": [label]}}
+    for entry in ({}, {"adam": True}):
+        with pytest.raises(SettingsError, match=rf"^federation\.optimizer: adamw .*{label}.*sgd, or adam"):
+            parser.parse_params(settings | {"algorithms": {label: entry}})
+
+
+@pytest.mark.parametrize("label", ["perfedavg", "pfedme"])
+def test_adamw_can_not_be_used_with_plain_gradient_steps(label: str) -> None:
+    settings = {"federation": {"optimizer": "adamw"}, "study": {"algorithms": [label]}}
+    with pytest.raises(SettingsError, match=rf"^federation\.optimizer: adamw .*{label}"):
+        parser.parse_params(settings)
 
 
 def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:

@@ -38,10 +38,7 @@ for PLAN in STUDY_DAG.plan.plans:
             "--plan-fingerprint {params.fingerprint} > {log:q} 2>&1"
 
     # Each figure is drawn from one of the merged files of all runs.
-    for FIGURE, LABEL in {
-        "curves": "learning curves",
-        "matrices": "SL and CR matrices",
-    }.items():
+    for FIGURE, LABEL in PLAN.figure_labels.items():
 
         rule:
             name:
@@ -51,7 +48,7 @@ for PLAN in STUDY_DAG.plan.plans:
             output:
                 report(
                     f"{FILES.figures}/{FIGURE}.svg",
-                    caption=f"../report/{FIGURE}.rst",
+                    caption=f"../report/{FIGURE.partition('_')[0]}.rst",
                     category="Results",
                     labels={"shows": LABEL},
                 ),

@@ -32,7 +32,6 @@ STUDIES = Path("studies")  #: folder of other studies
 PAPERS = STUDIES / "papers"  #: studies of the four papers
 DVC_YAML = "dvc.yaml"  #: file of DVC next to studies
 PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures' numbers
-FIGURES = ("curves", "matrices")  #: names of the figures of a study, next to one of each partition
 FIGURE_FORMATS = ("svg", "pdf", "png")
 
 
@@ -348,6 +347,11 @@ class StudyFiles:
         return self.tables / "statistics.csv"
 
     @property
+    def ranks_table(self) -> Path:
+        """The table of mean ranks and p-values, if the study has a rank test."""
+        return self.tables / "ranks.csv"
+
+    @property
     def times_table(self) -> Path:
         """The table of times."""
         return self.tables / "times.csv"
@@ -371,9 +375,9 @@ class StudyFiles:
             *map(self.run_keys, algorithm_labels),
         ]
 
-    def figure_files(self, partition_names: Iterable[str]) -> list[Path]:
-        """All figures, in each format."""
-        stems = [*(self.figures / name for name in FIGURES), *map(self.partition_figure, partition_names)]
+    def figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
+        """Figures with these names and of these partitions, in each format."""
+        stems = [*(self.figures / name for name in names), *map(self.partition_figure, partition_names)]
         return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 

@@ -25,9 +25,11 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.clients.metrics import measure_probabilities
 from fedpipe.engine.server.device import use_device_of
 from fedpipe.engine.server.server import make_download
 from fedpipe.models.base import compute_class_relations
+from fedpipe.settings.base import Metric
 from fedpipe.settings.evaluation import Evaluation
 
 PHASES: dict[str, Phase] = {"personal": "receive", "finetuned": "finetune", "prototype": "prototype"}
@@ -45,6 +47,15 @@ METRICS_SCHEMA = pa.schema(
         **dict.fromkeys(COUNTS, pa.list_(pa.int32())),
     }
 )
+
+
+#: Columns of the bins of the calibration error: samples, correctly classified samples, and confidences
+BIN_COLUMNS = ("bin_samples", "bin_hits", "bin_confidences")
+#: Columns of a run that records the metric.
+RECORDED_COLUMNS: dict[Metric, dict[str, pa.DataType]] = {
+    "auc": {"auc": pa.float64()},
+    "ece": dict.fromkeys(BIN_COLUMNS, pa.list_(pa.float64())),
+}
 
 
 class EvaluationResult(NamedTuple):
@@ -69,7 +80,18 @@ def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str
     return {model: test_sets for model, test_sets in tests_by_model.items() if test_sets}
 
 
-def make_metrics_table(round_number: int, model: str, scores: Mapping[int, Mapping[Test, Score]]) -> pa.Table:
+def get_metrics_schema(settings: Evaluation) -> pa.Schema:
+    """Get the schema of a run's metrics."""
+    schema = METRICS_SCHEMA
+    for metric in settings.recorded_metrics:
+        for name, data_type in RECORDED_COLUMNS[metric].items():
+            schema = schema.append(pa.field(name, data_type))
+    return schema
+
+
+def make_metrics_table(
+    settings: Evaluation, round_number: int, model: str, scores: Mapping[int, Mapping[Test, Score]]
+) -> pa.Table:
     """Make rows of the metrics from scores by client."""
     rows = [
         {
@@ -80,11 +102,13 @@ def make_metrics_table(round_number: int, model: str, scores: Mapping[int, Mappi
             "total": score.total,
             "loss": score.loss / max(score.total, 1),
             **dict(zip(COUNTS, score.classes, strict=True)),
+            "auc": score.auc,
+            **dict(zip(BIN_COLUMNS, score.bins, strict=False)),
         }
         for client, by_test in scores.items()
         for test, score in by_test.items()
     ]
-    return pa.Table.from_pylist(rows, METRICS_SCHEMA)
+    return pa.Table.from_pylist(rows, get_metrics_schema(settings))
 
 
 def make_kept_table(
@@ -113,7 +137,7 @@ def make_kept_table(
     rows_by_round = {number: read_kept_table(number).to_pylist() for number in sorted(set(last_rounds)) if number >= 0}
     rows_by_round[-1] = (
         make_metrics_table(
-            round_number, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
+            settings, round_number, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
         ).to_pylist()
         if untrained_clients
         else []
@@ -121,7 +145,7 @@ def make_kept_table(
     rows = [
         row for client, number in enumerate(last_rounds) for row in rows_by_round[number] if row["client"] == client
     ]
-    return pa.Table.from_pylist([row | {"round": round_number} for row in rows], METRICS_SCHEMA)
+    return pa.Table.from_pylist([row | {"round": round_number} for row in rows], get_metrics_schema(settings))
 
 
 def make_matrices_table(
@@ -163,10 +187,17 @@ def evaluate_round(
         if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
             send, all_clients = functools.partial(make_download, algorithm, server), range(len(clients))
             task = ClientTask(
-                phase, round_number + 1, all_clients, get_kept_state, send, test_sets, ids_to_cache=next_participants
+                phase,
+                round_number + 1,
+                all_clients,
+                get_kept_state,
+                send,
+                test_sets,
+                ids_to_cache=next_participants,
+                metrics=settings.recorded_metrics,
             )
             scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
-            tables.append(make_metrics_table(round_number, model, scores))
+            tables.append(make_metrics_table(settings, round_number, model, scores))
     test_sets = get_test_sets(settings, "global")
     has_server_statistics = (
         not algorithm.net.client_buffers
@@ -178,52 +209,57 @@ def evaluate_round(
             contract.validate_extra_models(algorithm, algorithm.extra_models(server)) if needs_extra_models else {}
         )
     matrices_by_name = {}
+    score_model = functools.partial(_score_global_model, settings, executor, clients, round_number)
     if global_model is not None:
-        global_scores, matrices_by_name["SL"] = _score_global_model(
-            executor, clients, global_model, test_sets, round_number
-        )
-        tables.append(make_metrics_table(round_number, "global", global_scores))
+        global_scores, matrices_by_name["SL"] = score_model(global_model, test_sets)
+        tables.append(make_metrics_table(settings, round_number, "global", global_scores))
         if "head.weight" in global_model:
             matrices_by_name["CR"] = compute_class_relations(global_model["head.weight"])
         for model, tensors in extra_models.items():
-            tables.append(
-                make_metrics_table(
-                    round_number, model, _score_global_model(executor, clients, tensors, ["global"], round_number)[0]
-                )
-            )
-    metrics = pa.concat_tables(tables) if tables else METRICS_SCHEMA.empty_table()
+            tables.append(make_metrics_table(settings, round_number, model, score_model(tensors, ["global"])[0]))
+    metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()
     return EvaluationResult(
         metrics, make_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None
     )
 
 
 def _score_global_model(
-    executor: Executor, clients: FederatedData, model: Tensors, test_sets: Sequence[Test], round_number: int
+    settings: Evaluation,
+    executor: Executor,
+    clients: FederatedData,
+    round_number: int,
+    model: Tensors,
+    test_sets: Sequence[Test],
 ) -> tuple[dict[int, dict[Test, Score]], Tensor]:
     """Evaluate the global model on all test samples: scores, and the SL matrix on the global test set."""
     sample_indices = clients.global_test
     logits = executor.logits(model, sample_indices, round_number)
-    labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
+    labels = clients.get_labels(sample_indices)
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
     scores: dict[int, dict[Test, Score]] = {client: {} for client in range(-1, len(clients))}
-    score = _make_scorer(clients, sample_indices, logits)
+    score = _make_scorer(settings, clients, sample_indices, logits)
     if "global" in test_sets:
         scores[-1]["global"] = score(sample_indices)
     if "local" in test_sets:
+        local_indices = np.unique(np.concatenate(clients.test))
+        if not np.isin(local_indices, sample_indices).all():  # clients have noise in their test samples
+            score = _make_scorer(settings, clients, local_indices, executor.logits(model, local_indices, round_number))
         for client, indices in enumerate(clients.test):
             scores[client]["local"] = score(indices)
     if "validation" in test_sets:
         sample_indices = np.unique(np.concatenate(clients.held_out))
-        score = _make_scorer(clients, sample_indices, executor.logits(model, sample_indices, round_number))
+        score = _make_scorer(settings, clients, sample_indices, executor.logits(model, sample_indices, round_number))
         for client, indices in enumerate(clients.held_out):
             scores[client]["validation"] = score(indices)
     return {client: client_scores for client, client_scores in scores.items() if client_scores}, soft_labels
 
 
-def _make_scorer(clients: FederatedData, sample_indices: Integers, logits: Tensor) -> Callable[[Integers], Score]:
+def _make_scorer(
+    settings: Evaluation, clients: FederatedData, sample_indices: Integers, logits: Tensor
+) -> Callable[[Integers], Score]:
     """Make a function that scores a subset of these samples (ascending) from their logits."""
-    labels = clients.y[torch.as_tensor(sample_indices, device=clients.device)]
+    labels = clients.get_labels(sample_indices)
     predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 
@@ -234,6 +270,7 @@ def _make_scorer(clients: FederatedData, sample_indices: Integers, logits: Tenso
             np.bincount(class_ids, minlength=clients.classes)
             for class_ids in (targets[hits], targets[rows], predictions[rows])
         ]
-        return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()))
+        measured = measure_probabilities(settings.recorded_metrics, logits[rows], labels[rows])
+        return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()), **measured)
 
     return score

@@ -18,7 +18,9 @@ from fedpipe.algorithms.passes import Gradient, Pass, Train
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.clients.metrics import Bins
 from fedpipe.engine.clients.optimizers import build_optimizer
+from fedpipe.settings.base import Metric
 from fedpipe.settings.transforms import Transforms
 
 #: train: all passes and the upload. receive: only personalization. finetune: personalization and some epochs.
@@ -44,12 +46,14 @@ class Score(NamedTuple):
     total: int
     loss: float  #: sum of the cross-entropies
     classes: tuple[tuple[int, ...], ...]  #: three counts by class: correctly classified, present, predicted
+    auc: float | None = None  #: area under the ROC curve. None if it is not measured, or undefined
+    bins: Bins = ()  #: sums of the calibration error. Empty if it is not measured
 
     @classmethod
-    def from_counts(cls, classes: Tensor, loss: float) -> Score:
-        """Make a score from :func:`count_by_class` and the sum of the losses."""
+    def from_counts(cls, classes: Tensor, loss: float, **measured: Any) -> Score:
+        """Make a score from :func:`count_by_class`, the sum of the losses, and further metrics."""
         counts = classes.tolist()
-        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)))
+        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)), **measured)
 
 
 def count_by_class(logits: Tensor, batch: Batch) -> Tensor:
@@ -94,6 +98,8 @@ class ClientTask:
     ids_to_cache
         Clients that train next from the same states, in the same round. The loop caches
         their personalized states until then.
+    metrics
+        Metrics of the tests in addition to accuracy and loss.
     """
 
     phase: Phase
@@ -104,6 +110,7 @@ class ClientTask:
     tests: Sequence[Test] = ()
     participants: Sequence[int] | None = None
     ids_to_cache: Collection[int] = ()
+    metrics: Sequence[Metric] = ()
 
 
 class Executor(Protocol):

@@ -136,6 +136,10 @@ class FederatedData:
             return x.long(), self.y[rows]
         return self._normalization(x), self.y[rows]
 
+    def get_labels(self, indices: Integers) -> Tensor:
+        """Classes of samples, shape (n,)."""
+        return self.y[torch.as_tensor(indices, device=self.device)]
+
     def gather_batches(self, indices: Integers, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Gather inputs and classes of samples, ``size`` at a time."""
         return (self.gather(indices[first : first + size]) for first in range(0, len(indices), size))

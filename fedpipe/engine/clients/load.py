@@ -11,8 +11,10 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet, read_recorded_sha256
 from fedpipe.data import store
 from fedpipe.data.assignment import Assignment, compute_assignment_sha256
+from fedpipe.engine.clients.corruption import ClientSamples, corrupt_samples
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings.dataset import NOISE_KEYS
 
 
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:
@@ -27,16 +29,21 @@ def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch
     samples = store.load_samples(dataset_path, read_recorded_sha256(dataset_path))
     table = read_parquet(partition_path, read_recorded_sha256(partition_path))
     assignment = Assignment.from_table(table)
-    indices = assignment.train, assignment.test, assignment.global_test
+    classes = store.read_dataset_info(dataset_path).classes
+    rows = assignment.train, assignment.test, assignment.validation, assignment.global_test
+    noise = {name: value for name, value in settings.dataset.items() if name in NOISE_KEYS}
+    clients = corrupt_samples(ClientSamples(samples.x, samples.y, *rows), classes, settings.seed, dtype, **noise)
     return FederatedData(
-        samples.x,
-        samples.y,
-        *indices,
-        store.read_dataset_info(dataset_path).classes,
+        clients.x,
+        clients.y,
+        clients.train,
+        clients.test,
+        clients.global_test,
+        classes,
         settings.seed,
         dtype,
         device,
-        validation=assignment.validation,
+        validation=clients.validation,
         transforms=settings.build_transforms_settings(),
         data_checksums={
             "data set": store.compute_samples_sha256(samples),

@@ -47,10 +47,12 @@ from fedpipe.engine.clients.executor import (
     start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.clients.metrics import measure_probabilities
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.torch_env.layout import channels_last, optimize_layout
 from fedpipe.engine.torch_env.memory import retain_freed_memory
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, unstack_client
+from fedpipe.settings.base import Metric
 
 PERSONAL_CACHE_BYTES = 2**30  #: maximum size of the cache of personalized states
 
@@ -143,7 +145,7 @@ class Loop(Executor):
         for pass_ in passes[len(personal_passes) :]:
             state = client_run.run(pass_, state)
         seconds = earlier_seconds + measure_seconds_since(start_time, device)
-        scores = {test: self._score(client_run, task.phase, state, test) for test in task.tests}
+        scores = {test: self._score(client_run, task, state, test) for test in task.tests}
         down = size_in_bytes(algorithm.traffic(received_state))
         if task.phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
@@ -173,8 +175,8 @@ class Loop(Executor):
             self._personal_cache[client] = personalized_state
         return personalized_state.state, earlier_seconds
 
-    def _score(self, client_run: ClientRun, phase: Phase, state: State, test: Test) -> Score:
-        return client_run.score(phase, state, test)
+    def _score(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+        return client_run.score(task.phase, state, test, task.metrics)
 
     @override
     def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
@@ -253,18 +255,21 @@ class ClientRun:
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
             return contract.update_client(self.algorithm, measuring.then, state, sums)
 
-    def score(self, phase: Phase, state: State, test: Test) -> Score:
+    def score(self, phase: Phase, state: State, test: Test, metrics: Sequence[Metric] = ()) -> Score:
         """Score the client's model on a test set."""
         clients, loss = self._clients, 0.0
         indices = clients.get_evaluation_indices(self.client, test)
         key = clients.get_evaluation_noise_key(self.client, self.round, test)
         classes = torch.zeros(3, clients.classes, dtype=torch.long, device=clients.device)
+        all_logits = [torch.empty(0, clients.classes, device=clients.device)]
         with eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
                 logits = get_logits_function(self.algorithm, phase)(state, batch.x)
                 classes = classes + count_by_class(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
-        return Score.from_counts(classes, loss)
+                all_logits += [logits] if metrics else []
+        labels = clients.get_labels(indices)
+        return Score.from_counts(classes, loss, **measure_probabilities(metrics, torch.cat(all_logits), labels))
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
         """Make batches in the order of ``indices``. With a noise key they are transformed."""

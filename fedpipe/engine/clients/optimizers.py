@@ -95,8 +95,25 @@ class Adam(Optimizer):
         return new_parameters, {"first": first, "second": second, "step": step}
 
 
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay, like ``torch.optim.AdamW`` (Loshchilov and Hutter, ICLR 2019)."""
+
+    @override
+    def update(
+        self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
+    ) -> tuple[Tensors, Slots]:
+        """Shrink the parameters, and take a step of Adam without weight decay."""
+        adam = Adam(self.learning_rate, 0.0, self.beta1, self.beta2, self.epsilon)
+        if self.weight_decay:
+            parameters = (1 - self.learning_rate * self.weight_decay) * parameters
+        return adam.update(parameters, gradient, slots, can_overwrite_gradient)
+
+
 def build_optimizer(federation: Federation) -> Optimizer:
     """Build the optimizer of the federation's settings."""
     if federation.optimizer == "adam":
         return Adam(federation.learning_rate, federation.weight_decay)
+    if federation.optimizer == "adamw":
+        return AdamW(federation.learning_rate, federation.weight_decay)
     return SGD(federation.learning_rate, federation.momentum, federation.weight_decay)

@@ -136,7 +136,7 @@ class Stack(Executor):
         for number, pass_ in enumerate(get_passes(algorithm, task.phase, self._finetune_epochs)):
             state = stack_run.run(pass_, state, f"pass {number} of the phase '{task.phase}'")
         seconds = measure_seconds_since(start_time, device) / len(local_clients)
-        scores = {test: stack_run.score_clients(state, task.phase, test) for test in task.tests}
+        scores = {test: stack_run.score_clients(state, task.phase, test, task.metrics) for test in task.tests}
         uploads, kept_stack = {}, {}
         if task.phase == "train":
             upload_state, kept_state = (

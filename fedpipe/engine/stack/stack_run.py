@@ -37,11 +37,13 @@ from fedpipe.engine.clients.executor import (
     needs_noise_key,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
+from fedpipe.engine.clients.metrics import measure_probabilities
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import GraphCache, StackStep
 from fedpipe.engine.stack.schedule import BatchPlan, StackBatch, StepRange
 from fedpipe.engine.torch_env.trees import unstack_client
+from fedpipe.settings.base import Metric
 
 Flags = Tensor  #: one Boolean per client, shape (width,)
 NO_SAMPLES: Integers = np.empty(0, np.int64)  #: samples of a row that another job trains
@@ -257,9 +259,9 @@ class StackRun:
 
         return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
 
-    def score_clients(self, state: State, phase: Phase, test: Test) -> list[Score]:
+    def score_clients(self, state: State, phase: Phase, test: Test, metrics: Sequence[Metric] = ()) -> list[Score]:
         """Score every client on a test set."""
-        clients = self._clients
+        clients, step_logits = self._clients, list[Tensor]()
         samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
         noise_keys = self._map_rows(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
         keys = [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None  # all or none
@@ -270,13 +272,24 @@ class StackRun:
                 logits = get_logits_function(self._algorithm, phase)(client, batch.x)
             losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            return {"classes": count_by_class(logits, batch), "loss": batch.sum(losses).double()}
+            sums = {"classes": count_by_class(logits, batch), "loss": batch.sum(losses).double()}
+            return sums | ({"logits": logits} if metrics else {})
 
-        sums = self._sum_over_samples(
-            lambda state, row: vmap(score)(state, *_gather_batch(clients, row)), state, samples, keys
-        )
+        def score_step(state: State, row: StackBatch) -> dict[str, Tensor]:
+            terms = vmap(score)(state, *_gather_batch(clients, row))
+            step_logits.extend([terms.pop("logits")] if metrics else [])
+            return terms
+
+        def measure_row(row: int) -> dict[str, Any]:
+            if not metrics:
+                return {}
+            indices = samples[self.rows[row]]
+            logits = torch.cat([logits[row] for logits in step_logits if row < len(logits)])
+            return measure_probabilities(metrics, logits[: len(indices)], clients.get_labels(indices))
+
+        sums = self._sum_over_samples(score_step, state, samples, keys)
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
-        return [Score.from_counts(classes[row], loss[row]) for row in self._local_rows]
+        return [Score.from_counts(classes[row], loss[row], **measure_row(row)) for row in self._local_rows]
 
     def _sum_over_samples(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None

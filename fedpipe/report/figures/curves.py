@@ -1,4 +1,4 @@
-"""Accuracy by round: one panel per protocol and one line per algorithm, or one panel per line if there are many."""
+"""A metric by round: one panel per protocol and one line per algorithm, or one panel per line if there are many."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from fedpipe.report import results
 from fedpipe.report.curves import build_figure_curves
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.words import format_metric
+from fedpipe.report.words import METRICS, format_metric
+from fedpipe.settings.base import Metric
 
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
 REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it, the first line
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
-def draw_curves(data: StudyData, stem: Path) -> None:
+def draw_curves(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
     """Draw mean curves with bands of one standard deviation over seeds."""
-    figure = build_curves_figure(data.plan, build_figure_curves(data))
+    figure = build_curves_figure(data.plan, build_figure_curves(data, metric), metric)
     style.save_figure(figure, stem, style.PAGES[data.plan.report.figure_width])
 
 
-def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
+def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accuracy") -> Figure:
     """Build the figure of `fedpipe.report.curves.build_figure_curves`.
 
     Grid values of all algorithms are panels, and grid values of one algorithm are lines. Values of `best_over` are
@@ -58,10 +59,12 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame) -> Figure:
     page = style.PAGES[plan.report.figure_width]
     build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_panels
     with style.use_style(page):
-        return style.add_notes(build(page, frame, lines, protocols), [_describe_seeds(plan), *overrides])
+        return style.add_notes(build(page, frame, lines, protocols, metric), [_describe_seeds(plan), *overrides])
 
 
-def _build_panels(page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]) -> Figure:
+def _build_panels(
+    page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str], metric: Metric
+) -> Figure:
     """Build one panel per protocol and grid point, and a legend."""
     panels = list(itertools.product(frame["point"].unique(), protocols))
     max_columns = int(page.width / page.em / 21)
@@ -74,13 +77,16 @@ def _build_panels(page: style.Page, frame: pd.DataFrame, lines: dict[str, str], 
         for index, name in enumerate(lines):
             line_rows = panel[panel["line"] == name]
             marker_gap = max(1, len(line_rows) // 6)
-            _draw_curve(ax, line_rows, name, markevery=(index % marker_gap, marker_gap), **style.get_line_style(index))
-        ax.set_title(_wrap_title(format_metric(protocol).replace(" (", "\n("), point, page.characters // columns - 4))
+            line_style = style.get_line_style(index) | {"markevery": (index % marker_gap, marker_gap)}
+            _draw_curve(ax, line_rows, name, metric, **line_style)
+        ax.set_title(
+            _wrap_title(format_metric(protocol, metric).replace(" (", "\n("), point, page.characters // columns - 4)
+        )
         for group_index, group in enumerate(_find_coinciding_lines(panel)):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(figure, axes, len(panels), protocols, frame["round"])
+    _label_axes(figure, axes, len(panels), protocols, frame["round"], metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
@@ -88,7 +94,7 @@ def _build_panels(page: style.Page, frame: pd.DataFrame, lines: dict[str, str], 
 
 
 def _build_small_multiples(
-    page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str]
+    page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str], metric: Metric
 ) -> Figure:
     """Build one small panel per line and grid point, with the reference's curves in gray."""
     panels = list(itertools.product(frame["point"].unique(), lines))
@@ -107,15 +113,17 @@ def _build_small_multiples(
             if name != reference and len(protocol_rows):
                 gray_style = line_style | REFERENCE_STYLE | {"label": reference_label}
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
-            _draw_curve(ax, protocol_rows, format_metric(protocol), **line_style)
+            _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
             {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
         ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=style.get_small_size())
-    _label_axes(figure, axes, len(panels), protocols, frame["round"])
+    _label_axes(figure, axes, len(panels), protocols, frame["round"], metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
-    names = [name for name in (*map(format_metric, protocols), reference_label) if name in handles]
+    names = [
+        name for name in (*(format_metric(name, metric) for name in protocols), reference_label) if name in handles
+    ]
     style.add_legend(figure, page, [(name, handles[name]) for name in names])
     return figure
 
@@ -142,9 +150,11 @@ def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _label_axes(figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: list[str], rounds: pd.Series) -> None:
+def _label_axes(
+    figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: list[str], rounds: pd.Series, metric: Metric
+) -> None:
     """Label the outer axes, and hide unused axes."""
-    is_test_accuracy = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
+    is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     ticks = style.choose_round_ticks(rounds, 3 if columns > 3 else 5)  # enough room for 4 digits
     for ax in axes.flat:
@@ -153,15 +163,16 @@ def _label_axes(figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: 
         ax.set_xlabel("round")
     for ax in axes.flat[panels:]:
         ax.set_axis_off()
-    label = "test accuracy (%)" if is_test_accuracy else "accuracy (%)"
+    label = f"{'test ' if is_test else ''}{METRICS[metric].head}"
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
 
 
-def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, **line_style: Any) -> None:
+def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:
     if line_rows.empty:
         return
     rounds, mean, std = (line_rows[column].to_numpy() for column in ("round", "mean", "std"))
-    low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+    maximum = 100 if METRICS[metric].unit == "%" else None
+    low, high = np.clip(mean - std, 0, maximum), np.clip(mean + std, 0, maximum)
     ax.fill_between(rounds, low, high, color=line_style["color"], alpha=0.15, linewidth=0)
     ax.plot(rounds, mean, label=name, **line_style)
 

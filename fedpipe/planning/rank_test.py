@@ -1,0 +1,37 @@
+"""The size of the table that `report.rank_test` needs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.planning.plan import Plan
+from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
+
+MIN_METHODS, MIN_COLUMNS = 3, 2  #: numbers from which Friedman's test is defined
+
+
+def check_rank_test(plan: Plan) -> None:
+    """Raise a SettingsError if the table is so small that its rank test never finds a difference."""
+    if plan.report.rank_test is None:
+        return
+    methods, columns = plan.table_size
+    needed_methods = max(methods, MIN_METHODS)
+    needed_columns = count_needed_columns(plan.report.rank_test, needed_methods)
+    if methods < needed_methods or columns < needed_columns:
+        raise SettingsError(
+            f"report.rank_test: {plan.report.rank_test} can't find a difference in a table of size {methods} x "
+            f"{columns}. Use at least {needed_methods} methods and {needed_columns} columns, which are the values of "
+            "study.grid that all methods have, or remove it."
+        )
+
+
+def count_needed_columns(rank_test: RankTest, methods: int) -> int:
+    """Number of columns from which a test finds a difference if the order of the methods is the same in all columns."""
+    from scipy.special import chdtrc  # imported here, because few studies have a rank test
+
+    if rank_test == "holm":  # the smallest p-value of a signed-rank test of N columns is 2 / 2^N
+        return math.floor(math.log2(2 * math.comb(methods, 2) / SIGNIFICANCE_LEVEL)) + 1
+    df = methods - 1  # Friedman's statistic is at most N (k - 1)
+    return next(columns for columns in itertools.count(MIN_COLUMNS) if chdtrc(df, columns * df) < SIGNIFICANCE_LEVEL)

@@ -1,0 +1,217 @@
+"""Tables, LaTeX, curves and choices by AUC, ECE and NLL, two of which are better if they are lower."""
+
+from __future__ import annotations
+
+import math
+
+import pyarrow as pa
+import pytest
+
+from fedpipe.analysis import trace
+from fedpipe.core.storage import files
+from fedpipe.report import contents, curves, table_notes, tables, wide
+from fedpipe.report.data import StudyData
+from fedpipe.report.figures.curves import build_curves_figure
+from fedpipe.report.words import join_words
+from fedpipe.settings.report import Report
+
+PROTOCOL = "personal-on-local"
+
+
+def make_row(number, client, total, auc, loss, bins):
+    """A row of the metrics with three bins."""
+    samples, hits, confidences = bins
+    return {
+        "round": number,
+        "client": client,
+        "protocol": PROTOCOL,
+        "correct": int(sum(hits)),
+        "total": total,
+        "loss": loss,
+        "auc": auc,
+        "bin_samples": samples,
+        "bin_hits": hits,
+        "bin_confidences": confidences,
+    }
+
+
+#: Two clients with 4 and 6 samples. Their ECE is |2 - 3.6| / 4 = 0.4 and |3 - 2.4| / 6 = 0.1. The third has no samples.
+CLIENTS = [
+    (0, 4, 0.8, 2.0, ([0, 0, 4], [0, 0, 2], [0, 0, 3.6])),
+    (1, 6, None, 1.0, ([0, 0, 6], [0, 0, 3], [0, 0, 2.4])),
+    (2, 0, None, 0.0, ([0, 0, 0], [0, 0, 0], [0, 0, 0])),
+]
+
+
+def write_metrics(tree, run, rounds):
+    """Write a run whose clients have these values by round."""
+    tree.write(run, [{PROTOCOL: [(1, 2)]}] * len(rounds))
+    rows = [make_row(number, *values) for number, clients in enumerate(rounds, 1) for values in clients]
+    tree.write_table(tree.joined(run).metrics, pa.Table.from_pylist(rows))
+
+
+@pytest.fixture
+def single(make):
+    """One method and one seed."""
+    tree = make(["fedavg"], [0])
+    write_metrics(tree, 0, [CLIENTS] * 3)
+    tree.change(protocols=(PROTOCOL,), metrics=("accuracy", "auc", "ece", "nll"))
+    return tree
+
+
+@pytest.fixture
+def two_methods(make):
+    """Two methods on a grid of two learning rates: NLL and ECE are lower for larger run numbers until the last."""
+    tree = make(["fedavg", "fedprox"], [0, 1], {"federation.learning_rate": [0.1, 0.5]})
+    for run, loss in enumerate((8.0, 6.0, 7.0, 5.0, 4.0, 2.0, 1.0, 3.0)):
+        clients = [(0, 10, loss / 10, loss, ([0, 0, 10], [0, 0, 8], [0, 0, 8 + loss / 10]))]
+        write_metrics(tree, run, [[(0, 10, 0.5, loss + 1, clients[0][4])], clients, clients])
+    tree.change(protocols=(PROTOCOL,), metrics=("nll", "ece", "accuracy"))
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("metric", "average", "expected"),
+    [
+        ("accuracy", "sample", 50),
+        ("auc", "sample", 80),  # the second client's is undefined
+        ("auc", "client", 80),
+        ("nll", "sample", 1.4),
+        ("nll", "client", 1.5),
+        ("nll", "worst", 2.0),  # the highest
+        ("ece", "sample", 10),  # |5 - 6| / 10
+        ("ece", "client", 25),
+        ("ece", "worst", 40),
+        ("auc", "worst", 80),
+    ],
+)
+def test_averages_of_hand_computed_clients(single, metric, average, expected):
+    rows = StudyData(single.plan).table.query("metric == @metric and average == @average and round == 'last'")
+    assert rows["mean"].tolist() == [pytest.approx(expected)]
+    assert rows["seeds"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("round", "expected"), [("last", 2.0), ("best", 1.0), ("mean-last", 2.5)], ids=["last", "best", "mean"]
+)
+def test_the_best_round_has_the_lowest_loss(make, round, expected):
+    tree = make(["fedavg"], [0])
+    write_metrics(tree, 0, [[(0, 4, 0.8, loss, CLIENTS[0][4])] for loss in (1.0, 3.0, 2.0)])
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",), report=Report(round=round, last_k=2))
+    assert StudyData(tree.plan).reported_rows["mean"].tolist() == [expected]
+
+
+def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
+    tree = make(["fedavg"], [0])
+    broken = [(0, 4, 0.5, math.nan, CLIENTS[0][4]), (1, 6, 0.5, 1.0, CLIENTS[1][4])]
+    write_metrics(tree, 0, [[CLIENTS[0]], [CLIENTS[0]], broken])
+    tree.change(protocols=(PROTOCOL,), metrics=("nll",))
+    assert StudyData(tree.plan).reported_rows["mean"].tolist() == [math.inf]
+    assert " ∞ " in tables.render_markdown(StudyData(tree.plan))
+    assert r"$\infty$" in wide.render_latex(StudyData(tree.plan))
+
+
+def test_without_two_classes_the_area_is_a_dash(make):
+    tree = make(["fedavg"], [0])
+    write_metrics(tree, 0, [CLIENTS, CLIENTS, CLIENTS[1:]])
+    tree.change(protocols=(PROTOCOL,), metrics=("auc",))
+    text = tables.render_markdown(StudyData(tree.plan))
+    assert "| fedavg | – |" in " ".join(text.split()).replace("| fedavg      |", "| fedavg |")
+    assert "no client has samples of two classes" in text
+
+
+def test_the_table_names_metrics_units_and_directions(single):
+    text = tables.render_markdown(StudyData(single.plan))
+    head = next(line for line in text.splitlines() if line.startswith("| algorithm"))
+    assert [cell.strip() for cell in head.split("|")][2:6] == [
+        "Local test accuracy (personalized)",
+        "Local test AUC (personalized)",
+        "Local test ECE (personalized)",
+        "Local test NLL (personalized)",
+    ]
+    assert "Test accuracy (%), AUC (%), ECE (%) and NLL (nats) in the last" in text
+    assert "A lower ECE and NLL is better." in text
+    assert "Local test ECE (personalized) is ece of personal-on-local" in text
+    single.change(metrics=("accuracy",))
+    assert "better" not in (plain := table_notes.describe_measurement(single.plan))
+    assert plain.startswith("Test accuracy (%) in the last")
+
+
+def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
+    tree = make(["fedavg", "fedprox"], [0])
+    for run, (loss, hits) in enumerate([(7.0, 9), (6.0, 8)]):
+        write_metrics(tree, run, [[(0, 10, 0.5, loss, ([0, 0, 10], [0, 0, hits], [0, 0, 9.5]))]])
+    tree.change(protocols=(PROTOCOL,), metrics=("nll", "ece", "accuracy"))
+    text = wide.render_latex(StudyData(tree.plan))
+    rows = [line.removesuffix(r" \\").split(" & ") for line in text.splitlines() if line.startswith("fed")]
+    assert rows == [
+        ["fedavg", r"\underline{7.00}", r"\textbf{5.00}", r"\textbf{90.00}"],
+        ["fedprox", r"\textbf{6.00}", r"\underline{15.00}", r"\underline{80.00}"],
+    ]
+    assert "A lower NLL and ECE is better." in text
+
+
+def test_best_over_and_metrics_json_choose_the_lowest_of_the_first_metric(two_methods):
+    two_methods.change(report=Report(best_over=("federation.learning_rate",)))
+    data = StudyData(two_methods.plan)
+    assert data.table_rows == [("fedavg", "0.5"), ("fedprox", "0.5")]
+    two_methods.change(metrics=("accuracy", "nll"))
+    assert StudyData(two_methods.plan).table_rows == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
+    two_methods.change(metrics=("nll",))
+    assert tables.build_dvc_metrics(StudyData(two_methods.plan)) == {
+        "fedavg": {"learning_rate=0.1": 7.0, "learning_rate=0.5": 3.0},
+        "fedprox": {"learning_rate=0.1": 6.0, "learning_rate=0.5": 2.0},
+    }
+
+
+def test_differences_are_in_the_first_metric(two_methods):
+    two_methods.change(report=Report(baseline="fedavg", statistics=("difference",)))
+    data = StudyData(two_methods.plan)
+    differences = data.statistics.query("statistic == 'difference'")
+    assert differences["mean"].tolist() == pytest.approx([-1.0, -1.0])
+    assert "Differences in NLL to fedavg" in tables.render_markdown(data)
+
+
+def test_each_metric_has_its_curves(single):
+    assert single.plan.curves_by_name == {
+        "curves": "accuracy",
+        "curves_auc": "auc",
+        "curves_ece": "ece",
+        "curves_nll": "nll",
+    }
+    frame = curves.build_figure_curves(StudyData(single.plan), "nll")
+    assert frame["mean"].tolist() == pytest.approx([1.4] * 3)
+    (ax,) = build_curves_figure(single.plan, frame, "nll").axes
+    assert ax.get_ylabel() == "test NLL (nats)"
+    assert "NLL" in ax.get_title(loc="left")
+    contents.write_figure_curves(StudyData(single.plan), "curves_ece")
+    (path,) = single.plan.study_files.figures.glob("*.svg")
+    assert path in single.plan.figure_files
+    assert b"ECE" in path.read_bytes()
+
+
+def test_without_further_metrics_the_figures_are_those_of_before(make):
+    plan = make(["fedavg"], [0]).plan
+    assert [path.stem for path in plan.figure_files if path.suffix == ".svg"][:2] == ["curves", "matrices"]
+    assert len(plan.figure_files) == 9
+
+
+def test_a_cell_of_another_metric_is_named_by_it(single):
+    assert {*trace._name_table_cells(StudyData(single.plan))} == {
+        "fedavg.personal-on-local",
+        "fedavg.personal-on-local.auc",
+        "fedavg.personal-on-local.ece",
+        "fedavg.personal-on-local.nll",
+    }
+
+
+def test_words_are_joined():
+    assert [join_words(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+
+
+def test_curves_csv_has_accuracies_whatever_the_metrics(single):
+    before = contents.build_tables(StudyData(single.plan))[single.plan.study_files.plot_numbers("curves")]
+    single.change(metrics=("nll", "ece"))
+    data = StudyData(single.plan)
+    assert contents.build_tables(data)[single.plan.study_files.plot_numbers("curves")] == before
+    assert files.json_bytes({"fedavg": 1.4}) == contents.build_tables(data)[single.plan.study_files.metrics]

@@ -1,0 +1,136 @@
+"""Metrics that a study switches on: in the runs' files, in the keys, and in any split of the work."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import write_pt
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
+from fedpipe.engine.run import Run
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report.data import StudyData
+from tests import small_studies as studies
+
+ROUNDS = 2
+PROTOCOLS = ("global-on-global", "kept-on-local", "personal-on-local", "trained-on-local")
+
+
+def prepare_study(*metrics: str, protocols: tuple[str, ...] = PROTOCOLS) -> NewPlan:
+    evaluation: dict[str, Any] = {"protocols": list(protocols)}
+    if metrics:
+        evaluation["metrics"] = list(metrics)
+    params = studies.settings(("fedavg",), ROUNDS, evaluation=evaluation)
+    params["federation"] |= {"participation": 0.5}
+    return studies.prepare(params)
+
+
+def run_study(plan: NewPlan) -> Run:
+    run = studies.open_runs(plan, stack=2)[0]
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    return run
+
+
+def read_rows(run: Run) -> list[dict[str, Any]]:
+    return layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
+
+
+def test_metrics_are_recorded_only_if_the_study_lists_them() -> None:
+    plain, measured = run_study(prepare_study()), run_study(prepare_study("accuracy", "auc", "ece", "nll"))
+    plain_rows, rows = read_rows(plain), read_rows(measured)
+    recorded = {"auc", "bin_samples", "bin_hits", "bin_confidences"}
+    assert rows[0].keys() - plain_rows[0].keys() == recorded
+    assert [{name: row[name] for name in plain_rows[0]} for row in rows] == plain_rows
+    for number in range(1, ROUNDS + 1):
+        for folder in (plain, measured):
+            assert folder.files.round(number).server_state.is_file()
+        states = [torch.load(run.files.round(number).server_state, weights_only=True) for run in (plain, measured)]
+        assert all(torch.equal(one, states[1]["model"][name]) for name, one in states[0]["model"].items())
+
+
+def test_the_global_models_numbers_are_scikit_learns() -> None:
+    run = run_study(prepare_study("nll", "auc", "ece"))
+    (row,) = [row for row in read_rows(run) if row["round"] == ROUNDS and row["client"] == -1]
+    x, y = run.clients.gather(run.clients.global_test)
+    with torch.no_grad():
+        probabilities = run.algorithm.net(run.load_server_state(ROUNDS)["model"], x).double().softmax(-1).numpy()
+    assert row["auc"] == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"), rel=1e-6)
+    assert row["loss"] == pytest.approx(log_loss(y, probabilities), rel=1e-6)
+    confidences, hits = probabilities.max(1), probabilities.argmax(1) == y.numpy()
+    bins = np.ceil(15 * confidences)
+    expected = sum(
+        np.mean(bins == number) * abs(hits[bins == number].mean() - confidences[bins == number].mean())
+        for number in np.unique(bins)
+    )
+    assert sum(row["bin_samples"]) == len(y)
+    error = np.abs(np.subtract(row["bin_hits"], row["bin_confidences"])).sum() / len(y)
+    assert error == pytest.approx(expected, rel=1e-6)
+
+
+def test_only_recorded_metrics_are_in_the_key() -> None:
+    keys = {
+        metrics: prepare_study(*metrics).runs[0].key
+        for metrics in [
+            (),
+            ("accuracy",),
+            ("nll", "accuracy"),
+            ("nll",),
+            ("auc",),
+            ("accuracy", "auc", "nll"),
+            ("ece",),
+            ("auc", "ece"),
+            ("ece", "accuracy", "auc"),
+        ]
+    }
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for metrics, key in keys.items():
+        groups.setdefault(key, []).append(metrics)
+    assert [*groups.values()] == [
+        [(), ("accuracy",), ("nll", "accuracy"), ("nll",)],
+        [("auc",), ("accuracy", "auc", "nll")],
+        [("ece",)],
+        [("auc", "ece"), ("ece", "accuracy", "auc")],
+    ]
+
+
+def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
+    plan = prepare_study("accuracy", "auc", "ece")
+    run = run_study(plan)
+    expected = studies.bits(run.files.path)
+    studies.forget(run.files.path)
+    for path in run.files.path.glob("*.parquet"):
+        path.unlink()
+    shutil.rmtree(run.files.path / "segments", ignore_errors=True)
+    studies.open_runs(plan, stack=2)[0].initialize()
+    for number in range(1, ROUNDS + 1):
+        ids, files = run.participants(number), run.files.round(number)
+        paths = [files.block_uploads(index) for index in range(len(ids))]
+        for client, path in zip(ids, paths, strict=True):
+            write_pt(path, studies.open_runs(plan, stack=2)[0].train(number, [client]).to_tensors())
+        studies.open_runs(plan, stack=2)[0].aggregate(number, [Block.read(path) for path in paths])
+        studies.open_runs(plan, stack=2)[0].evaluate(number)
+    list(studies.open_runs(plan, stack=2)[0].run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
+    assert studies.bits(run.files.path) == expected
+
+
+def test_tables_of_a_study_have_the_runs_numbers() -> None:
+    plan = prepare_study("accuracy", "auc", "ece", "nll", protocols=("personal-on-local",))
+    rows = [row for row in read_rows(run_study(plan)) if row["round"] == ROUNDS and row["total"]]
+    table = StudyData(plan).table.query("average == 'sample' and round == 'last'").set_index("metric")["mean"]
+    total = sum(row["total"] for row in rows)
+    defined = [row for row in rows if row["auc"] is not None]
+    areas = sum(row["auc"] * row["total"] for row in defined) / sum(row["total"] for row in defined)
+    assert table["auc"] == pytest.approx(100 * areas)
+    assert table["nll"] == pytest.approx(sum(row["loss"] * row["total"] for row in rows) / total)
+    hits, confidences = (np.sum([row[name] for row in rows], 0) for name in ("bin_hits", "bin_confidences"))
+    assert table["ece"] == pytest.approx(100 * np.abs(hits - confidences).sum() / total)
+    assert table["accuracy"] == pytest.approx(100 * sum(row["correct"] for row in rows) / total)
