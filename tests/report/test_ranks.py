@@ -16,6 +16,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.rank_test import check_rank_test, count_needed_columns
 from fedpipe.report import contents, ranks, tables
 from fedpipe.report.data import StudyData
+from fedpipe.report.figures import style
 from fedpipe.report.figures.ranks import build_ranks_figure
 from fedpipe.settings.report import Report
 
@@ -207,7 +208,7 @@ def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
     contents.write_figure_ranks(StudyData(study.plan))
     assert path.read_bytes() == before
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
-    (ax,) = build_ranks_figure(comparison, list(comparison.names), []).axes
+    (ax,) = build_ranks_figure(style.PAGES["neurips"], comparison, list(comparison.names), []).axes
     bars = [line for line in ax.get_lines() if line.get_linewidth() == 3.5]
     assert len(bars) == len(comparison.groups) == 1
     low, high = bars[0].get_xdata()
