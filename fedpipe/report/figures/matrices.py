@@ -100,6 +100,7 @@ def _draw_matrix(ax: Axes, matrix: Floats, classes: Sequence[str], max_value: fl
                 ha="center",
                 va="center",
                 fontsize=6,
+                in_layout=False,  # it is inside its cell
                 color=style.get_text_color(value / max_value),
             )
     return image
