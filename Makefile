@@ -34,6 +34,9 @@ papers: setup
 		"'snakemake papers --config preset=full --profile slurm'." >&2; exit 2; }
 	snakemake papers --config preset=$(PRESET) --profile workflow/profiles/local --quiet rules host
 
+# Each of the tests' many processes would compile everything again if the environment forbids to write bytecode.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 # The everyday tests, with real snakemake and dvc. Two processes share them.
 test: setup
 	pytest -q -n 2 --dist worksteal --durations 30 -m "not slow"

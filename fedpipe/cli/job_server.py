@@ -140,17 +140,32 @@ def main() -> None:
     # Arrow's allocator has a thread, whose locks would stay locked in forks.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     fingerprint = _compute_fingerprint()
+    gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
-    with suppress(Exception):  # a job that draws figures shows the error
-        for name in FIGURE_MODULES:
-            import_module(name)
     import_module("fedpipe.core.components.code_digest").compute_shared_digest()  # reads the code, once for all jobs
-    gc.freeze()  # a fork need not copy what is here to look for garbage in it
+    _share_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         if _compute_fingerprint() == fingerprint:  # otherwise the imported code is unknown
             _serve_commands(os.pidfd_open(int(sys.argv[1])), listener)
         os.unlink(sys.argv[3])
+
+
+def _share_with_forks() -> None:
+    """Share everything in memory with forks. A fork need not copy it to look for garbage in it."""
+    gc.freeze()
+    gc.enable()
+
+
+def _import_figure_modules() -> None:
+    """Import what figures need, before the first of them is drawn."""
+    from importlib import import_module
+
+    if FIGURE_MODULES[-1] not in sys.modules:
+        with suppress(Exception):  # the job shows the error
+            for name in FIGURE_MODULES:
+                import_module(name)
+        _share_with_forks()
 
 
 def _serve_commands(snakemake: int, listener: socket.socket) -> None:
@@ -172,6 +187,8 @@ def _serve_commands(snakemake: int, listener: socket.socket) -> None:
         if listener in readable:
             connection, _ = listener.accept()
             request, streams, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 3)
+            if b"\0\0figure\0" in request:
+                _import_figure_modules()
             process = os.fork() if len(streams) == 3 else -1  # without streams, the command has ended already
             if process == 0:
                 for server_socket in (listener, connection, *(other for _, other in jobs.values())):

@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from snakemake.io import ancient
+from snakemake.shell import shell
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import RESULTS
@@ -126,21 +128,21 @@ class StudySelection:
         return self.is_folder or any(freshness.needs_planning(path, self.preset) for path in self.studies)
 
     def write_plans(self) -> None:
-        """Plan all studies in a separate process, because planning imports torch.
+        """Plan all studies in a separate process, because planning imports torch. The job server forks it, if possible.
 
         Raises
         ------
         SystemExit
             A study can't be planned. The reason is printed.
         """
-        completed_process = subprocess.run(
-            [sys.executable, "-m", "fedpipe", "plan", "--params", str(self.params), "--preset", self.preset],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        sys.stderr.write(completed_process.stderr)
-        if completed_process.returncode:
+        try:
+            shell(
+                "fedpipe plan --params {params:q} --preset {preset:q} > /dev/null",
+                params=str(self.params),
+                preset=self.preset,
+                resources={"tmpdir": tempfile.gettempdir()},  # the environment of jobs, see fedpipe/cli/job_server.py
+            )
+        except subprocess.CalledProcessError:
             sys.exit(2)
 
     def read_plans(self) -> CombinedPlan:

@@ -10,7 +10,9 @@ from collections import Counter
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import TABLE, Project, jobs
+
+pytestmark = pytest.mark.slow
 
 NOTHING = "Nothing to be done"
 
@@ -65,7 +67,6 @@ def ran(printed: str) -> Counter[str]:
 PULL = "self.mu)"  #: of FedProx's pull
 
 
-@pytest.mark.slow
 def test_keys_follow_the_code(project: Project) -> None:
     begin(project)
     first = keys(project)
@@ -91,7 +92,6 @@ def test_keys_follow_the_code(project: Project) -> None:
     assert changed(fourth, keys(project)) == {"fedavg", "fedprox", "near"}
 
 
-@pytest.mark.slow
 def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     begin(project)
     assert ran(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
@@ -125,26 +125,25 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
         assert sum(done) >= sum(rounds[-1:])
     segments = [path.name for path in (project.folder / "results/runs/fedprox").glob("*/segments/*.json")]
     assert sorted(segments) == ["0002.json", "0002.json", "0003.json"]
-    project.snakemake()
+    project.snakemake(TABLE)
     assert project.run("fedpipe", "verify", "--rerun", "3").count("all bits agree") == 3
 
 
-@pytest.mark.slow
 def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     """`fedpipe new-algorithm my_avg`, run, edit, run: the number is that of the edited code; so with `dvc repro`."""
     project.run("fedpipe", "new-algorithm", "my_avg")
     params = studies.settings(("my_avg",), 2, federation={"learning_rate": 0.05})
     studies.write(params, project.folder)
     project.commit()
-    project.snakemake()
+    project.snakemake(TABLE)
     first = project.metrics()
     code = "fedpipe/algorithms/my_avg.py"
     replace(project, code, 'return {"model": uploads.mean("model")}', 'return {"model": uploads.mean("model") * 0.5}')
-    project.snakemake()
+    project.snakemake(TABLE)
     second = project.metrics()
     assert second != first
     project.run("rm", "-r", "results/runs", "results/.provenance")
-    project.snakemake()
+    project.snakemake(TABLE)
     assert project.metrics() == second, "deleted and run again: the same number"
     assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
     replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
@@ -157,7 +156,6 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     assert not jobs(printed)
 
 
-@pytest.mark.slow
 def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
     begin(project)
     project.commit()
@@ -173,7 +171,6 @@ def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
     assert re.findall(r"^Running stage 'train@(\w+)'", printed, flags=re.M) == ["near"]
 
 
-@pytest.mark.slow
 def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> None:
     """A queue of jobs is at work while its user goes on with the code."""
     begin(project, own=False)
@@ -193,24 +190,23 @@ def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> Non
 STEP = "alpha=-self.learning_rate"  #: of SGD
 
 
-@pytest.mark.slow
 def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project) -> None:
     begin(project, own=False)
-    project.snakemake()
+    project.snakemake(TABLE)
     bits = project.bits()
     table = project.folder / "results/tables/results.md"
     assert "other shared code" not in table.read_text()
 
     # a refactoring: nothing runs again but the table, which says so, and more rounds go on
     replace(project, "fedpipe/engine/clients/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
-    printed = project.snakemake()
+    printed = project.snakemake(TABLE)
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
     assert "2 of 2 runs come from other shared code" in table.read_text()
     verified = project.run("fedpipe", "verify")
     assert verified.count("all bits agree") == 2, "a round of each of them"
     project.edit(federation={"rounds": 3})
-    project.snakemake()
+    project.snakemake(TABLE)
     records = list((project.folder / "results/runs").glob("*/*/continued/0002-*.json"))
     assert [json.loads(path.read_text())["agrees"] for path in records] == ["bits", "bits"]
     assert "other shared code" not in table.read_text(), "the last round is of the code that lies here"
@@ -239,20 +235,18 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
 CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: how many samples each client gets
 
 
-@pytest.mark.slow
 def test_partitions_are_recomputed_if_their_code_may_have_changed(project: Project) -> None:
     begin(project, own=False)
-    project.snakemake()
+    project.snakemake(TABLE)
     assert project.run("fedpipe", "verify").count("the same samples") == 1
     replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(fractions)")
-    printed = project.snakemake()
+    printed = project.snakemake(TABLE)
     assert jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
     verified = project.run("fedpipe", "verify", check=False)
     assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)
 
 
-@pytest.mark.slow
 def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(project: Project) -> None:
     (project.folder / "fedpipe/losses.py").write_text("FACTOR = 1.0\n")
     project.run("fedpipe", "new-algorithm", "my_avg")
@@ -262,15 +256,14 @@ def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(projec
     )
     replace(project, code, 'uploads.mean("model")', 'uploads.mean("model") * FACTOR')
     studies.write(studies.settings(("my_avg",), 2), project.folder)
-    project.snakemake()
+    project.snakemake(TABLE)
     replace(project, "fedpipe/losses.py", "1.0", "0.0")
-    assert "1 of 1 run comes from other shared code" in project.snakemake()
+    assert "1 of 1 run comes from other shared code" in project.snakemake(TABLE)
     assert "bits differ in " in project.run("fedpipe", "verify", check=False)
     project.edit(federation={"rounds": 3})
     assert "can't be resumed. The code that all runs share has changed" in project.snakemake("runs", check=False)
 
 
-@pytest.mark.slow
 def test_a_module_that_was_not_there_is_found(project: Project) -> None:
     """No file that the plan was made of has changed then."""
     begin(project)
@@ -282,7 +275,6 @@ def test_a_module_that_was_not_there_is_found(project: Project) -> None:
     assert ran(project.snakemake("runs")) == {"near": 1}
 
 
-@pytest.mark.slow
 def test_code_that_python_would_not_read_again_is_refused(project: Project) -> None:
     """It takes a source of the same second and size for the one that it has compiled, as `cp -p` may leave it."""
     begin(project)
@@ -310,7 +302,6 @@ def test_code_that_python_would_not_read_again_is_refused(project: Project) -> N
     assert "contains an earlier helper.py" in project.run(*command, check=False)
 
 
-@pytest.mark.slow
 def test_another_commits_plan_is_not_taken_for_that_of_this_one(project: Project) -> None:
     """`git checkout` without `dvc checkout`, or the other way round."""
     studies.write(studies.settings(("fedavg",), 2), project.folder)

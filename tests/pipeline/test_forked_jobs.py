@@ -49,23 +49,27 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
 
 
 @pytest.mark.slow
-def test_what_jobs_are_forked_from_starts_before_the_plan_and_serves_them(project: Project) -> None:
-    """Else it would be started a second time: its environment has to be that of jobs."""
+def test_the_plan_and_all_jobs_are_forked_from_one_process(project: Project) -> None:
+    """Its environment has to be that of jobs. Otherwise they would start another one."""
     (project.folder / "sitecustomize.py").write_text(
         "import sys\n"
         "served = 'job_server.main' in str(sys.orig_argv)\n"
-        "doing = 'serves' if served else 'plans' if sys.argv[1:2] == ['plan'] else ''\n"
-        "if doing or '--version' in sys.orig_argv:\n"
-        "    open('begun', 'a').write(f'{doing or sys.orig_argv[-1]}\\n')\n"
+        "if served or sys.argv[1:2] == ['plan']:\n"
+        "    open('begun', 'a').write('serves\\n' if served else 'plans\\n')\n"
     )
-    studies.write(studies.settings(("fedavg", "scaffold"), 1), project.folder)
+    (project.folder / "witness.py").write_text(OWN)
+    params = studies.settings(("scaffold", "own"), 1, algorithms={"own": {"algorithm": "witness.Own"}})
+    studies.write(params, project.folder)
     project.snakemake("-n", "runs")
     assert (project.folder / "begun").read_text() == "plans\n", "nothing is forked in a dry run"
+    project.run("bash", "-c", "rm like-*.json")
     project.edit(federation={"rounds": 2})
     ran = jobs(project.snakemake("runs"))
     assert (ran["download"], ran["partition"], ran["segment"]) == (1, 1, 2)
-    begun = (project.folder / "begun").read_text().split()[1:]
-    assert sorted(begun) == ["--version", "plans", "serves"]
+    assert sorted((project.folder / "begun").read_text().split()) == ["plans", "plans", "serves"]
+    processes = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
+    assert {"plan", "segment"} <= {process["arguments"][0] for process in processes}
+    assert all(job_server.SERVER_CODE in process["parent"] for process in processes)
 
 
 @pytest.mark.slow

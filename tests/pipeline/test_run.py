@@ -87,24 +87,16 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
 
 
 @pytest.mark.slow
-def test_a_study_runs_also_where_the_environment_is_not_activated(project: Project) -> None:
-    write(project, "params.yaml")
-    bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
-    done = run_command(project, str(BIN / "fedpipe"), "run", "-j", "1", PATH=bare)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0].endswith(f"snakemake all {LOCAL} --cores 1")
-    assert "Provided cores: 1\n" in done.stderr.replace(" (use --cores to define parallelism)", "")
-    assert len(trained(project)) == 1
-    assert (project.folder / "results/tables/results.md").is_file()
-    dry = run_command(project, "fedpipe", "run", "-n")
-    assert "Nothing to be done" in dry.stdout + dry.stderr
-
-
-@pytest.mark.slow
-def test_it_ends_with_what_to_type_next(project: Project) -> None:
-    """Where all was made, and by the command itself; not where it was a part, or nothing."""
+def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated(project: Project) -> None:
+    """By a complete run. A dry run, a single target and a run with nothing to do don't say so."""
     write(project, ODD)
-    output = run_command(project, "fedpipe", "run", "--params", ODD, "-j", "2").stderr
+    bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
+    done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", PATH=bare)
+    output = done.stderr
+    assert done.returncode == 0, output
+    assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {LOCAL} --cores 1")
+    assert "Provided cores: 1\n" in output.replace(" (use --cores to define parallelism)", "")
+    assert len(trained(project)) == 1
     (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
     table = "results/studies/two words (1)/tables/results.md"
     show = f"fedpipe show --params '{ODD}'"
@@ -124,6 +116,7 @@ def test_it_ends_with_what_to_type_next(project: Project) -> None:
     ):
         assert done.returncode == 0
         assert "fedpipe: " not in done.stderr
+    assert "Nothing to be done" in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, jobs
 from tests.pipeline.test_snakemake import reach
 
 NOTHING = "Nothing to be done"
@@ -305,7 +305,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
 
     # the same as without the algorithm that failed
     project.edit(study={"algorithms": ["fedavg"]})
-    project.snakemake()
+    project.snakemake(TABLE)
     assert row in project.run("fedpipe", "show").splitlines()
 
     # an earlier table is not shown for a study that it is not of
@@ -327,7 +327,7 @@ def test_what_was_deleted_is_made_again(project: Project) -> None:
     project.run(
         "rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/joined/0002/times.json"
     )
-    ran = jobs(project.snakemake())
+    ran = jobs(project.snakemake(TABLE))
     assert (ran["segment"], ran["table"]) == (1, 1)
     assert studies.rounds(run) == trained, "what is missing is collected; nothing is trained"
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")

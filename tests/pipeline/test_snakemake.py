@@ -14,7 +14,7 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, jobs
 
 NOTHING = "Nothing to be done"
 
@@ -72,37 +72,22 @@ def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
     assert lines[1:] == ["2 of 4 rounds are complete", "round 3 of 4", "round 4 of 4"]
 
 
-def run_both_grains(project: Project, labels: tuple[str, ...], rounds: int) -> None:
+@pytest.mark.slow
+def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Project) -> None:
+    labels, rounds = studies.SHIPPED, 2
     studies.write(studies.settings(labels, rounds), project.folder)
     project.snakemake("runs")
     once = project.bits()
     assert any("server.pt" in name for name in once)
-    project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
     project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
+    ran = jobs(project.snakemake("runs"))
+    assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
+    project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
     ran = jobs(project.snakemake("runs"))
     assert ran["train"] == 2 * rounds * len(labels), "five participants are blocks of three and two"
     assert ran["aggregate"] == ran["evaluate"] == rounds * len(labels)
     assert project.bits() == once
     assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
-
-
-@pytest.mark.slow
-def test_single_rounds_leave_the_bits_of_a_segment(project: Project) -> None:
-    run_both_grains(project, ("scaffold",), 2)
-
-
-@pytest.mark.slow
-def test_single_rounds_leave_the_bits_of_a_segment_for_all_that_ship(project: Project) -> None:
-    run_both_grains(project, studies.SHIPPED, 2)
-
-
-@pytest.mark.slow
-def test_single_rounds_find_what_segments_left(project: Project) -> None:
-    studies.write(studies.settings(rounds=2), project.folder)
-    project.snakemake("runs")
-    project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
-    ran = jobs(project.snakemake("runs"))
-    assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
 
 
 def reach(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
@@ -205,7 +190,7 @@ def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     params["algorithms"]["fedprox"] = {"mu": 0.1}
     params["study"]["algorithms"] = [*changes["study"]["algorithms"], "fedprox"]
     studies.write(params, project.folder)
-    project.snakemake()
+    project.snakemake(TABLE)
     metrics = project.metrics()
     assert set(metrics) == {"fedavg", "prox", "fedprox"}
     assert metrics["prox"] == metrics["fedprox"]
@@ -244,35 +229,36 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("execution", "ran"),
-    [
-        ({}, {"segment": 2}),
-        ({"rounds_per_job": 3}, {"segment": 3, "collect": 2}),
+def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
+    """The shorter one is what the longer one was then, whether a job is a run, a segment or a block of clients."""
+    jobs_by_execution: list[tuple[dict[str, Any], dict[str, int]]] = [
         ({"rounds_per_job": 1, "clients_per_job": 3}, {"train": 8, "collect": 2}),
-    ],
-    ids=["whole", "segments", "blocks"],
-)
-def test_numbers_of_rounds_are_rows_of_one_run(
-    project: Project, execution: dict[str, Any], ran: dict[str, int]
-) -> None:
-    """The shorter one is what the longer one was then, whatever the grain."""
-    params = studies.settings(rounds=4, execution=execution, artifacts={"keep_models": "last"})
+        ({"rounds_per_job": 3, "clients_per_job": None}, {"segment": 3, "collect": 2}),
+        ({"rounds_per_job": None}, {"segment": 2}),
+    ]
+    params = studies.settings(rounds=4, artifacts={"keep_models": "last"})
     params["study"]["grid"] = {"length": {"short": {"federation.rounds": 2}, "long": {}}}
     studies.write(params, project.folder)
-    counted = jobs(project.snakemake())
-    assert {rule: counted[rule] for rule in ran} == ran
-    frame = pd.read_csv(project.folder / "results/plots/curves.csv").set_index(["length", "protocol", "round"])["mean"]
-    assert list(frame["short"]["global-on-global"].index) == [1, 2]
-    assert list(frame["long"]["global-on-global"].index) == [1, 2, 3, 4]
-    assert frame["short"]["global-on-global"].equals(frame["long"]["global-on-global"].loc[:2])
-    last = {name: round(frame[name]["global-on-global"].iloc[-1], 2) for name in ("short", "long")}
-    shown = project.metrics()["fedavg"]
-    assert {name: shown[f"length={name}"] for name in last} == last
-    (run,) = (project.folder / "results/runs/fedavg").iterdir()
-    kept = sorted(path.parent.name for path in run.glob("rounds/*/server.pt"))
-    assert kept == ["0000", "0001", "0002", "0003", "0004"], "what either number of rounds ends with"
-    assert NOTHING in project.snakemake()
+    bits = None
+    for execution, expected in jobs_by_execution:
+        project.run("rm", "-rf", "results/runs", "results/.provenance", "results/plan.json")
+        project.edit(execution=execution)
+        counted = jobs(project.snakemake(TABLE))
+        assert {rule: counted[rule] for rule in expected} == expected
+        frame = pd.read_csv(project.folder / "results/plots/curves.csv")
+        frame = frame.set_index(["length", "protocol", "round"])["mean"]
+        assert list(frame["short"]["global-on-global"].index) == [1, 2]
+        assert list(frame["long"]["global-on-global"].index) == [1, 2, 3, 4]
+        assert frame["short"]["global-on-global"].equals(frame["long"]["global-on-global"].loc[:2])
+        last = {name: round(frame[name]["global-on-global"].iloc[-1], 2) for name in ("short", "long")}
+        shown = project.metrics()["fedavg"]
+        assert {name: shown[f"length={name}"] for name in last} == last
+        (run,) = (project.folder / "results/runs/fedavg").iterdir()
+        kept = sorted(path.parent.name for path in run.glob("rounds/*/server.pt"))
+        assert kept == ["0000", "0001", "0002", "0003", "0004"], "what either number of rounds ends with"
+        assert NOTHING in project.snakemake(TABLE)
+        bits = bits or project.bits()
+        assert project.bits() == bits
     assert "(2 or 4 rounds)" in project.run("fedpipe", "show")
     assert "1 run (1 done), 4 of 4 rounds" in project.run("fedpipe", "status")
     project.run("fedpipe", "record", "fedavg")

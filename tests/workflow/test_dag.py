@@ -314,12 +314,12 @@ def test_a_folder_is_always_planned() -> None:
     assert not selection.needs_planning(is_main_process=False)
 
 
-def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_that_cannot_be_planned_ends_snakemake_with_its_reason(capfd: pytest.CaptureFixture[str]) -> None:
     Path("params.yaml").write_text("study: {seeds: []}\n")
     with pytest.raises(SystemExit) as system_exit:
         StudySelection(Path("params.yaml")).write_plans()
     assert system_exit.value.code == 2
-    assert "fedpipe: " in capsys.readouterr().err
+    assert "fedpipe: " in capfd.readouterr().err
 
 
 # -- messages and the shell --------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +43,11 @@ if workflow.is_main_process:
     if not UNLOCKS:
         snakemake_patches.patch_locks()
 
-# Local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't.
+# Planning and local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't.
 ENVIRONMENT = {}
 if (
     workflow.is_main_process
+    and not (IS_DRY_RUN or UNLOCKS)
     and workflow.resource_settings.nodes is None
     and hasattr(os, "pidfd_open")
 ):
@@ -62,18 +62,6 @@ if MAKES_PAPERS and "params" not in config:
         f"params={PAPERS}",
     ]
 
-
-def start_job_server():
-    """Start the process that local jobs are forked from, so that it imports PyTorch during planning.
-
-    Any command with the environment of a job starts it, and nothing waits for the command. As a background process of
-    bash, it and all jobs would ignore Ctrl+C.
-    """
-    if SNAKEMAKE_PID_VARIABLE in ENVIRONMENT and not (IS_DRY_RUN or UNLOCKS):
-        resources = {"tmpdir": tempfile.gettempdir()}
-        shell("fedpipe --version 2> /dev/null", iterable=True, resources=resources)
-
-
 # 3. Select the studies: --config params=studies/NAME.yaml preset=smoke, or --config params=FOLDER for all in a folder.
 # Each study has its plan, tables and figures in results/studies/NAME@PRESET. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
@@ -81,7 +69,6 @@ try:
     dag.require_simple_folder(Path.cwd())
     SELECTION = StudySelection.from_config(config)
     if SELECTION.needs_planning(workflow.is_main_process):
-        start_job_server()
         SELECTION.write_plans()
     STUDY_DAG = Dag.from_selection(SELECTION)
 except UserError as error:
