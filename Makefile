@@ -15,13 +15,12 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 
 # The shipped study (params.yaml), from digits to table and figures.
 demo: setup
-	snakemake all --profile workflow/profiles/local --quiet rules host || \
-		{ fedpipe status; fedpipe show; exit 1; }
+	fedpipe run || { fedpipe status; fedpipe show; exit 1; }
 	@fedpipe show
 
 # All algorithms on digits, in one table and one plot.
 gallery: setup
-	snakemake all --config params=studies/gallery.yaml --profile workflow/profiles/local --quiet rules host || \
+	fedpipe run --params studies/gallery.yaml || \
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
