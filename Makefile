@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo gallery papers test test-all lint docs docs-site docs-serve lock
+.PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve lock
 
 setup: $(BIN)/.installed
 
@@ -53,6 +53,10 @@ lint: setup
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
 	fedpipe docs
+
+# The outputs of examples/results.ipynb, from the results of `make demo`.
+notebook: demo
+	python examples/execute_notebook.py
 
 # The documentation as a site, in site/. A broken link is an error.
 docs-site: setup
