@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo gallery papers test test-all lint docs docs-site docs-serve lock
+.PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve lock
 
 setup: $(BIN)/.installed
 
@@ -15,13 +15,12 @@ $(BIN)/.installed: requirements.lock pyproject.toml
 
 # The shipped study (params.yaml), from digits to table and figures.
 demo: setup
-	snakemake all --profile workflow/profiles/local --quiet rules host || \
-		{ fedpipe status; fedpipe show; exit 1; }
+	fedpipe run || { fedpipe status; fedpipe show; exit 1; }
 	@fedpipe show
 
 # All algorithms on digits, in one table and one plot.
 gallery: setup
-	snakemake all --config params=studies/gallery.yaml --profile workflow/profiles/local --quiet rules host || \
+	fedpipe run --params studies/gallery.yaml || \
 		{ fedpipe status --params studies/gallery.yaml; fedpipe show --params studies/gallery.yaml; exit 1; }
 	@fedpipe show --params studies/gallery.yaml
 
@@ -57,6 +56,10 @@ lint: setup
 # Files generated from the code: run this after a change of a component's parameters or docstring.
 docs: setup
 	fedpipe docs
+
+# The outputs of examples/results.ipynb, from the results of `make demo`.
+notebook: demo
+	python examples/execute_notebook.py
 
 # The documentation as a site, in site/. A broken link is an error.
 docs-site: setup

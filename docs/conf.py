@@ -39,6 +39,7 @@ docs/switching
 :caption: Reference
 
 docs/settings
+docs/cli
 docs/algorithms
 docs/datasets
 docs/partitions

@@ -6,6 +6,9 @@ submitted job, `job_finished`, `job_error`), its time in seconds since the epoch
 `job_info` and `job_error` also have its rule, outputs and logs. A `job_info` has its wildcards, and a `job_error` has
 its cause and whether Ctrl+C ended the job.
 
+With the option `--logger-fedpipe-progress` of `fedpipe run`, the logger also prints one line per job instead of
+Snakemake's output (`progress.py`).
+
 Snakemake imports this package before it reads a Snakefile. So nothing here imports fedpipe: the Snakefile would get
 that fedpipe, and not the one of its own folder.
 """
@@ -21,14 +24,18 @@ from logging import LogRecord
 from pathlib import Path
 from typing import Any, TextIO
 
+from snakemake.settings.enums import Quietness
 from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from typing_extensions import override
 
+from snakemake_logger_plugin_fedpipe.progress import CTRL_C_MESSAGE, ProgressPrinter
+from snakemake_logger_plugin_fedpipe.settings import LogHandlerSettings
+
+__all__ = ["LogHandler", "LogHandlerSettings", "read_records"]
+
 RECORDS_FOLDER = Path(".snakemake/fedpipe/jobs")
 FILE_LIMIT = 100
-#: Start of the message of `JobScheduler.schedule` after Ctrl+C. Later errors are those of jobs that Snakemake ended.
-CTRL_C_MESSAGE = "Terminating processes on user request"
 #: End of subprocess.CalledProcessError if Ctrl+C ended the command, perhaps before Snakemake noticed it.
 INTERRUPTS = ("returned non-zero exit status 130.", "died with <Signals.SIGINT: 2>.")
 
@@ -41,10 +48,25 @@ class LogHandler(LogHandlerBase):
         self._has_failed = False  #: whether writing failed, which is reported once
         self._was_interrupted = False
         self._error_messages: list[str] = []  #: messages about commands. Snakemake names their jobs next
+        self._printer = (
+            None
+            if not self._has_progress
+            else ProgressPrinter(
+                sys.stdout if self.common_settings.stdout else sys.stderr,
+                self.common_settings.dryrun,
+                not {Quietness.PROGRESS, Quietness.ALL}.isdisjoint(self.common_settings.quiet or ()),
+            )
+        )
+
+    @property
+    def _has_progress(self) -> bool:
+        return isinstance(self.settings, LogHandlerSettings) and self.settings.progress
 
     @override
     def emit(self, record: Any) -> None:
-        """Write a line if the record is about a job."""
+        """Write a line if the record is about a job. Print the progress."""
+        if self._printer:
+            self._printer.print_record(record)
         event, message = getattr(record, "event", None), str(record.msg)
         if message.startswith(CTRL_C_MESSAGE):
             self._was_interrupted = True
@@ -56,7 +78,11 @@ class LogHandler(LogHandlerBase):
         elif event == LogEvent.JOB_FINISHED:
             self._write(record, event, record.job_id, {})
         elif event == LogEvent.JOB_ERROR:
-            self._write(record, event, record.jobid, _describe_job(record) | self._describe_error(record))
+            error = self._describe_error(record)
+            job = _describe_job(record)
+            self._write(record, event, record.jobid, job | error)
+            if self._printer:
+                self._printer.print_failure(record.jobid, error["error"], job["log"], error["interrupted"])
 
     def _describe_error(self, record: Any) -> dict[str, Any]:
         """Get the cause of a failed job: the message of its executor, or the end of its command's message."""
@@ -78,12 +104,19 @@ class LogHandler(LogHandlerBase):
             print(f"fedpipe: {RECORDS_FOLDER}: {error.strerror}. `fedpipe status` lacks these jobs.", file=sys.stderr)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and print the end of the progress."""
+        if self._printer:
+            self._printer.print_end()
         if self._file:
             self._file.close()
         super().close()
 
-    writes_to_stream = False
+    @property
+    @override
+    def writes_to_stream(self) -> bool:
+        """Whether this logger replaces Snakemake's output."""
+        return self._has_progress
+
     writes_to_file = False  # for log files whose path Snakemake prints at its end
     has_filter = True  # so that --quiet has no effect on records
     has_formatter = True

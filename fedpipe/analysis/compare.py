@@ -42,7 +42,7 @@ class Revision(NamedTuple):
     settings: dict[Row, dict[str, Any]]  #: by dotted name
 
 
-def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
+def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> tuple[str, list[str]]:
     """Compare revisions. Return the text, and a warning for each revision whose params.yaml gives another table.
 
     Parameters
@@ -50,6 +50,8 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
     names
         Commits, tags, branches or experiments, beginning with the baseline. A single one is compared with the
         workspace. By default HEAD.
+    has_only_changes
+        Whether to omit the rows whose runs are the same in all revisions.
 
     Raises
     ------
@@ -76,7 +78,7 @@ def compare_revisions(names: Sequence[str]) -> tuple[str, list[str]]:
                     "`dvc repro`, and commit."
                 )
         report = revisions[0].plan.report
-    return f"{_render_table(revisions)}\n\n{_render_settings(revisions)}", warnings
+    return f"{_render_table(revisions, has_only_changes)}\n\n{_render_settings(revisions)}", warnings
 
 
 # -- reading revisions -------------------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def _to_single_line(error: BaseException) -> str:
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
-def _render_table(revisions: Sequence[Revision]) -> str:
+def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False) -> str:
     base, *other_revisions = revisions
     rows = list(dict.fromkeys(row for revision in revisions for row in revision.settings))
     rows = [
@@ -242,6 +244,10 @@ def _render_table(revisions: Sequence[Revision]) -> str:
     protocols = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
     titles = _get_titles(revisions)
     lines = []
+    if has_only_changes:
+        rows = [row for row in rows if any(revision.runs.get(row) != base.runs.get(row) for revision in revisions)]
+        if not rows:
+            return "All revisions have the same runs."
     for row in rows:
         for protocol in protocols:
             row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
@@ -293,7 +299,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
 
 
 def _render_settings(revisions: Sequence[Revision]) -> str:
-    """The settings that differ between runs of the same row, and the studies' seeds."""
+    """The settings that differ between runs of the same row, and the studies' seeds and grids."""
     titles = _get_titles(revisions)
     rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]
     names = dict.fromkeys(name for revision in revisions for row in rows for name in revision.settings[row])
@@ -311,10 +317,19 @@ def _render_settings(revisions: Sequence[Revision]) -> str:
                 else ", ".join(" ".join(filter(None, (titles[label], point))) for label, point in affected_rows)
             )
             lines.append([name, rows_text, *values])
-    seeds = [", ".join(map(str, revision.plan.seeds)) for revision in revisions]
-    if len(set(seeds)) > 1:
-        lines.append(["study.seeds", "all", *seeds])
+    study_settings = {
+        "study.seeds": [", ".join(map(str, revision.plan.seeds)) for revision in revisions],
+        "study.grid": [_format_grid(revision.plan) for revision in revisions],
+    }
+    lines += [[name, "all", *values] for name, values in study_settings.items() if len(set(values)) > 1]
+    if not lines and not rows:
+        return "No method is in all revisions."
     if not lines:
         return "The methods that all revisions contain have the same settings."
     head = ["setting that differs", "methods", *(revision.name for revision in revisions)]
     return pd.DataFrame(lines, columns=head).to_markdown(index=False, disable_numparse=True)
+
+
+def _format_grid(plan: Plan) -> str:
+    """Format the grid of a study as in params.yaml."""
+    return ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in plan.grid.items()) or DASH

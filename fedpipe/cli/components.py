@@ -77,19 +77,20 @@ def describe(
 @app.command(rich_help_panel=GENERATED_PANEL)
 def docs(
     page: Annotated[
-        str | None, typer.Argument(help="Page: settings, algorithms, datasets, models, partitions or plots.")
+        str | None, typer.Argument(help="Page: settings, cli, algorithms, datasets, models, partitions or plots.")
     ] = None,
 ) -> None:
-    """Print a generated page: all keys of params.yaml, or all components of a kind.
+    """Print a generated page: all keys of params.yaml, all commands, or all components of a kind.
 
     Without PAGE, write all pages, params.schema.json and the template of DVC's plots into the clone.
     """
+    from fedpipe.cli.docs.commands import render_commands_page
     from fedpipe.cli.docs.pages import render_components_page, render_plots_page, render_settings_page, write_docs
 
     if page is None:
         write_docs()
         return
-    pages = {"settings": render_settings_page, "plots": render_plots_page}
+    pages = {"settings": render_settings_page, "cli": render_commands_page, "plots": render_plots_page}
     typer.echo(pages[page]() if page in pages else render_components_page(_find_kind(page)), nl=False)
 
 

@@ -81,11 +81,14 @@ def compare(
             help="Commits, tags or experiments. A single one is compared with the workspace. By default, HEAD.",
         ),
     ] = None,
+    has_only_changes: Annotated[
+        bool, typer.Option("--changed", help="Print only the methods and grid points whose runs differ.")
+    ] = False,
 ) -> None:
     """Compare the tables of commits or experiments, with differences paired by seed and changed settings."""
     from fedpipe.analysis import compare as lineage
 
-    comparison, warnings = lineage.compare_revisions(revisions or [])
+    comparison, warnings = lineage.compare_revisions(revisions or [], has_only_changes)
     typer.echo(comparison)
     for warning in warnings:
         typer.echo(f"fedpipe: {warning}", err=True)

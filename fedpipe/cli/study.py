@@ -91,10 +91,13 @@ def run(
             "-j", "--jobs", min=1, help="Parallel jobs: CPU cores on this machine, or jobs in the queue of a cluster."
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Print Snakemake's output instead of one line per job.")
+    ] = False,
 ) -> None:
     """Run a study. Completed runs are reused, and interrupted runs resume.
 
-    This prints and executes a snakemake command. Other options, such as `--quiet rules`, are passed to Snakemake.
+    This prints and executes a snakemake command. Other options, such as `--forcerun table`, are passed to Snakemake.
     """
     require_single_study(params, preset)
     if not params.is_file():
@@ -115,7 +118,12 @@ def run(
     params = derive_study(params, preset, overrides)
     targets = get_snakemake_targets(layout.normalize_study_path(params), preset)
     job_limit = [] if jobs is None else ["--cores" if _is_local_profile(profile) else "--jobs", str(jobs)]
-    command = [snakemake, *targets, "--profile", profile, *(["-n"] if dry_run else []), *job_limit, *snakemake_options]
+    console = [] if verbose else ["--logger-fedpipe-progress"]
+    dry_run_option = ["-n"] if dry_run else []
+    command = [
+        *(snakemake, *targets, "--profile", profile),
+        *(*console, *dry_run_option, *job_limit, *snakemake_options),
+    ]
     typer.echo(shlex.join(command), err=True)
     os.execvp(command[0], command)
 

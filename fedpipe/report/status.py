@@ -26,6 +26,7 @@ from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
+from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
 #: States in the order of the display.
 RunState = Literal["failed", "running", "queued", "stopped", "waiting", "done"]
@@ -159,10 +160,8 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
     runs = [
-        _get_run_progress(
-            plan, run, f"{name} seed {run.seed}", jobs_by_path.get(run.path, []), snakemake_start, has_curves
-        )
-        for run, name in zip(sorted_runs, describe_configurations(plan), strict=True)
+        _get_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
+        for run, name in zip(sorted_runs, name_runs(plan).values(), strict=True)
     ]
     partitions = {layout.assignment_file(key).parent for key in plan.partitions}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
@@ -173,7 +172,9 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     return runs, [
         Failure(
-            next((names[path] for path in job.output_ancestors if path in names), ""), job.rule, *_read_log_tail(job)
+            next((names[path] for path in job.output_ancestors if path in names), ""),
+            job.rule,
+            *read_log_tail(job.logs, LOG_LINES, job.error),
         )
         for job in failed_jobs
         if not study_paths.isdisjoint(job.output_ancestors)
@@ -213,6 +214,12 @@ def describe_configurations(plan: Plan) -> list[str]:
         " ".join(filter(None, (plan.title(run.algorithm), _join(points[run.algorithm, run.key]))))
         for run in sort_runs(plan)
     ]
+
+
+def name_runs(plan: Plan) -> dict[Path, str]:
+    """Name each run of :func:`sort_runs` by its configuration and seed, by path."""
+    configurations = zip(sort_runs(plan), describe_configurations(plan), strict=True)
+    return {run.path: f"{configuration} seed {run.seed}" for run, configuration in configurations}
 
 
 def summarize_progress(runs: list[RunProgress], width: int | None = None) -> list[str]:
@@ -375,12 +382,3 @@ def _get_modification_times(paths: Iterable[Path]) -> list[float]:
         with suppress(FileNotFoundError):
             modification_times.append(path.stat().st_mtime)
     return modification_times
-
-
-def _read_log_tail(job: LoggedJob) -> tuple[Path, list[str]]:
-    """Read the last lines of the first log that has some, and return them with its path."""
-    for log in job.logs:
-        with suppress(FileNotFoundError):
-            if text := log.read_text(errors="replace").strip():
-                return log, text.splitlines()[-LOG_LINES:]
-    return job.logs[0], [f"its log is empty: {job.error or 'the job was killed or did not start'}"]

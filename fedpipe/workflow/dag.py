@@ -348,6 +348,37 @@ class Dag:
                 locked_files += lock.read_text().splitlines()
         return any(file.startswith(own_prefixes) for file in locked_files)
 
+    @cached_property
+    def run_names(self) -> dict[Path, str]:
+        """Name of each run by path."""
+        from fedpipe.report import status  # only the process that prints progress needs it
+
+        return {path: name for plan in self.plan.plans for path, name in status.name_runs(plan).items()}
+
+    def describe_work(self) -> str:
+        """Describe how many runs are to do."""
+        runs = self.plan.runs.values()
+        count = sum(not run.merged_files.marker.is_file() for run in runs)
+        return f"{count} of {len(runs)} run{'' if len(runs) == 1 else 's'} to do"
+
+    def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
+        """Describe a job by its rule and what it makes, such as "segment FedAvg seed 0"."""
+        if "algorithm" in wildcards:
+            subject = self.run_names[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
+        elif "key" in wildcards:
+            subject = next(filter(None, (plan.partition_names.get(wildcards["key"]) for plan in self.plan.plans)))
+        else:
+            subject = wildcards.get("partition", wildcards.get("dataset", "").rpartition("-")[0])
+        last_round = "" if self.has_run_jobs else wildcards.get("stop", "")
+        number = wildcards.get("round", last_round)
+        parts = [
+            f"{rule} {subject}".rstrip(),
+            f"round {int(number)}" if number else "",
+            f"block {int(wildcards['block'])}" if "block" in wildcards else "",
+            wildcards.get("diagnostic", "").rpartition("-")[0],
+        ]
+        return ", ".join(filter(None, parts))
+
     def format_done_message(self) -> str:
         """Format the message after success: the next command."""
         params, preset = self.selection.params, self.selection.preset

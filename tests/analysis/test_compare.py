@@ -116,6 +116,9 @@ def test_numbers_are_those_of_each_commit(history: Path, tmp_path: Path) -> None
     (setting,) = [line for line in output.splitlines() if "algorithm.mu" in line]
     assert [cell.strip() for cell in setting.strip("|").split("|")] == ["algorithm.mu", "FedDW", "0.1", "5.0"]
     assert output.count("\n| ") == 2 + 4 + 1, "no other setting differs"
+    rows = [line for line in output.splitlines() if not line.startswith("| FedAvg")]
+    changed_rows = compare(history, "v1", "v2", "--changed").splitlines()
+    assert [line.split() for line in changed_rows] == [line.split() for line in rows], "only FedDW has other runs"
 
 
 @pytest.mark.slow
@@ -136,6 +139,9 @@ def test_one_revision_is_compared_with_the_workspace_and_the_default_is_head(his
     mean = load_accuracies(history, "feddw", "global-on-global")
     assert read_cells(output, "FedDW", "global-on-global")[1] == f"{mean.mean():.2f} ± {mean.std():.2f}"
     assert "workspace − HEAD" in compare(history)
+    assert compare(history, "v1", "v1~0", "--changed") == (
+        "All revisions have the same runs.\n\nThe methods that all revisions contain have the same settings.\n"
+    )
 
 
 @pytest.mark.slow
@@ -263,6 +269,24 @@ def test_a_run_with_more_rounds_is_another_run(study: Path) -> None:
         lineage._render_settings([first_revision, after]),
     )
     assert lineage._render_table([first_revision, first_revision]).count("same runs") == 2 * 2
+
+
+def test_a_grid_that_differs_is_a_setting_that_differs(study: Path) -> None:
+    """No method has a run of the same grid point in both, so no setting of a run can be compared."""
+    first_revision = lineage._read_revision("before", None)
+    params = studies.settings(
+        ("fedavg", "scaffold"), ROUNDS, study={"seeds": [0, 1], "grid": {"federation.learning_rate": [0.1, 0.2]}}
+    )
+    finish(params)
+    after = lineage._read_revision("after", first_revision.plan.report)
+    (line,) = lineage._render_settings([first_revision, after]).splitlines()[2:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["study.grid", "all", lineage.DASH, "federation.learning_rate: [0.1, 0.2]"]
+    table = lineage._render_table([first_revision, after], has_only_changes=True)
+    assert table == lineage._render_table([first_revision, after])
+    assert "learning_rate=0.2" in table
+    others = first_revision._replace(settings={})
+    assert lineage._render_settings([first_revision, others]) == "No method is in all revisions."
 
 
 def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) -> None:

@@ -439,7 +439,6 @@ def test_the_notebook_runs_as_written(tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     values = []
     for cell in (cell for cell in book.cells if cell.cell_type == "code"):
-        assert not cell.outputs, "it is committed without outputs"
         *body, last = ast.parse(cell.source).body
         if isinstance(last, ast.Expr):
             exec(compile(ast.Module(body, []), "notebook", "exec"), names)

@@ -78,8 +78,8 @@ def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
     studies.write(studies.settings(rounds=1), clone.folder)
     clone.commit()
     output = clone.on_slurm("fedpipe", "run", "--profile", "slurm", "-j", "3")
-    assert output.startswith("snakemake all --profile slurm --jobs 3\n")
-    assert "submitted with SLURM jobid" in output
+    assert output.startswith("snakemake all --profile slurm --logger-fedpipe-progress --jobs 3\n")
+    assert re.search(r"^ *\d+ of \d+  segment FedAvg seed 0 \(", output, flags=re.M)
     assert "Nothing to be done" in clone.on_slurm("snakemake", "--profile", "slurm", "all")
     bits = clone.bits()
     clone.edit(federation={"learning_rate": 0.05})

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_group
 
-from fedpipe.cli.docs import pages
+from fedpipe.cli.app import app
+from fedpipe.cli.docs import commands, pages
 from fedpipe.core.components import component, registry
 from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError
@@ -63,6 +65,21 @@ def test_the_page_of_settings_is_up_to_date_and_has_every_key() -> None:
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith("|  |")] == []
 
 
+def test_the_page_of_commands_is_up_to_date_and_has_every_option() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    assert page == commands.render_commands_page(), "type `make docs`"
+    group = get_group(app)
+    for name, command in group.commands.items():
+        section = page.partition(f"### `fedpipe {name}`\n")[2].partition("\n#")[0]
+        assert (command.help or "").splitlines()[0] in section, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", "") in section, parameter.name
+            assert all(
+                f"`{option}" in section or f", {option}" in section for option in parameter.opts if "-" in option
+            )
+    assert "--help`:" not in page
+
+
 def test_generated_files_are_written_into_a_clone_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +89,7 @@ def test_generated_files_are_written_into_a_clone_and_nowhere_else(
     (tmp_path / "docs").mkdir()
     pages.write_docs()
     paths = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(paths) == 7
+    assert len(paths) == 8
     for path in paths:
         assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), "type `make docs`"
 

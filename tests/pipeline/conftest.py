@@ -75,8 +75,8 @@ class Project:
 
 
 def jobs(printed: str) -> Counter[str]:
-    """Count the jobs of each rule that snakemake ran."""
-    return Counter(re.findall(r"^(?:local)?rule (\w+):", printed, flags=re.M))
+    """Count the jobs of each rule that snakemake or `fedpipe run` ran."""
+    return Counter(re.findall(r"^(?:(?:local)?rule (?=\w+:)| *\d+ of \d+  )(\w+)", printed, flags=re.M))
 
 
 def stages(printed: str) -> list[str]:

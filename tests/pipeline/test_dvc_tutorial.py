@@ -103,6 +103,9 @@ def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
     assert jobs(changed)["segment"] == 1
     assert "results/runs/feddw/" in changed
     assert story.kept["louder"] == story.truth[0.1, 1.0]
+    assert "workspace − HEAD" in changed
+    assert re.search(r"^\| FedDW ", changed, flags=re.M)
+    assert not re.search(r"^\| FedAvg ", changed, flags=re.M), "its runs are the same"
 
 
 def test_every_experiment_shows_its_own_numbers(story: Story) -> None:

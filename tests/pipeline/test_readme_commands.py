@@ -128,7 +128,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert "Nothing to remove" in clone.run("fedpipe", "prune")
 
     printed = typist.next("fedpipe run")
-    assert printed.startswith("snakemake all --profile workflow/profiles/local\n")
+    assert printed.startswith("snakemake all --profile workflow/profiles/local --logger-fedpipe-progress\n")
     assert NOTHING in printed, "DVC's results are found"
     printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
     assert jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 import snakemake
+from snakemake.common import NOTHING_TO_BE_DONE_MSG
 
 from snakemake_logger_plugin_fedpipe import read_records
 from tests import small_studies as studies
 from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
 
-LOCAL = "--profile workflow/profiles/local"
+PROFILE = "--profile workflow/profiles/local"
+PROGRESS = "--logger-fedpipe-progress"
+LOCAL = f"{PROFILE} {PROGRESS}"
 ODD = "studies/two words (1).yaml"
 RAISES = """
 from fedpipe.algorithms.fedavg import FedAvg
@@ -91,11 +94,11 @@ def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated
     """By a complete run. A dry run, a single target and a run with nothing to do don't say so."""
     write(project, ODD)
     bare = os.pathsep.join(part for part in ENVIRONMENT["PATH"].split(os.pathsep) if part != str(BIN))
-    done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", PATH=bare)
+    done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", "-v", PATH=bare)
     output = done.stderr
     assert done.returncode == 0, output
     assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {LOCAL} --cores 1")
-    assert "Provided cores: 1\n" in output.replace(" (use --cores to define parallelism)", "")
+    assert "Provided cores: 1\n" in output.replace(" (use --cores to define parallelism)", ""), "-v prints all"
     assert len(trained(project)) == 1
     (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
     table = "results/studies/two words (1)/tables/results.md"
@@ -106,7 +109,7 @@ def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated
     assert shown.stdout.startswith((project.folder / table).read_text())
     curves = project.folder / table.replace("tables/results.md", "figures/curves.svg")
     curves.unlink()
-    other = ("--config", f"params={ODD}", *LOCAL.split())
+    other = ("--config", f"params={ODD}", *PROFILE.split())
     part = run_command(project, "snakemake", str(curves.relative_to(project.folder)), *other)
     assert curves.is_file()
     for done in (
@@ -119,16 +122,71 @@ def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
+def run_in_terminal(project: Project, *command: str) -> list[str]:
+    """Run a command in a terminal. Return the lines that it prints."""
+    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    return run_command(project, sys.executable, "-c", code, *command).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(project: Project) -> None:
+    (project.folder / "own.py").write_text(RAISES)
+    write(
+        project,
+        "params.yaml",
+        algorithms={"fedavg": {}, "broken": {"algorithm": "own.Broken"}},
+        study={"algorithms": ["broken", "fedavg"]},
+    )
+    planned = run_command(project, "fedpipe", "run", "-n").stdout.splitlines()
+    assert planned[0] == "2 of 2 runs to do, 8 jobs"
+    work = sorted(line.split("  ")[1] for line in planned[1:])
+    assert work == [
+        *("curves", "download digits", "matrices", "partition dirichlet-0.3-seed0"),
+        *("partition_figure dirichlet-0.3-seed0", "segment FedAvg seed 0", "segment broken seed 0", "table"),
+    ]
+    (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text() + "\nhonest: 1\n")
+    rejected = run_command(project, "fedpipe", "run")
+    assert (rejected.returncode, rejected.stdout) == (2, "")
+    assert rejected.stderr.splitlines()[-1].startswith("fedpipe: honest: ")
+    (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text()[: -len("honest: 1\n")])
+
+    failed = run_command(project, "fedpipe", "run")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    lines = failed.stderr.splitlines()
+    assert lines[0] == f"snakemake all {LOCAL}"
+    assert lines[2] == planned[0]
+    assert "failed  segment broken seed 0" in lines
+    assert len(jobs(failed.stderr)) == 4, "the failed run has no table, curves or matrices"
+    assert all(re.fullmatch(r"[1-4] of 8  [\w. -]+ \([\w ,]+\)", line) for line in lines[3:-5] if " of 8 " in line)
+    assert len(lines) == 3 + 5 + 5, failed.stderr
+    assert lines[-1].startswith("ERROR segment broken seed 0: own.Broken.loss (own.py, line 7): ")
+    assert "as meant" in lines[-1]
+    log_of_job = lines[-2].removeprefix("Log of the failed job: ")
+    assert "as meant" in (project.folder / log_of_job).read_text()
+    complete = (project.folder / lines[-3].removeprefix("1 job failed. Complete log: ")).read_text()
+    assert jobs(complete)["segment"] == 2
+    assert "Error in rule segment" in complete
+
+    project.edit(study={"algorithms": ["fedavg"]})
+    lines = run_in_terminal(project, "fedpipe", "run")
+    assert lines[2] == "0 of 1 run to do, 3 jobs"
+    assert [line.split(" (")[0] for line in lines[3:-1]] == [
+        f"{number} of 3  {line.split('  ')[1].split(' (')[0]}" for number, line in enumerate(lines[3:-1], 1)
+    ]
+    assert lines[-1].startswith("fedpipe: done. ")
+    assert run_in_terminal(project, "fedpipe", "run")[2:] == [NOTHING_TO_BE_DONE_MSG]
+    verbose = run_command(project, "fedpipe", "run", "-v", "-n", "--forcerun", "table")
+    assert verbose.stderr.splitlines()[0] == f"snakemake all {PROFILE} -n --forcerun table"
+    assert "rule table:" in verbose.stdout
+
+
 @pytest.mark.slow
 def test_its_status_is_snakemakes(project: Project) -> None:
-    (project.folder / "own.py").write_text(RAISES)
-    write(project, "params.yaml", algorithms={"fedavg": {"algorithm": "own.Broken"}})
-    failed = run_command(project, "fedpipe", "run")
-    assert failed.returncode == 1
-    assert "as meant" in failed.stdout + failed.stderr
     assert run_command(project, "fedpipe", "run", "--no-such-option").returncode == 2
     done = run_command(project, "fedpipe", "run", "--version")
     assert (done.returncode, done.stdout) == (0, f"{snakemake.__version__}\n")
+    unlocked = run_command(project, "fedpipe", "run", "--unlock")
+    assert unlocked.stderr.splitlines()[-1] == "Unlocked working directory."
 
 
 @pytest.mark.slow
@@ -147,7 +205,10 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
         start_new_session=True,
     )
     assert output.returncode == 1, output.stderr
+    assert "Terminating processes on user request" in output.stderr
     assert "fedpipe: Snakemake ended before all jobs were done" in output.stderr
+    assert "failed" not in output.stderr
+    assert "ERROR" not in output.stderr
     stopped = project.run("fedpipe", "status")
     assert stopped.startswith("1 run (1 stopped), 1 of 3 rounds"), stopped
     assert "failed" not in stopped
@@ -166,13 +227,13 @@ def test_ctrl_c_stops_a_study_and_the_same_command_goes_on(project: Project) -> 
     [
         pytest.param((), f"all {LOCAL}", marks=pytest.mark.slow),
         pytest.param(("-j", "3"), f"all {LOCAL} --cores 3", marks=pytest.mark.slow),
-        (("--profile", "slurm", "-j", "3"), "all --profile slurm --jobs 3"),
+        (("--profile", "slurm", "-j", "3"), f"all --profile slurm {PROGRESS} --jobs 3"),
         pytest.param(
             ("--profile", "workflow/profiles/gpu", "-j3"),
-            "all --profile workflow/profiles/gpu --cores 3",
+            f"all --profile workflow/profiles/gpu {PROGRESS} --cores 3",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("--profile", "a b"), "all --profile 'a b'", marks=pytest.mark.slow),
+        pytest.param(("--profile", "a b"), f"all --profile 'a b' {PROGRESS}", marks=pytest.mark.slow),
         (("--jobname", "a; {jobid}"), f"all {LOCAL} --jobname 'a; {{jobid}}'"),
         pytest.param(
             ("--set-threads", "segment=2", "-np"), f"all {LOCAL} -n --set-threads segment=2 -p", marks=pytest.mark.slow
@@ -201,8 +262,8 @@ def test_what_it_stands_for(project: Project, arguments: tuple[str, ...], printe
         ),
         (("--config", "params=studies/gallery.yaml"), "--config can't be used.*--params"),
         (
-            ("-n", "--default", "federation.rounds=3"),
-            r".*'--default federation.rounds=3' \(ambiguous option: --default could match --default-.*params.yaml",
+            ("-n", "--set-", "segment=3"),
+            r".*'--set- segment=3' \(ambiguous option: --set- could match --set-threads,.*params.yaml",
         ),
         (
             ("--no-such-option",),

@@ -281,7 +281,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     studies.write(params | {"study": {"algorithms": ["fedavg", "faulty"]}}, project.folder)
     (project.folder / "own.py").write_text(FAULTY)
     assert "RuntimeError: a fault of the test" in project.snakemake("runs", check=False)
-    project.snakemake("runs", "--quiet", "rules", "host", check=False)  # as `make demo` calls it
+    project.snakemake("runs", "--quiet", "rules", "host", check=False)
     output = project.run("fedpipe", "status")
     assert "RuntimeError: a fault of the test" in output
     assert "2 runs (1 done, 1 failed)" in output, "a run that does not depend on it goes on"

@@ -350,6 +350,27 @@ def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
     assert " results/studies/two words/tables/results.md," in graph.format_done_message()
 
 
+def test_jobs_and_work_are_described_by_the_names_of_runs() -> None:
+    graph = build_dag(study={"grid": {"federation.learning_rate": [0.1, 0.2]}})
+    _, run = get_first_run(graph)
+    (partition,) = graph.plan.partitions
+    assert graph.describe_work() == "2 of 2 runs to do"
+    assert graph.describe_job("segment", run | {"stop": "0004"}) == "segment FedAvg learning_rate=0.1 seed 0"
+    assert graph.describe_job("diagnostic", run | {"round": "0004", "diagnostic": "drift-0123456789ab"}) == (
+        "diagnostic FedAvg learning_rate=0.1 seed 0, round 4, drift"
+    )
+    assert graph.describe_job("partition", {"key": partition}) == "partition dirichlet-0.3-seed0"
+    assert graph.describe_job("partition_figure", {"partition": "iid-seed0"}) == "partition_figure iid-seed0"
+    assert graph.describe_job("download", {"dataset": "own.data-0123456789ab"}) == "download own.data"
+    assert graph.describe_job("table", {}) == "table"
+    split = build_dag(execution={"rounds_per_job": 1, "clients_per_job": 2})
+    _, run = get_first_run(split)
+    assert split.describe_job("train", run | {"round": "0003", "block": "0001"}) == (
+        "train FedAvg seed 0, round 3, block 1"
+    )
+    assert split.describe_job("collect", run | {"stop": "0004"}) == "collect FedAvg seed 0, round 4"
+
+
 def test_the_prefix_of_jobs_sets_their_environment(tmp_path: Path) -> None:
     prefix = dag.format_shell_prefix({"FEDPIPE_CALLBACKS": "a {b} 'c'", "FEDPIPE_STACK": 4})
     command = prefix.format() + ' echo "$FEDPIPE_CALLBACKS|$FEDPIPE_STACK|$PYTHONPATH|${PATH%%:*}"'

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,8 +14,10 @@ from typing import Any
 
 import pytest
 from snakemake.scheduling.job_scheduler import JobScheduler
+from snakemake_interface_logger_plugins.common import LogEvent
 
 import snakemake_logger_plugin_fedpipe as plugin
+from snakemake_logger_plugin_fedpipe import progress
 from tests.small_studies import ROOT
 
 SNAKEFILE = """
@@ -94,5 +98,80 @@ def test_records_that_cannot_be_written_are_mentioned_once() -> None:
     assert Path("good.txt").exists()
 
 
+def build_printer(stream: io.StringIO, **stats: int) -> progress.ProgressPrinter:
+    """The console after Snakemake's table of jobs."""
+    printer = progress.ProgressPrinter(stream, is_dry_run=False, is_quiet=False)
+    stats |= {"all": 1, "total": sum(stats.values()) + 1}
+    printer.print_record(logging.makeLogRecord({"event": LogEvent.RUN_INFO, "stats": stats}))
+    return printer
+
+
+def begin_job(printer: progress.ProgressPrinter, number: int, rule: str, time: float) -> None:
+    fields = {"event": LogEvent.JOB_INFO, "jobid": number, "rule_name": rule, "wildcards": {}, "created": time}
+    printer.print_record(logging.makeLogRecord(fields))
+
+
+def end_job(printer: progress.ProgressPrinter, number: int, time: float) -> None:
+    fields = {"event": LogEvent.JOB_FINISHED, "job_id": number, "created": time}
+    printer.print_record(logging.makeLogRecord(fields))
+
+
+def test_time_left_is_that_of_long_jobs_and_counts_parallel_ones() -> None:
+    stream = io.StringIO()
+    printer = build_printer(stream, partition=1, segment=9, table=1)
+    begin_job(printer, 1, "partition", 0)
+    end_job(printer, 1, 1)
+    begin_job(printer, 2, "segment", 1)
+    begin_job(printer, 3, "segment", 1)
+    end_job(printer, 2, 101)
+    end_job(printer, 3, 201)
+    for number in range(4, 11):
+        begin_job(printer, number, "segment", 201)
+        end_job(printer, number, 201)
+    begin_job(printer, 11, "table", 201)
+    end_job(printer, 11, 204)
+    lines = stream.getvalue().splitlines()
+    assert lines[:4] == [
+        "11 jobs",
+        " 1 of 11  partition (1 s)",
+        " 2 of 11  segment (1 min 40 s, about 6 min 40 s left)",  # eight of 100 s, two at the same time
+        " 3 of 11  segment (3 min 20 s, about 17 min 30 s left)",  # seven of 150 s
+    ]
+    assert lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
+
+
+def test_a_job_that_succeeds_in_another_attempt_is_no_failure() -> None:
+    stream = io.StringIO()
+    Path("job.log").write_text("fedpipe: model.name: 'x' is unknown.\n")
+    printer = build_printer(stream, segment=2)
+    for number in (1, 2):
+        begin_job(printer, number, "segment", 0)
+        printer.print_failure(number, "returned non-zero exit status 1.", ["job.log"], is_stopped=False)
+    begin_job(printer, 1, "segment", 10)
+    end_job(printer, 1, 20)
+    printer.print_record(logging.makeLogRecord({"msg": f"{progress.LOG_FILE_HINT}{Path('all.log').absolute()}"}))
+    printer.print_end()
+    printer.print_end()
+    assert stream.getvalue().splitlines() == [
+        *("2 jobs", "failed  segment", "failed  segment", "1 of 2  segment (10 s)"),
+        *("1 job failed. Complete log: all.log", "Log of the failed job: job.log"),
+        "ERROR segment: model.name: 'x' is unknown.",
+    ]
+
+
+def test_errors_and_warnings_without_a_job_are_printed_and_usual_output_is_not() -> None:
+    stream = io.StringIO()
+    printer = build_printer(stream)
+    messages = {
+        "Building DAG of jobs...": (logging.INFO, None),
+        "LockException:\nDirectory cannot be locked.": (logging.ERROR, LogEvent.ERROR),
+        "The disk is slow.": (logging.WARNING, None),
+        "Error in rule a": (logging.ERROR, LogEvent.JOB_ERROR),
+    }
+    for message, (level, event) in messages.items():
+        printer.print_record(logging.makeLogRecord({"msg": message, "levelno": level, "event": event}))
+    assert stream.getvalue() == "LockException:\nDirectory cannot be locked.\nThe disk is slow.\n"
+
+
 def test_snakemake_still_announces_ctrl_c_by_this_message() -> None:
-    assert f'"{plugin.CTRL_C_MESSAGE}' in inspect.getsource(JobScheduler.schedule)
+    assert f'"{progress.CTRL_C_MESSAGE}' in inspect.getsource(JobScheduler.schedule)

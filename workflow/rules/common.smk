@@ -12,6 +12,7 @@ from fedpipe.core.errors import UserError
 from fedpipe.core.storage.layout import PAPERS
 from fedpipe.workflow import dag, snakemake_patches
 from fedpipe.workflow.dag import Dag, StudySelection
+from snakemake_logger_plugin_fedpipe import progress
 
 # 1. Read the command line, which Snakemake exposes only after parsing. It accepts abbreviations of --unlock.
 WORDS = sys.argv[1:]
@@ -70,7 +71,7 @@ try:
     SELECTION = StudySelection.from_config(config)
     if SELECTION.needs_planning(workflow.is_main_process):
         SELECTION.write_plans()
-    STUDY_DAG = Dag.from_selection(SELECTION)
+    STUDY_DAG = progress.study = Dag.from_selection(SELECTION)
 except UserError as error:
     sys.stderr.write(f"fedpipe: {error}\n")
     sys.exit(2)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedpipe.cli.docs import equations
+from fedpipe.cli.docs.commands import render_commands_page
 from fedpipe.core.components import code_digest, registry
 from fedpipe.core.components.component import (
     ALGORITHM,
@@ -76,6 +77,7 @@ def write_docs() -> None:
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
     pages = {Path(f"docs/{kind.plural}.md"): render_components_page(kind) for kind in COMPONENT_KINDS}
     pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_schema()}
+    pages |= {Path("docs/cli.md"): render_commands_page()}
     for path, text in (pages | {Path(".dvc/plots/page.html"): render_plots_page()}).items():
         files.write_bytes(path, text.encode())
 
