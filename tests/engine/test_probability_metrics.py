@@ -96,15 +96,15 @@ def test_both_executors_measure_what_plain_pytorch_computes(make_trial, label, w
     trial = make_trial(label, width=width, participation=1.0, learning_rate=0.3).run()
     tests = ("local", "global", "train")
     ids = range(len(trial.clients))
-    task = ClientTask("receive", 2, ids, trial.kept.__getitem__, trial.send, tests, metrics=("auc", "ece"))
-    plain_task = ClientTask("receive", 2, ids, trial.kept.__getitem__, trial.send, tests)
+    task = ClientTask("receive", 2, ids, trial.client_states.__getitem__, trial.send, tests, metrics=("auc", "ece"))
+    plain_task = ClientTask("receive", 2, ids, trial.client_states.__getitem__, trial.send, tests)
     outcomes, plain_outcomes = list(trial.executor.run(task)), list(trial.executor.run(plain_task))
     sizes = set()
     for outcome, plain_outcome in zip(outcomes, plain_outcomes, strict=True):
         for test, score in outcome.scores.items():
             indices = trial.clients.get_evaluation_indices(outcome.client, test)
             x, y = trial.clients.gather(indices)
-            model = trial.server["model"] if label == "fedavg" else trial.kept[outcome.client]["model"]
+            model = trial.server["model"] if label == "fedavg" else trial.client_states[outcome.client]["model"]
             with torch.no_grad():
                 probabilities = trial.net(model, x).double().softmax(-1).numpy()
             area = compute_auc(probabilities, y.numpy())

@@ -94,7 +94,7 @@ def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name,
 
 def test_a_flat_schedule_is_none(make_trial, assert_same):
     flat = make_trial("fedavg", schedule={"name": "constant", "warmup": 0})
-    assert flat.algorithm.bind_round(7) is flat.algorithm
+    assert flat.algorithm.bind_round(7, 0).federation is flat.algorithm.federation
     assert_same(get_states(flat.run(2)), get_states(make_trial("fedavg").run(2)))
 
 
