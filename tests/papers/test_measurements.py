@@ -410,7 +410,7 @@ def test_rounds_to_the_target_are_those_of_the_mean_over_seeds() -> None:
     figure = draw_figure("FedDUAL", "Figure 4", {"table1": study})
     result = pd.read_csv(io.StringIO(figure.csv))
     assert dict(zip(result["line"], result["value"], strict=True)) == {"FedAvg": 3, "FedDUAL": 2}
-    assert {*result["panel"]} == {"FMNIST, target 60.0 %"}
+    assert {*result["panel"]} == {"FMNIST, FedAvg's last: 60.0 %"}
 
 
 def test_a_figure_tells_what_is_not_in_it() -> None:

@@ -36,7 +36,8 @@ def texts(svg):
 
 def unwrapped(render, *arguments, **options):
     """The matplotlib figure instead of its SVG."""
-    return render.__wrapped__(*arguments, **options)
+    with panels.style.use_style(panels.PAGE):
+        return render.__wrapped__(*arguments, **options)
 
 
 FORMS = {

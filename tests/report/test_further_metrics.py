@@ -181,8 +181,9 @@ def test_each_metric_has_its_curves(single):
     }
     frame = curves.build_figure_curves(StudyData(single.plan), "nll")
     assert frame["mean"].tolist() == pytest.approx([1.4] * 3)
-    (ax,) = build_curves_figure(single.plan, frame, "nll").axes
-    assert ax.get_ylabel() == "test NLL (nats)"
+    figure = build_curves_figure(single.plan, frame, "nll")
+    (ax,) = figure.axes
+    assert figure.get_supylabel() == "test NLL (nats)"
     assert "NLL" in ax.get_title(loc="left")
     contents.write_figure_curves(StudyData(single.plan), "curves_ece")
     (path,) = single.plan.study_files.figures.glob("*.svg")
