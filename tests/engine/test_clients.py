@@ -13,7 +13,8 @@ def test_facts_are_the_training_datas(clients):
     assert info.size.item() == 9
     assert info.class_counts.tolist() == [3, 0, 3, 3]
     assert (info.round.item(), info.is_first.item()) == (7, 1)
-    assert {value.dtype for value in info} == {torch.float64}
+    assert {value.dtype for value in info[:-1]} == {torch.float64}
+    assert info.noise_key.dtype == torch.int64
 
 
 def test_facts_of_several_clients_have_a_first_axis(clients):
