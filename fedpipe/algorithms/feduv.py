@@ -63,7 +63,7 @@ class FedUV(FedAvg):
         z = self.net.features(client["model"], batch.x)
         logits = self.net.classify(client["model"], z)
         strength = logits.shape[-1] / 4 if self.variance == "C/4" else self.variance
-        v, u = compute_variance_deficit(logits.softmax(-1), batch), compute_closeness(z, batch)
+        v, u = compute_variance_deficit(logits.softmax(-1), batch), compute_uniformity_loss(z, batch)
         return cross_entropy(logits, batch) + strength * v + self.uniformity * u
 
 
@@ -74,7 +74,7 @@ def compute_variance_deficit(p: Tensor, batch: Batch) -> Tensor:
     return F.relu(p.shape[-1] ** -0.5 - std).mean() * (batch.size() > 1)
 
 
-def compute_closeness(z: Tensor, batch: Batch) -> Tensor:
+def compute_uniformity_loss(z: Tensor, batch: Batch) -> Tensor:
     """U of features of shape (B, d), a scalar: the mean kernel of the batch's pairs."""
     is_pair = batch.pairs(z.dtype)
     square_distances = (z.unsqueeze(1) - z).square().sum(-1)

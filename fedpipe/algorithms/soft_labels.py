@@ -37,7 +37,7 @@ class SoftLabels(Algorithm):
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and the identity."""
         model = initial_model(0)
-        omega = make_identity(model)
+        omega = make_one_hot_rows(model)
         totals = {"sums": torch.zeros_like(omega), "counts": torch.zeros_like(omega[0])}
         return {"model": model, "omega": omega} | (totals if self.has_running_means else {})
 
@@ -82,7 +82,7 @@ class SoftLabels(Algorithm):
         return state | {"omega": (rows + omega) / 2, "sums": sums, "counts": counts}
 
 
-def make_identity(model: Tensors) -> Tensor:
+def make_one_hot_rows(model: Tensors) -> Tensor:
     """The identity, shape (C, C), for the classes of a model."""
     head: Tensor = model["head.weight"]
     return torch.eye(len(head)).to(head)

@@ -117,7 +117,7 @@ def verify_partition(key: str) -> VerificationResult:
     return VerificationResult(f"{path}: {message}", is_same, "partition")
 
 
-def verify_round(files: RunFiles, rng: random.Random) -> VerificationResult:
+def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationResult:
     """Repeat one round, drawn from those whose previous states exist, and compare all bits."""
     candidates = [
         number
@@ -185,7 +185,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
         *rng.sample(same_code_paths, min(rerun_count, len(same_code_paths))),
     ]:
         try:
-            yield verify_round(RunFiles(path), rng)
+            yield recompute_random_round(RunFiles(path), rng)
         except UserError as error:
             yield VerificationResult(f"{path}: {error}", False)
 

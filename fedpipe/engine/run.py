@@ -111,8 +111,8 @@ class Run:
         self.algorithm = unbound_algorithm.bind(net, self.federation)
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self._bind_round(0), self.make_initial_model)
-            initial_kept_state = make_contiguous(init_client(self._bind_round(0), server, self.make_initial_model))
+            server = init_server(self._bind_algorithm(0), self.make_initial_model)
+            initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
         self._storage_device = self._choose_storage_device(server, initial_kept_state)
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
@@ -171,13 +171,13 @@ class Run:
             raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
         return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
 
-    def _bind_round(self, round_number: int) -> Algorithm:
+    def _bind_algorithm(self, round_number: int) -> Algorithm:
         """Bind the algorithm to a round, with the run's seed."""
         return self.algorithm.bind_round(round_number, self.settings.seed)
 
     def participants(self, round_number: int) -> list[int]:
         """Select the participants of a round, in ascending order."""
-        algorithm, load_server = self._bind_round(round_number), lambda: self.load_server_state(round_number - 1)
+        algorithm, load_server = self._bind_algorithm(round_number), lambda: self.load_server_state(round_number - 1)
         return select_participants(algorithm, self.settings.seed, round_number, self.clients.sizes, load_server)
 
     def load_kept_state(self, client: int, round_number: int) -> State:
@@ -199,7 +199,7 @@ class Run:
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
         server = self.load_server_state(round_number - 1)
-        send = functools.partial(make_download, self._bind_round(round_number), server)
+        send = functools.partial(make_download, self._bind_algorithm(round_number), server)
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
         metrics = self.evaluation.recorded_metrics
         return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants, metrics=metrics)
@@ -208,7 +208,7 @@ class Run:
         """Write round 0: the server's initial state."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = move_state(
-                make_contiguous(init_server(self._bind_round(0), self.make_initial_model)), self._storage_device
+                make_contiguous(init_server(self._bind_algorithm(0), self.make_initial_model)), self._storage_device
             )
         last_rounds = [-1] * self.federation.clients
         extra_entries = {
@@ -260,7 +260,7 @@ class Run:
         if len(uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-                server = make_contiguous(aggregate_uploads(self._bind_round(round_number), server, uploads))
+                server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, uploads))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
         hashes = self._record_participants(round_number, weighted_uploads)
         hashes |= self._record_matrices(round_number, server, uploads)
@@ -368,7 +368,7 @@ class Run:
             if evaluation.get_test_sets(self.evaluation, "kept"):
                 last_rounds = self.checkpoint.read_state_json(round_number)["last"]
                 kept_table = evaluation.make_kept_table(
-                    self.evaluation, round_number, last_rounds, self._read_kept_table, self._score_initial_models
+                    self.evaluation, round_number, last_rounds, self._read_last_accuracies, self._score_initial_models
                 )
                 metrics = pa.concat_tables([metrics, kept_table])
             hashes[files.metrics.name] = write_parquet(files.metrics, metrics)
@@ -384,7 +384,7 @@ class Run:
         if self._was_complete.get(round_number) or not is_stored(files.marker):
             write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
 
-    def _read_kept_table(self, round_number: int) -> pa.Table:
+    def _read_last_accuracies(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
         path = self.files.round(round_number).kept_accuracies
         return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])

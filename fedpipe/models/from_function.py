@@ -36,7 +36,7 @@ def make_model_class(factory: Factory) -> type[Model]:
     SettingsError
         A parameter has the name of a model attribute, or a mutable default.
     """
-    fields = _read_fields(factory)
+    fields = _read_signature_parameters(factory)
 
     def make_network(self: Model, shape: tuple[int, ...], num_classes: int) -> Any:
         return factory(shape, num_classes, **{name: getattr(self, name) for name, _, _ in fields})
@@ -63,7 +63,7 @@ def make_model_class(factory: Factory) -> type[Model]:
     )
 
 
-def _read_fields(factory: Factory) -> list[tuple[str, Any, Any]]:
+def _read_signature_parameters(factory: Factory) -> list[tuple[str, Any, Any]]:
     """Read the function's other arguments as dataclass fields: names, types and defaults."""
     try:
         types = get_type_hints(factory, include_extras=True)

@@ -255,7 +255,7 @@ def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _build_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _compute_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The number of each client's training samples of each class, in the first run of each panel."""
     frames: dict[str, pd.DataFrame] = {}
     for run in runs:
@@ -367,7 +367,7 @@ FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves,
     "sweep": _build_sweep,
     "bars": _build_bars,
-    "counts": _build_sample_counts,
+    "counts": _compute_sample_counts,
     "norms": _build_norms,
     "matrices": _build_matrices,
 } | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)

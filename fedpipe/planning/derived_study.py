@@ -63,7 +63,7 @@ class Override:
             raise SettingsError(f"-S {key}: can't be set as a whole. Set single keys, such as {key}.rounds.")
         override = cls(key, text)
         try:
-            values = override.parse_values(_read_plain)
+            values = override.parse_values(_parse_plain_value)
         except SettingsError:
             values = None
         if not values or not isinstance(values, list):
@@ -73,7 +73,7 @@ class Override:
     @property
     def is_grid(self) -> bool:
         """Whether it has several values for a key that has one."""
-        return not self._is_list and len(self.parse_values(_read_plain)) > 1
+        return not self._is_list and len(self.parse_values(_parse_plain_value)) > 1
 
     @property
     def _is_list(self) -> bool:
@@ -153,7 +153,7 @@ class DerivedStudy:
             The base can't be read, or a key can't be set in it.
         """
         settings = loader.read_params(self.base)
-        self._apply_overrides(settings, _read_plain)
+        self._apply_overrides(settings, _parse_plain_value)
         return settings
 
     @cached_property
@@ -297,7 +297,7 @@ class DerivedStudy:
                     )
 
 
-def _read_plain(text: str) -> Any:
+def _parse_plain_value(text: str) -> Any:
     return read_yaml(text, "-S")
 
 

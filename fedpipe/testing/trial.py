@@ -97,9 +97,9 @@ class Trial:
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            self.server = make_contiguous(init_server(self._bind_round(0), self.initial_model))
+            self.server = make_contiguous(init_server(self._bind_algorithm(0), self.initial_model))
             self.initial_client_state = make_contiguous(
-                init_client(self._bind_round(0), self.server, self.initial_model)
+                init_client(self._bind_algorithm(0), self.server, self.initial_model)
             )
         self.client_states: dict[int, State] = dict.fromkeys(
             range(len(clients)), self.initial_client_state | {FIRST: torch.ones(())}
@@ -107,12 +107,12 @@ class Trial:
         self.outcomes: list[Outcome] = []
         self.rounds = 0
 
-    def _bind_round(self, round_number: int) -> Algorithm:
+    def _bind_algorithm(self, round_number: int) -> Algorithm:
         return self.algorithm.bind_round(round_number, self.clients.seed)
 
     def participants(self, round_number: int) -> list[int]:
         """Participants of a round, in ascending order."""
-        algorithm = self._bind_round(round_number)
+        algorithm = self._bind_algorithm(round_number)
         return select_participants(algorithm, self.clients.seed, round_number, self.clients.sizes, lambda: self.server)
 
     def train(
@@ -127,7 +127,7 @@ class Trial:
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
-        return self._bind_round(self.rounds + 1).send(self.server, ids)
+        return self._bind_algorithm(self.rounds + 1).send(self.server, ids)
 
     def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """Uploads with weights, as the server reads them."""
@@ -138,7 +138,7 @@ class Trial:
     def aggregate(self, uploads: Uploads) -> State:
         """The server's next state with these uploads. The trial's own state does not change."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            return make_contiguous(aggregate_uploads(self._bind_round(self.rounds + 1), self.server, uploads))
+            return make_contiguous(aggregate_uploads(self._bind_algorithm(self.rounds + 1), self.server, uploads))
 
     def run(self, rounds: int = 1, ids: Sequence[int] | None = None, tests: Sequence[Test] = ()) -> Self:
         """Run rounds with the drawn participants, or with the clients ``ids`` in each round."""

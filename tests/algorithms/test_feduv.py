@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feduv import FedUV, compute_closeness, compute_variance_deficit
+from fedpipe.algorithms.feduv import FedUV, compute_uniformity_loss, compute_variance_deficit
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.testing import Expected
@@ -17,7 +17,7 @@ EXPECTED = Expected(
 )
 
 f64 = torch.float64
-TERMS = {"V": compute_variance_deficit, "U": compute_closeness}
+TERMS = {"V": compute_variance_deficit, "U": compute_uniformity_loss}
 
 
 def batch_of(values, real=None):
@@ -67,7 +67,7 @@ def test_one_hot_predictions():
 def test_two_points_are_as_close_whatever_their_distance(distance):
     """U is 1 / e, with no gradient: the median moves with the distance."""
     z = points(3.0, 3.0 + distance)
-    found, gradient = value_and_gradient(compute_closeness, z, batch_of(z))
+    found, gradient = value_and_gradient(compute_uniformity_loss, z, batch_of(z))
     assert float(found) == pytest.approx(0.367879, abs=1e-6)
     assert gradient.abs().max() <= 1e-12 / distance
 
@@ -76,19 +76,19 @@ def test_the_median_is_the_lower_middle_value():
     """Of 1, 4, 9, 16, 36 and 49 it is 9."""
     z = points(0, 1, 3, 7)
     wanted = sum(math.exp(-square / 9) for square in (1, 4, 9, 16, 36, 49)) / 6
-    assert float(compute_closeness(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
+    assert float(compute_uniformity_loss(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
 
 
 def test_distances_of_zero_count_in_the_mean_alone():
     z = points(0, 0, 0, 2)
-    assert float(compute_closeness(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
+    assert float(compute_uniformity_loss(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
 
 
 def test_of_pairs_at_the_same_distance_the_same_one_is_the_median(assert_same):
     """The gradient through it is that of one pair, with padding and without."""
     z = points(0, 2, 4, 5, 7, 9)  # two of the fifteen pairs are 4 apart, which is the median
-    _, alone = value_and_gradient(compute_closeness, z, batch_of(z))
-    _, padding = value_and_gradient(compute_closeness, *padded(z))
+    _, alone = value_and_gradient(compute_uniformity_loss, z, batch_of(z))
+    _, padding = value_and_gradient(compute_uniformity_loss, *padded(z))
     assert alone.abs().max() > 0.01
     assert_same(padding[: len(z)], alone, within=1e-15)
 
@@ -106,7 +106,7 @@ def test_both_terms_are_pytorchs(assert_same, size, masked):
         squares = torch.pdist(z).square()
         return (-squares / squares[squares > 0].median()).exp().mean()
 
-    for term, plain in ((compute_variance_deficit, variance), (compute_closeness, uniformity)):
+    for term, plain in ((compute_variance_deficit, variance), (compute_uniformity_loss, uniformity)):
         wanted, theirs = value_and_gradient(plain, values, None)
         found, ours = value_and_gradient(term, *(padded(values) if masked else (values, batch_of(values))))
         assert_same(found, wanted, within=1e-14)
@@ -126,7 +126,7 @@ def test_a_batch_of_one_adds_nothing(term, masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_features_that_are_all_equal_add_nothing(masked):
     z = torch.full((7, 3), 0.3, dtype=f64)
-    found, gradient = value_and_gradient(compute_closeness, *(padded(z) if masked else (z, batch_of(z))))
+    found, gradient = value_and_gradient(compute_uniformity_loss, *(padded(z) if masked else (z, batch_of(z))))
     assert float(found) == 0
     assert not gradient.any()
 
@@ -147,7 +147,7 @@ def test_the_loss_adds_both_terms(make_trial, variance, strength):
     batch, logits = Batch(x, y), trial.net(client["model"], x)
     v, u = (
         compute_variance_deficit(logits.softmax(-1), batch),
-        compute_closeness(trial.net.features(client["model"], x), batch),
+        compute_uniformity_loss(trial.net.features(client["model"], x), batch),
     )
     wanted = cross_entropy(logits, y) + strength * v + 0.3 * u
     assert float(trial.algorithm.loss(client, batch)) == pytest.approx(float(wanted), rel=1e-14)

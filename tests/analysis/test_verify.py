@@ -141,7 +141,7 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
     write_json(files.segment_manifest(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
     assert verify.verify_hashes(files).is_ok
-    verdict = verify.verify_round(files, random.Random(1))
+    verdict = verify.recompute_random_round(files, random.Random(1))
     assert not verdict.is_ok
     assert "bits differ in " in verdict.message
     assert "server.pt" in verdict.message
@@ -154,7 +154,7 @@ def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
     prune_states(files, 3, "last")
     assert not files.round(1).server_state.exists()
     assert verify.verify_hashes(files).is_ok
-    verdict = verify.verify_round(files, random.Random(0))
+    verdict = verify.recompute_random_round(files, random.Random(0))
     assert "round 1 repeated: all bits agree" in verdict.message, "only round 0 has a stored state before a next round"
 
 
@@ -163,7 +163,7 @@ def test_a_round_of_a_stack_is_repeated_as_a_stack(tmp_path: Path, monkeypatch: 
     new_plan = studies.prepare(studies.settings(("scaffold",), 2))
     (run,) = studies.open_runs(new_plan, stack=4)
     list(run.run_segment(2))
-    verdict = verify.verify_round(run.files, random.Random(0))
+    verdict = verify.recompute_random_round(run.files, random.Random(0))
     assert "all bits agree" in verdict.message, "the loop's bits would differ"
 
 

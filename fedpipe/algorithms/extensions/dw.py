@@ -18,7 +18,7 @@ from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.class_means import class_mean
 from fedpipe.algorithms.feddw import compute_regularizer, remove_head_bias
 from fedpipe.algorithms.passes import Loss, Measure, Pass, Train
-from fedpipe.algorithms.soft_labels import compute_soft_labels, make_identity, sum_soft_labels
+from fedpipe.algorithms.soft_labels import compute_soft_labels, make_one_hot_rows, sum_soft_labels
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
@@ -71,7 +71,7 @@ class WithDW(Algorithm):
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
-        return super().init(initial_model) | {OMEGA: make_identity(initial_model(0))}
+        return super().init(initial_model) | {OMEGA: make_one_hot_rows(initial_model(0))}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:

@@ -218,7 +218,7 @@ class _DependencyWalk:
                 if any(self._has_import_side_effects(source, statement) for statement in statements):
                     self._visit_name(module, name)
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
-            for path in dict.fromkeys(_find_data_files(source)):
+            for path in dict.fromkeys(_find_files_in_source(source)):
                 self.files.add(path)
                 self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
 
@@ -417,7 +417,7 @@ class _DependencyWalk:
             self._visit_complete_module(module)
 
 
-def _find_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
+def _find_files_in_source(source: syntax.ParsedModule) -> Iterator[Path]:
     """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
     for node in itertools.chain.from_iterable(map(syntax.list_descendants, source.effect_statements)):
         if (

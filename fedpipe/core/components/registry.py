@@ -60,7 +60,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         except Exception as error:  # a user's module may raise anything
             raise SettingsError(
                 f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}). "
-                f"{_import_advice(kind, error)}."
+                f"{_advise_on_import(kind, error)}."
             ) from error
         if (
             kind.function_module
@@ -124,7 +124,7 @@ def _describe_import_error(error: Exception, module: str) -> str:
     return f"{message}, {stem}.py, line {lines[-1]}" if lines else str(error)
 
 
-def _import_advice(kind: ComponentKind, error: Exception) -> str:
+def _advise_on_import(kind: ComponentKind, error: Exception) -> str:
     """Advice for a failed import."""
     if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
         traceback_entry = error.__traceback__

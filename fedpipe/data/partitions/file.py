@@ -64,7 +64,7 @@ class File(Scheme):
     @property
     @override
     def has_fixed_splits(self) -> bool:
-        return self._load_pairs().split is not None
+        return self._load_sample_owners().split is not None
 
     @override
     def key_parameters(self) -> dict[str, Any]:
@@ -79,13 +79,13 @@ class File(Scheme):
     @override
     def has_validation(self) -> bool:
         """Whether the table has validation samples."""
-        split = self._load_pairs().split
+        split = self._load_sample_owners().split
         return split is not None and bool((split == "validation").any())
 
     @override
     def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
         """Require the declared file and a training sample for every client."""
-        pairs = self._load_pairs()
+        pairs = self._load_sample_owners()
         if self.has_fixed_splits and pairs.sample.max(initial=0) >= num_samples:
             raise SettingsError(
                 f"partition.path: sample {pairs.sample.max()} of {self.path} is not in the data set. Use 0 to "
@@ -118,7 +118,7 @@ class File(Scheme):
         SettingsError
             The file's SHA-256 differs, or it contains samples that it must not assign.
         """
-        pairs = self._load_pairs()
+        pairs = self._load_sample_owners()
         invalid_samples = np.setdiff1d(pairs.sample, samples if pairs.split is None else np.arange(len(labels)))
         if len(invalid_samples):
             raise SettingsError(
@@ -128,7 +128,7 @@ class File(Scheme):
             )
         return pairs
 
-    def _load_pairs(self) -> SampleClientPairs:
+    def _load_sample_owners(self) -> SampleClientPairs:
         return _read_pairs_cached(self, pinned_files.compute_stat_fingerprint(Path(self.path)))
 
     def read_pairs(self) -> SampleClientPairs:

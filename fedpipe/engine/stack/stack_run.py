@@ -119,7 +119,7 @@ class StackRun:
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.with_optimizer_state)(state)
-        step, step_ranges, active = self.make_step(client_pass), self._make_step_ranges(training), None
+        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_width(training), None
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
@@ -130,7 +130,7 @@ class StackRun:
             batch_plan = (
                 self.make_batch_plan(training, epoch_group)
                 if steps is None
-                else self.make_fixed_step_plan(training, client_epochs)
+                else self.make_fixed_step_batches(training, client_epochs)
             )
             for first in range(0, len(batch_plan.samples), step_ranges[-1].stop):
                 for step_range in step_ranges:
@@ -158,7 +158,7 @@ class StackRun:
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """Make the plan of some epochs on the device."""
-        clients, step_ranges, size = self._clients, self._make_step_ranges(training), self._get_batch_size(training)
+        clients, step_ranges, size = self._clients, self._split_steps_by_width(training), self._get_batch_size(training)
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
@@ -173,7 +173,9 @@ class StackRun:
             plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
-    def make_fixed_step_plan(self, training: Train, client_epochs: Mapping[int, tuple[range, int | None]]) -> BatchPlan:
+    def make_fixed_step_batches(
+        self, training: Train, client_epochs: Mapping[int, tuple[range, int | None]]
+    ) -> BatchPlan:
         """Make the plan of fixed numbers of steps, across the epochs of each client."""
         max_steps = max(steps or 0 for _, steps in client_epochs.values())
         clients, size = self._clients, self._get_batch_size(training)
@@ -199,7 +201,7 @@ class StackRun:
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
-    def _make_step_ranges(self, training: Train) -> list[StepRange]:
+    def _split_steps_by_width(self, training: Train) -> list[StepRange]:
         fixed_steps = (
             get_epochs_and_steps(self._algorithm, training, self._local_steps[client])[1]
             for client in self._stack_clients
