@@ -40,6 +40,7 @@ docs/switching
 
 docs/settings
 docs/cli
+docs/outputs
 docs/algorithms
 docs/datasets
 docs/partitions

@@ -18,6 +18,7 @@ PAGES = (
         "docs/custom-algorithm.md",
     ),
     *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/check-method.md", "docs/README.md"),
+    "docs/outputs.md",
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 
