@@ -40,7 +40,7 @@ PAPERS = [
     "fednh",
     "cwfedavg",
 ]
-BASELINES = ["ditto", "fedrod", "lg_fedavg", "fedlc", "apfl", "fedsam"]  #: of other papers
+BASELINES = ["ditto", "fedrod", "lg_fedavg", "fedlc", "apfl", "fedsam", "fedcm"]  #: of other papers
 
 
 def test_the_gallery_plans_all_algorithms_once(monkeypatch: pytest.MonkeyPatch) -> None:
