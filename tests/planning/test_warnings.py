@@ -88,6 +88,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "feddual-ablation": ({"algorithm": "feddual", "layers": 3, "dynamic_aggregation": False}, {}, ()),
     "fedper": ({"algorithm": "fedper", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ")),
     "fedala": ({"algorithm": "fedala", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ")),
+    "lg_fedavg": ({"algorithm": "lg_fedavg", "layers": 3}, {}, ("algorithms.x.layers: 3 ", " 2 ", "FedAvg")),
     "fedavg": ({"algorithm": "fedavg"}, {}, ()),
 }
 

@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.apfl import APFL
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.local import Local
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_two_steps_on_a_quadratic(make_toy, adaptive):
+    """(x - 4)^2 / 2 from w = v = 0, with alpha 1/2, by hand: alpha moves along (v - w) (mixture - 4)."""
+    trial = make_toy(APFL(alpha=0.5, adaptive=adaptive), [(1, 4)], local_epochs=3).run()
+    w = v = 0.0
+    alpha = 0.5
+    for _ in range(3):
+        slope = alpha * v + (1 - alpha) * w - 4
+        change = (v - w) * slope if adaptive else 0.0
+        w, v, alpha = w - 0.1 * (w - 4), v - 0.1 * alpha * slope, min(max(alpha - 0.1 * change, 0), 1)
+    state = trial.client_states[0]
+    assert float(trial.server["model"]["head.weight"]) == pytest.approx(w, abs=1e-14)
+    assert float(state["own"]["head.weight"]) == pytest.approx(v, abs=1e-14)
+    assert float(state["mixing"]["alpha"]) == pytest.approx(alpha, abs=1e-14)
+    assert (alpha != 0.5) is adaptive
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_global_model_is_fedavgs(make_trial, assert_same, adaptive):
+    apfl, plain = (make_trial(method, momentum=0.9).run(3) for method in (APFL(adaptive=adaptive), FedAvg()))
+    assert_same(apfl.server, plain.server, within=1e-13)
+
+
+def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, assert_same):
+    trial = make_trial(APFL(alpha=0.0, adaptive=False)).run(3)
+    client = trial.start(3)
+    assert_same(trial.algorithm.mix(client, client["model"]), trial.server["model"])
+    for state in trial.client_states.values():
+        assert_same(state["own"], trial.initial_client_state["own"])
+
+
+def test_with_the_own_model_alone_clients_train_alone(make_trial, assert_same):
+    apfl, local = (make_trial(method, momentum=0.9).run(3) for method in (APFL(alpha=1.0, adaptive=False), Local()))
+    for client in range(8):
+        assert_same(apfl.client_states[client]["own"], local.client_states[client]["model"], within=1e-13)
+
+
+def test_alpha_stays_between_0_and_1(make_toy):
+    """A large step with an own model that fits worse than the global one, and of one that fits better."""
+    for own, bound in ((-50.0, 0.0), (4.0, 1.0)):
+        trial = make_toy(APFL(alpha=0.9), [(1, 4)])
+        trial.client_states[0]["own"] = Tensors({"head.weight": torch.tensor([[own]], dtype=torch.float64)})
+        trial.run()
+        assert float(trial.client_states[0]["mixing"]["alpha"]) == bound
+
+
+def test_three_rounds_equal_a_plain_loop(make_trial):
+    """Autograd through the mixture, with one optimizer for the own model and alpha."""
+    trial = make_trial(APFL(alpha=0.3), learning_rate=0.1)
+    net, server = trial.net, trial.server["model"]
+    own = dict.fromkeys(range(8), server)
+    alphas = dict.fromkeys(range(8), torch.tensor(0.3, dtype=torch.float64))
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        uploads = []
+        for client in ids:
+            w, v = (
+                {name: value.clone().requires_grad_() for name, value in part.items()} for part in (server, own[client])
+            )
+            alpha = alphas[client].clone().requires_grad_()
+            optimizer = torch.optim.SGD([*w.values(), *v.values(), alpha], lr=0.1)
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    mixture = Tensors((name, alpha * v[name] + (1 - alpha) * w[name].detach()) for name in w)
+                    optimizer.zero_grad()
+                    (cross_entropy(net(Tensors(w), x), y) + cross_entropy(net(mixture, x), y)).backward()
+                    optimizer.step()
+                    alpha.data.clamp_(0, 1)
+            own[client], alphas[client] = Tensors(v).map(torch.detach), alpha.detach()
+            uploads.append(Tensors(w).map(torch.detach))
+        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
+        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
+    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+    for client, state in trial.client_states.items():
+        torch.testing.assert_close(state["own"].flat(), own[client].flat(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(state["mixing"]["alpha"], alphas[client], rtol=0, atol=1e-12)
+    assert len({float(alpha) for alpha in alphas.values()}) > 2

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.ditto import Ditto
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.local import Local
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={})
+
+
+def test_a_step_of_the_personal_model(make_toy):
+    """Of (v - 4)^2 / 2 + (v - w)^2: both models start at 0, so v = 0.4. Then w = 0.4 and v = 0.4 + 0.1 * 3.6."""
+    trial = make_toy(Ditto(attraction=2.0), [(1, 4)], local_epochs=1).run()
+    assert float(trial.client_states[0]["personal"]["head.weight"]) == pytest.approx(0.4, abs=1e-15)
+    trial.run()
+    assert float(trial.client_states[0]["personal"]["head.weight"]) == pytest.approx(0.76, abs=1e-15)
+
+
+def test_the_pull_is_towards_the_downloaded_model(make_toy):
+    """In three steps the local model moves away, but the target of the pull does not."""
+    trial = make_toy(Ditto(attraction=2.0), [(1, 4)], local_epochs=3).run()
+    v = 0.0
+    for _ in range(3):
+        v -= 0.1 * ((v - 4) + 2 * (v - 0))
+    assert float(trial.client_states[0]["personal"]["head.weight"]) == pytest.approx(v, abs=1e-15)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam", "learning_rate": 0.01}])
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_the_global_model_is_fedavgs_bit_for_bit(make_trial, assert_same, model, settings):
+    ditto, plain = (make_trial(method, model, **settings).run(3) for method in (Ditto(), FedAvg()))
+    assert_same(ditto.server, plain.server)
+
+
+def test_without_a_pull_personal_models_train_alone(make_trial, assert_same):
+    """With full batches, whose order has no effect."""
+    settings = {"batch_size": "full", "local_epochs": 3, "momentum": 0.9}
+    ditto, local = (make_trial(method, **settings).run(3) for method in (Ditto(attraction=0.0), Local()))
+    for client in range(8):
+        assert_same(ditto.client_states[client]["personal"], local.client_states[client]["model"], within=1e-13)
+
+
+def test_a_strong_pull_keeps_the_personal_models_at_the_global_one(make_trial):
+    distances = []
+    for attraction in (0.0, 1.0, 10.0):
+        trial = make_trial(Ditto(attraction=attraction), participation=1.0).run(3)
+        states = trial.client_states.values()
+        distances.append(float(sum((state["personal"] - trial.server["model"]).norm() for state in states)))
+    assert distances == sorted(distances, reverse=True)
+
+
+def test_three_rounds_equal_pfllibs_loop(make_trial):
+    """PFLlib's clientditto: `ptrain` with PerturbedGradientDescent, then `train`, with the same batches."""
+    trial = make_trial(Ditto(attraction=0.5), learning_rate=0.1)
+    net, names = trial.net, trial.net.names
+    server = {name: value.clone() for name, value in trial.server["model"].items()}
+    personal = {client: {name: value.clone() for name, value in server.items()} for client in range(8)}
+
+    def train(client, model, stream, number, mu):
+        for epoch in range(2):
+            order = trial.clients.shuffle_indices(client, number, stream, epoch)
+            for first in range(0, len(order), 4):
+                x, y = trial.clients.gather(order[first : first + 4])
+                leaves = {name: value.detach().requires_grad_() for name, value in model.items()}
+                g = torch.autograd.grad(cross_entropy(net(Tensors(leaves), x), y), list(leaves.values()))
+                for name, d_p in zip(names, g, strict=True):
+                    model[name] = model[name] - 0.1 * (d_p + mu * (model[name] - server[name]))
+        return model
+
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        uploads = []
+        for client in ids:
+            personal[client] = train(client, personal[client], "personal", number, 0.5)
+            uploads.append(train(client, dict(server), "batches", number, 0.0))
+        sizes = trial.clients.sizes[ids]
+        server = {
+            name: sum(float(size) * model[name] for size, model in zip(sizes, uploads, strict=True))
+            / float(sizes.sum())
+            for name in names
+        }
+    for client in range(8):
+        for name in names:
+            torch.testing.assert_close(
+                trial.client_states[client]["personal"][name], personal[client][name], rtol=0, atol=1e-12
+            )
+
+
+def test_the_personal_model_is_evaluated_and_stays_while_its_client_is_away(make_trial, assert_same):
+    trial = make_trial(Ditto()).run(1, ids=[0, 1])
+    state = trial.client_states[0]["personal"]
+    trial.run(2, ids=[2, 3])
+    assert_same(trial.start(0)["personal"], state)
+    x = trial.clients.gather(trial.clients.test[3])[0]
+    client = trial.start(3)
+    assert torch.equal(trial.algorithm.predict(client, x), trial.net(client["personal"], x))

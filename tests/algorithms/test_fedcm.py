@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedcm import FedCM
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (2 * n.all, n.all + 1))],
+    centralized={"alpha": 1.0},
+    momentum=False,
+    no_models=frozenset({"direction"}),
+)
+
+
+def test_two_rounds_on_a_quadratic(make_toy, path):
+    """(x - 4)^2 / 2 in rounds of one step: the direction is the last round's mixture."""
+    trial, x, direction, points = make_toy(FedCM(alpha=0.25), [(1, 4)]), 0.0, 0.0, []
+    for _ in range(3):
+        direction = 0.25 * (x - 4) + 0.75 * direction
+        x -= 0.1 * direction
+        points.append(x)
+    assert path(trial, 3) == pytest.approx(points, abs=1e-14)
+
+
+def test_with_alpha_1_it_is_fedavg_with_equal_weights(make_trial, assert_same):
+    cm, plain = (
+        make_trial(method, weighting="uniform", weight_decay=0.1).run(3) for method in (FedCM(alpha=1.0), FedAvg())
+    )
+    assert_same(cm.server["model"], plain.server["model"], within=1e-13)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
+def test_steps_are_plain_gradient_steps(make_trial, assert_same, settings):
+    found, expected = (make_trial(FedCM(), **changes).run(2) for changes in (settings, {}))
+    assert_same(found.server, expected.server)
+
+
+@pytest.mark.parametrize("server_rate", [1.0, 0.5])
+def test_three_rounds_equal_a_plain_loop(make_trial, server_rate):
+    """With other numbers of steps of each client, and weight decay in PyTorch's gradient."""
+    trial = make_trial(FedCM(alpha=0.3, server_rate=server_rate), learning_rate=0.1, weight_decay=0.01)
+    server = trial.server["model"]
+    direction = server.zeros()
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        models, directions = [], []
+        for client in ids:
+            y_k, steps = server, 0
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    leaves = y_k.map(lambda value: value.detach().requires_grad_())
+                    loss = cross_entropy(trial.net(leaves, x), y) + 0.01 / 2 * leaves.square_norm()
+                    g = Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+                    y_k, steps = y_k - 0.1 * (0.3 * g + 0.7 * direction), steps + 1
+            models.append(y_k)
+            directions.append((server - y_k) / (0.1 * steps))
+        mean = sum(models) / len(models)
+        server, direction = server + server_rate * (mean - server), sum(directions) / len(directions)
+    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(trial.server["direction"].flat(), direction.flat(), rtol=0, atol=1e-12)
+
+
+def test_running_statistics_are_averaged(make_trial, assert_same):
+    trial = make_trial(FedCM(server_rate=0.5), "norm", weighting="uniform").run()
+    names = trial.net.buffer_names
+    mean = trial.collect_uploads(trial.outcomes).mean("model").only(names)
+    assert_same(trial.server["model"].only(names), mean, within=1e-15)
+    assert set(trial.server["direction"]) == set(trial.net.names)

@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.batch import Batch
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedrod import FedRoD
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized="the balanced softmax depends on the class counts",
+)
+
+
+def test_with_as_many_samples_of_each_class_the_global_model_is_fedavgs(make_trial, make_clients, assert_same):
+    clients = make_clients(sizes=[8, 12, 16], labels=lambda client: range(4))
+    rod, plain = (make_trial(method, clients=clients, momentum=0.9).run(3) for method in (FedRoD(), FedAvg()))
+    assert_same(rod.server, plain.server, within=1e-13)
+
+
+def test_the_balanced_loss_weighs_classes_by_their_counts(make_trial):
+    """Against the definition, with the probabilities n_c exp(g_c) / sum."""
+    trial = make_trial(FedRoD())
+    client, (x, y) = trial.start(3), trial.clients.gather(trial.clients.train[3])
+    counts = torch.bincount(y, minlength=4)
+    g = trial.net(client["model"], x)
+    weighted = counts * g.exp()
+    balanced = -(weighted[range(len(y)), y] / weighted.sum(-1)).log().mean()
+    personal = cross_entropy(2 * g, y)  # the personal head begins as a copy
+    found = trial.algorithm.loss(client, Batch(x, y))
+    assert float(found) == pytest.approx(float(balanced + personal), abs=1e-12)
+
+
+def test_padding_with_a_class_that_the_client_lacks_changes_nothing(make_trial):
+    trial = make_trial(FedRoD())
+    client, (x, y) = trial.start(4), trial.clients.gather(trial.clients.train[4])
+    missing = next(label for label in range(4) if label not in y)
+    padded = Batch(
+        torch.cat([x, x[:1]]), torch.cat([y, y.new_tensor([missing])]), torch.ones(len(y) + 1, dtype=x.dtype)
+    )
+    padded.mask[-1] = 0
+    assert float(trial.algorithm.loss(client, padded)) == pytest.approx(
+        float(trial.algorithm.loss(client, Batch(x, y)))
+    )
+
+
+def test_three_rounds_equal_pfllibs_loop(make_trial):
+    """PFLlib's clientROD: one optimizer for the generic model, and one for the personal head."""
+    trial = make_trial(FedRoD(), learning_rate=0.1)
+    net = trial.net
+    server = trial.server["model"]
+    heads = dict.fromkeys(range(8), server.only(net.head_names))
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        uploads = []
+        for client in ids:
+            counts = torch.bincount(trial.clients.gather(trial.clients.train[client])[1], minlength=4).double()
+            model, head = (
+                {name: value.clone().requires_grad_() for name, value in part.items()}
+                for part in (server, heads[client])
+            )
+            optimizer, opt_head = (torch.optim.SGD(part.values(), lr=0.1) for part in (model, head))
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    rep = net.features(Tensors(model), x)
+                    out_g = net.classify(Tensors(model), rep)
+                    optimizer.zero_grad()
+                    cross_entropy(out_g + counts.log(), y).backward()
+                    optimizer.step()
+                    out_p = net.classify(Tensors(head), rep.detach())
+                    opt_head.zero_grad()
+                    cross_entropy(out_g.detach() + out_p, y).backward()
+                    opt_head.step()
+            heads[client] = Tensors(head).map(torch.detach)
+            uploads.append(Tensors(model).map(torch.detach))
+        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
+        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
+    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+    for client in range(8):
+        torch.testing.assert_close(trial.client_states[client]["head"].flat(), heads[client].flat(), rtol=0, atol=1e-12)

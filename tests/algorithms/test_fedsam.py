@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedsam import FedSAM
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"rho": 0.0})
+
+
+def test_two_steps_on_a_quadratic(make_toy, path):
+    """(x - 4)^2 / 2: the gradient at x is negative, so each step uses the slope at x - rho."""
+    x = 0.0
+    for _ in range(2):
+        x -= 0.1 * ((x - 0.5) - 4)
+    assert path(make_toy(FedSAM(rho=0.5), [(1, 4)], local_epochs=2), 1) == pytest.approx([x], abs=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_without_a_perturbation_it_is_fedavg_bit_for_bit(make_trial, assert_same, model, settings):
+    sam, plain = (make_trial(method, model, **settings).run(3) for method in (FedSAM(rho=0.0), FedAvg()))
+    parameters = plain.net.names
+    assert_same(sam.server["model"].only(parameters), plain.server["model"].only(parameters))
+
+
+def test_three_rounds_equal_a_plain_loop(make_trial):
+    """`first_step` and `second_step` of SAM around PyTorch's SGD."""
+    trial = make_trial(FedSAM(rho=0.1), learning_rate=0.1, momentum=0.9, weight_decay=0.01)
+    server = trial.server["model"]
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        uploads = []
+        for client in ids:
+            model = {name: value.clone().requires_grad_() for name, value in server.items()}
+            optimizer = torch.optim.SGD(model.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    optimizer.zero_grad()
+                    cross_entropy(trial.net(Tensors(model), x), y).backward()
+                    old = {name: value.detach().clone() for name, value in model.items()}
+                    norm = torch.cat([value.grad.flatten() for value in model.values()]).norm()
+                    for value in model.values():
+                        value.data.add_(value.grad * (0.1 / (norm + 1e-12)))
+                    optimizer.zero_grad()
+                    cross_entropy(trial.net(Tensors(model), x), y).backward()
+                    for name, value in model.items():
+                        value.data.copy_(old[name])
+                    optimizer.step()
+            uploads.append(Tensors(model).map(torch.detach))
+        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
+        server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))
+    torch.testing.assert_close(trial.server["model"].flat(), server.flat(), rtol=0, atol=1e-12)
+
+
+def test_it_finds_flatter_minima_than_fedavg(make_trial):
+    """The loss increases less at the same distance along the gradient."""
+    increases = []
+    for rho in (0.0, 0.5):
+        trial = make_trial(FedSAM(rho=rho), participation=1.0, learning_rate=0.2).run(30)
+        x, y = trial.clients.gather(np.concatenate(trial.clients.train))
+        leaves = Tensors(trial.server["model"].map(lambda value: value.clone().requires_grad_()))
+        loss = cross_entropy(trial.net(leaves, x), y)
+        g = Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        moved = trial.server["model"] + 0.5 / g.norm() * g
+        increases.append(float(cross_entropy(trial.net(moved, x), y) - loss))
+    assert increases[1] < increases[0]

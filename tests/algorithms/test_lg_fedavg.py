@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.lg_fedavg import LGFedAvg
+from fedpipe.core.tensors import Tensors
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.head, n.head)), ({"layers": 2}, lambda n: (n.all, n.all))],
+    centralized={},
+    exceptions={"equal_uploads": "it uploads the head, and the body stays at the client"},
+)
+
+
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_with_all_layers_shared_it_is_fedavg_bit_for_bit(make_trial, assert_same, model):
+    shared, plain = (make_trial(method, model, momentum=0.9).run(3) for method in (LGFedAvg(layers=3), FedAvg()))
+    assert_same(shared.algorithm.global_model(shared.server), plain.server["model"])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_lower_layers_stay_and_the_top_is_averaged(make_trial, assert_same, layers):
+    trial = make_trial(LGFedAvg(layers=layers), "norm").run(2)
+    personal = [name for name in trial.initial_model(0) if name not in trial.server["head"]]
+    expected_layers = ["body.0", "body.1", "head"]
+    assert {name.rpartition(".")[0] for name in personal} == set(expected_layers[: 3 - layers])
+    assert trial.algorithm.global_model(trial.server) is None
+    assert_same(trial.server["head"], trial.collect_uploads(trial.outcomes).mean("head"))
+    for outcome in trial.outcomes:
+        assert set(outcome.keep["body"]) == set(personal)
+        assert_same(trial.start(outcome.client)["model"].only(personal), outcome.keep["body"].only(personal))
+
+
+def test_three_rounds_equal_pfllibs_loop(make_trial):
+    """PFLlib's clientLG: `set_parameters` copies the server's head into the client's model, which then trains."""
+    trial = make_trial(LGFedAvg(), learning_rate=0.1)
+    net, head = trial.net, trial.server["head"]
+    models = dict.fromkeys(range(8), trial.initial_model(0))
+    for number in (1, 2, 3):
+        trial.run()
+        ids = [outcome.client for outcome in trial.outcomes]
+        for client in ids:
+            model = {name: value.clone().requires_grad_() for name, value in (models[client] | head).items()}
+            optimizer = torch.optim.SGD(model.values(), lr=0.1)
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    optimizer.zero_grad()
+                    cross_entropy(net(Tensors(model), x), y).backward()
+                    optimizer.step()
+            models[client] = Tensors(model).map(torch.detach)
+        sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
+        head = sum(float(size) * models[client].only(net.head_names) for size, client in zip(sizes, ids, strict=True))
+    torch.testing.assert_close(trial.server["head"].flat(), head.flat(), rtol=0, atol=1e-12)
+    for client in range(8):
+        body = models[client].only(net.body_names)
+        torch.testing.assert_close(trial.client_states[client]["body"].flat(), body.flat(), rtol=0, atol=1e-12)
