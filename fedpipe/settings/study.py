@@ -23,16 +23,8 @@ TABLE_COLUMNS = (
     *("correct", "total", "loss", "hits", "support", "predicted", "statistic", "half_width", *get_args(Statistic)),
     *("clients", "worst", "bytes", "run", "dataset", "sha256"),
     *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
-    *(
-        "distance_from_mean",
-        "server_rate",
-        "bytes down",
-        "bytes up",
-        "reported accuracy",
-        "std of clients",
-        "worst tenth",
-    ),
-    *("lowest client", "macro F1", "balanced accuracy"),
+    *("distance_from_mean", "bytes down", "bytes up", "reported accuracy", "std of clients", "worst tenth"),
+    *("lowest client", "macro F1", "balanced accuracy", "server_rate"),
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets

@@ -24,11 +24,11 @@ def draw(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=f64)
 
 
-@pytest.mark.parametrize(("second", "penalty"), [([1, -1, 1, -1], 0.0), ([1, 1, -1, -1], 9 / 4), ([-2, -2, 2, 2], 9 / 4)])
-def test_two_features(second, penalty):
-    """Correlations of 0, 1 and -1: the square times (B - 1)^2 / B."""
+@pytest.mark.parametrize(("second", "correlation"), [([1, -1, 1, -1], 0), ([1, 1, -1, -1], 1), ([-2, -2, 2, 2], -1)])
+def test_two_features(second, correlation):
+    """The square of their correlation, times (B - 1)^2 / B."""
     z = torch.tensor([[1.0, 1.0, -1.0, -1.0], second], dtype=f64).T
-    assert float(compute_correlation_penalty(z, batch_of(z))) == pytest.approx(penalty, abs=1e-7)
+    assert float(compute_correlation_penalty(z, batch_of(z))) == pytest.approx(9 / 4 * correlation**2, abs=1e-7)
 
 
 def test_correlations_are_numpys():

@@ -67,5 +67,5 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, model):
 
 
 def test_epsilon_must_be_positive():
-    with pytest.raises(SettingsError, match="epsilon.*0"):
+    with pytest.raises(SettingsError, match=r"epsilon.*0"):
         registry.build_component(component.ALGORITHM, "fedexp", {"epsilon": 0})

@@ -39,6 +39,7 @@ PAPERS = [
     "ifca",
     "fednh",
     "cwfedavg",
+    "feddbe",
     "feddecorr",
     "fedexp",
     "fedntd",
