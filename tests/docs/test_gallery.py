@@ -39,6 +39,7 @@ PAPERS = [
     "ifca",
     "fednh",
     "cwfedavg",
+    "fedpac",
     "feddbe",
     "feddecorr",
     "fedexp",
