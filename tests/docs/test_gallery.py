@@ -39,6 +39,7 @@ PAPERS = [
     "ifca",
     "fednh",
     "cwfedavg",
+    "fedas",
     "fedpac",
     "feddbe",
     "feddecorr",
