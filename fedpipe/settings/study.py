@@ -25,7 +25,7 @@ TABLE_COLUMNS = (
     *("clients", "worst", "bytes", "run", "dataset", "sha256"),
     *("executor", "device", "fedpipe", "shared", "torch", "numpy", "python", "clusters", "mean_norm", "max_norm"),
     *("distance_from_mean", "bytes down", "bytes up", "reported accuracy", "std of clients", "worst tenth"),
-    *("lowest client", "macro F1", "balanced accuracy", "reported AUC", "reported ECE", "reported NLL"),
+    *("lowest client", "macro F1", "balanced accuracy", "reported AUC", "reported ECE", "reported NLL", "server_rate"),
 )
 AxisValue = Annotated[str, Field(pattern=r"^[^|\s]([^|\n]*[^|\s])?$")]
 Axis = dict[AxisValue, dict[str, Any]]  #: keys that each named value sets

@@ -70,6 +70,42 @@ def make_toy(make_trial):
 
 
 @pytest.fixture
+def train_plainly():
+    """``train_plainly(trial, loss, 3)``: the model of a plain PyTorch loop of FedAvg with another loss.
+
+    ``loss(module, received, x, y)`` has the client's model and the one that it received, in evaluation mode. Weights,
+    batches and the learning rate are those of the trial on the MLP.
+    """
+
+    def train(trial, loss, rounds):
+        model, federation = dict(trial.server["model"]), trial.algorithm.federation
+        for number in range(1, rounds + 1):
+            uploads, sizes = [], []
+            for client in trial.participants(number):
+                module, received = (MLP(hidden=(6,)).build((5,), 4).double() for _ in range(2))
+                module.load_state_dict(model)
+                received.load_state_dict(model)
+                received.eval().requires_grad_(False)
+                rule = torch.optim.SGD(module.parameters(), federation.learning_rate)
+                for epoch in range(federation.local_epochs):
+                    order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                    for first in range(0, len(order), federation.batch_size):
+                        x, y = trial.clients.gather(order[first : first + federation.batch_size])
+                        rule.zero_grad()
+                        loss(module, received, x, y).backward()
+                        rule.step()
+                uploads.append(module.state_dict())
+                sizes.append(trial.clients.sizes[client])
+            model = {
+                name: sum(size / sum(sizes) * upload[name] for size, upload in zip(sizes, uploads, strict=True))
+                for name in model
+            }
+        return model
+
+    return train
+
+
+@pytest.fixture
 def fine_tuned():
     """``fine_tuned(trial, 1, ("head",))``: a client's test loss after PyTorch's own epoch on parts of the MLP."""
 

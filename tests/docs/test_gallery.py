@@ -39,6 +39,12 @@ PAPERS = [
     "ifca",
     "fednh",
     "cwfedavg",
+    "fedas",
+    "fedpac",
+    "feddbe",
+    "feddecorr",
+    "fedexp",
+    "fedntd",
 ]
 BASELINES = ["ditto", "fedrod", "lg_fedavg", "fedlc", "apfl", "fedsam", "fedcm"]  #: of other papers
 

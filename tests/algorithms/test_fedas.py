@@ -1,0 +1,116 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, mse_loss
+
+from fedpipe.algorithms.batch import Batch
+from fedpipe.algorithms.fedas import FedAS
+from fedpipe.algorithms.fedper import FedPer
+from fedpipe.algorithms.uploads import Uploads
+from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.body, n.body + 1))],
+    centralized={"alignment_rate": 0.0},
+    exceptions={"no_learning_rate": "the alignment has its own rate"},
+)
+
+f64 = torch.float64
+
+
+def load(*parts):
+    module = MLP(hidden=(6,)).build((5,), 4).double()
+    module.load_state_dict({name: value for part in parts for name, value in part.items()})
+    return module
+
+
+def test_bodies_weigh_by_their_traces(make_trial, assert_same):
+    trial = make_trial(FedAS())
+    body = trial.server["body"]
+
+    def upload(scale, trace):
+        return {"body": scale * body, "fisher": torch.tensor(trace, dtype=f64)}
+
+    found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [upload(1.0, 1.0), upload(2.0, 3.0)]))
+    assert_same(found["body"], 1.75 * body, within=1e-14)
+    found = trial.aggregate(Uploads([0, 1], [0.25, 0.75], [upload(1.0, 0.0), upload(2.0, 0.0)]))
+    assert_same(found["body"], 1.75 * body, within=1e-14)
+
+
+def test_the_distance_from_class_means(make_trial):
+    """By class: 2 samples at squared distances 1 and 9 (mean 5), and 1 sample at 4, over a width of 6, with padding."""
+    trial = make_trial(FedAS())
+    model = trial.initial_model(0).zeros()
+    means = torch.zeros(4, 6, dtype=f64)
+    x, y = torch.zeros(4, 5, dtype=f64), torch.tensor([0, 0, 2, 1])
+    bias = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=f64)
+    weight = torch.zeros(6, 5, dtype=f64)
+    weight[0, 0] = 1
+    x[:, 0] = torch.tensor([0.0, 2.0, 1.0, 9.0])
+    names = [name for name in trial.net.body_names if name.endswith("weight")]
+    model = model | {names[0]: weight, names[0].replace("weight", "bias"): bias}
+    client = {"model": model, "means": means, "counts": torch.zeros(4)}
+    batch = Batch(x, y, torch.tensor([1.0, 1, 1, 0], dtype=f64))
+    assert float(trial.algorithm.compute_misalignment(client, batch)) == pytest.approx((5 + 4) / 6, abs=1e-14)
+
+
+def test_equal_traces_without_alignment_are_fedper(make_trial, make_clients, assert_same):
+    clients = make_clients(sizes=[17])
+    aligned, per = (
+        make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)
+        for algorithm in (FedAS(alignment_rate=0.0), FedPer())
+    )
+    assert_same(aligned.start(0)["model"], per.start(0)["model"], within=1e-13)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width):
+    """Without random initial class means: a client's first ones are of the body that it received."""
+    trial = make_trial(FedAS(alignment_rate=0.05), width=width, learning_rate=0.1)
+    clients, body = trial.clients, dict(trial.server["body"])
+    heads = [dict(trial.initial_client_state["head"])] * len(clients)
+    previous = {}
+    for number in (1, 2, 3):
+        uploads, traces = [], []
+        for client in trial.participants(number):
+            module, old = load(body, heads[client]), load(previous.get(client, body), heads[client])
+            x, y = clients.gather(clients.train[client])
+            means = {c: old.body(x[y == c]).detach().mean(0) for c in set(y.tolist())}
+            alignment = torch.optim.SGD(module.body.parameters(), 0.05)
+            for first in range(0, len(y), 4):
+                order = clients.shuffle_indices(client, number, "alignment", 0)
+                x_batch, y_batch = clients.gather(order[first : first + 4])
+                features = module.body(x_batch)
+                loss = sum(
+                    mse_loss(features[y_batch == c], means[int(c)].expand(int((y_batch == c).sum()), -1))
+                    for c in y_batch.unique()
+                )
+                alignment.zero_grad()
+                loss.backward()
+                alignment.step()
+            rule = torch.optim.SGD(module.parameters(), 0.1)
+            for epoch in range(2):
+                order = clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x_batch, y_batch = clients.gather(order[first : first + 4])
+                    rule.zero_grad()
+                    cross_entropy(module(x_batch), y_batch).backward()
+                    rule.step()
+            trace, order = 0.0, clients.shuffle_indices(client, number, "fisher", 0)
+            for first in range(0, len(order), 4):
+                x_batch, y_batch = clients.gather(order[first : first + 4])
+                grads = torch.autograd.grad(cross_entropy(module(x_batch), y_batch), list(module.parameters()))
+                trace += sum(float((g**2).sum()) for g in grads)
+            trained = {name: value.detach() for name, value in module.state_dict().items()}
+            previous[client] = {name: trained[name] for name in body}
+            heads[client] = {name: trained[name] for name in heads[client]}
+            uploads.append(previous[client])
+            traces.append(trace)
+        body = {
+            name: sum(t / sum(traces) * upload[name] for t, upload in zip(traces, uploads, strict=True))
+            for name in body
+        }
+    trial.run(3)
+    assert_same(dict(trial.server["body"]), body, within=1e-10)
+    for client, head in enumerate(heads):
+        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-10)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.feddbe import FedDBE
+from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all + n.features + 1, n.all + n.features))],
+    centralized="the personal vector trains from round 2 on",
+)
+
+
+def load(model):
+    module = MLP(hidden=(6,)).build((5,), 4).double()
+    module.load_state_dict(dict(model))
+    return module
+
+
+def test_round_1_is_fedavgs(make_trial, assert_same):
+    dbe, plain = (make_trial(algorithm, momentum=0.9).run() for algorithm in (FedDBE(kappa=3.0), FedAvg()))
+    assert_same(dbe.server["model"], plain.server["model"])
+    assert not any(state["vector"].any() for state in dbe.client_states.values())
+
+
+def test_the_running_mean_of_two_batches(make_trial, assert_same):
+    """With rate 0, r is mu (1 - mu) times the first batch's mean plus mu times the second's, and the server's mean."""
+    trial = make_trial(FedDBE(mu=0.25), learning_rate=0.0, local_epochs=1, batch_size=100, participation=1.0)
+    module, sizes = load(trial.server["model"]), torch.as_tensor(trial.clients.sizes, dtype=torch.float64)
+    means = [module.body(trial.clients.gather(indices)[0]).mean(0).detach() for indices in trial.clients.train]
+    trial.run()
+    for outcome, mean in zip(trial.outcomes, means, strict=True):
+        assert_same(outcome.upload["running"], 0.25 * mean, within=1e-14)
+    expected = 0.25 * (sizes @ torch.stack(means)) / sizes.sum()
+    assert_same(trial.server["mean"], expected, within=1e-14)
+    assert_same(trial.run(2).server["mean"], expected, within=1e-14)
+
+    trial = make_trial(FedDBE(mu=0.25), learning_rate=0.0, local_epochs=2, batch_size=100, participation=1.0).run()
+    for outcome, mean in zip(trial.outcomes, means, strict=True):
+        assert_same(outcome.upload["running"], (0.25 * 0.75 + 0.25) * mean, within=1e-14)
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_same, width):
+    """With the optimizer of the model and that of the personal vector."""
+    mu, kappa, rate = 0.3, 2.0, 0.1
+    trial = make_trial(FedDBE(mu=mu, kappa=kappa), width=width, learning_rate=rate).run()
+    model, consensus = dict(trial.server["model"]), trial.server["mean"]
+    vectors = {client: torch.zeros(6, dtype=torch.float64) for client in range(len(trial.clients))}
+    for number in (2, 3):
+        uploads = {}
+        for client in trial.participants(number):
+            module, vector = load(model), vectors[client].clone().requires_grad_()
+            rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
+            running = torch.zeros(6, dtype=torch.float64)
+            for epoch in range(2):
+                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
+                for first in range(0, len(order), 4):
+                    x, y = trial.clients.gather(order[first : first + 4])
+                    rep = module.body(x)
+                    running = (1 - mu) * running + mu * rep.mean(dim=0)
+                    loss = cross_entropy(module.head(rep + vector), y)
+                    loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
+                    for rule in rules:
+                        rule.zero_grad()
+                    loss.backward()
+                    for rule in rules:
+                        rule.step()
+                    running = running.detach()
+            uploads[client], vectors[client] = module.state_dict(), vector.detach()
+        total = sum(trial.clients.sizes[client] for client in uploads)
+        model = {
+            name: sum(trial.clients.sizes[client] / total * upload[name] for client, upload in uploads.items())
+            for name in model
+        }
+    trial.run(2)
+    assert_same(dict(trial.server["model"]), model, within=1e-12)
+    for client, vector in vectors.items():
+        assert_same(trial.client_states[client]["vector"], vector, within=1e-12)
+
+
+def test_predictions_have_the_personal_vector(make_trial, assert_same):
+    trial = make_trial(FedDBE(), participation=1.0).run(2)
+    client = trial.start(5)
+    x, _ = trial.clients.gather(trial.clients.train[5])
+    module, vector = load(trial.server["model"]), trial.client_states[5]["vector"]
+    assert vector.abs().min() > 0
+    assert_same(trial.algorithm.predict(client, x), module.head(module.body(x) + vector).detach(), within=1e-14)

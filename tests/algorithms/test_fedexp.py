@@ -1,0 +1,71 @@
+import pytest
+
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedexp import FedExP
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={},
+)
+
+PROBLEMS = [(1.0, 2.0), (1.0, -1.0)]  #: a step of rate 1 leads from 0 to 2 and to -1
+
+
+def make(make_toy, algorithm, **settings):
+    return make_toy(algorithm, PROBLEMS, **{"learning_rate": 1.0} | settings)
+
+
+def test_an_extrapolated_step(make_toy, path):
+    """Updates 2 and -1: mean 1/2, mean square 5/2, so the step is 5/2 / (2 (1/4 + 1/4)) = 2.5, to 1.25."""
+    trial = make(make_toy, FedExP(epsilon=0.25))
+    assert path(trial, 1) == pytest.approx([1.25], abs=1e-14)
+    assert float(trial.algorithm.metrics(trial.server)["server_rate"]) == pytest.approx(2.5, abs=1e-14)
+    models = {"mean": trial.algorithm.global_model(trial.server), **trial.algorithm.extra_models(trial.server)}
+    values = {name: float(model["head.weight"]) for name, model in models.items()}
+    assert values == pytest.approx({"mean": 0.625, "last": 1.25}, abs=1e-14)
+
+
+def test_weights_count_samples(make_toy, path):
+    """With 3/4 and 1/4: mean 5/4, mean square 13/4, and a step of 13/4 / (2 (25/16 + 1/16)) = 1."""
+    assert path(make(make_toy, FedExP(epsilon=1 / 16), sizes=[3, 1]), 1) == pytest.approx([1.25], abs=1e-14)
+    assert path(make(make_toy, FedExP(epsilon=1e-9), sizes=[3, 1]), 1) == pytest.approx([1.3], abs=1e-8)
+
+
+def test_agreeing_clients_are_fedavg(make_toy, path):
+    """The mean square equals the square of the mean, and a half of it is less than 1."""
+    problems = [(1.0, 2.0), (1.0, 2.0)]
+    exp, plain = (path(make_toy(algorithm, problems), 3) for algorithm in (FedExP(), FedAvg()))
+    assert exp == pytest.approx(plain, abs=1e-14)
+
+
+def test_a_large_epsilon_is_fedavg(make_trial, assert_same):
+    exp, plain = (make_trial(algorithm).run(3) for algorithm in (FedExP(epsilon=1e9, evaluated="last"), FedAvg()))
+    model = exp.algorithm.global_model(exp.server)
+    assert_same(model, plain.server["model"], within=1e-14)
+
+
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_three_rounds_of_the_authors_loop(make_trial, assert_same, model):
+    """On flat vectors, as in their main.py: weights by samples, and epsilon times the number of participants."""
+    epsilon = 0.01
+    trial = make_trial(FedExP(epsilon=4 * epsilon), model)
+    for _ in range(3):
+        outcomes, theta = trial.train(), trial.net.parameters(trial.server["model"]).flat()
+        assert len(outcomes) == 4
+        sizes = [float(trial.clients.sizes[outcome.client]) for outcome in outcomes]
+        updates = [trial.net.parameters(outcome.upload["model"]).flat() - theta for outcome in outcomes]
+        average = sum(size * update for size, update in zip(sizes, updates, strict=True)) / sum(sizes)
+        squares = sum(size * update.norm() ** 2 for size, update in zip(sizes, updates, strict=True)) / sum(sizes)
+        rate = max(1, 0.5 * squares / (average.norm() ** 2 + 4 * epsilon))
+        trial.run()
+        assert_same(trial.net.parameters(trial.server["model"]).flat(), theta + rate * average, within=1e-12)
+        mean = trial.net.parameters(trial.algorithm.global_model(trial.server)).flat()
+        assert_same(mean, theta + rate * average / 2, within=1e-12)
+
+
+def test_epsilon_must_be_positive():
+    with pytest.raises(SettingsError, match=r"epsilon.*0"):
+        registry.build_component(component.ALGORITHM, "fedexp", {"epsilon": 0})

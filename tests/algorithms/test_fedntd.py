@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, softmax
+
+from fedpipe.algorithms.batch import Batch
+from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.fedntd import FedNTD, compute_not_true_log_softmax
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all, n.all))],
+    centralized={"beta": 0.0},
+)
+
+
+def test_probabilities_of_the_other_classes():
+    """With logits log 1, log 2 and log 3, and true class 1, the others have 1/4 and 3/4."""
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64).log().requires_grad_()
+    log_q = compute_not_true_log_softmax(logits, torch.tensor([1]))
+    assert log_q.exp().tolist()[0] == pytest.approx([0.25, 0, 0.75], abs=1e-15)
+    (gradient,) = torch.autograd.grad(log_q[0, 2], logits)
+    assert gradient.tolist()[0] == pytest.approx([-0.25, 0, 0.25], abs=1e-15)
+
+
+def test_the_loss_of_one_sample(make_trial):
+    """Zero models except the head's bias: the teacher has 1/2 and 1/2 for the other classes, the client 1/4 and 3/4."""
+    trial = make_trial(FedNTD(beta=2.0))
+    zeros = trial.server["model"].zeros()
+    bias = torch.tensor([1.0, 3.0, 5.0, 1e-300], dtype=torch.float64).log()
+    flat = torch.tensor([1.0, 1.0, 5.0, 1e-300], dtype=torch.float64).log()
+    client = {"model": zeros | {"head.bias": bias}, "teacher": zeros | {"head.bias": flat}}
+    batch = Batch(torch.zeros(1, 5, dtype=torch.float64), torch.tensor([2]))
+    divergence = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    loss = trial.algorithm.loss(client, batch)
+    assert float(loss) == pytest.approx(-math.log(5 / 9) + 2 * divergence, abs=1e-14)
+
+
+def test_without_beta_it_is_fedavg(make_trial, assert_same):
+    ntd, plain = (make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedNTD(beta=0.0), FedAvg()))
+    assert_same(ntd.server["model"], plain.server["model"], within=1e-14)
+
+
+@pytest.mark.parametrize("tau", [1.0, 3.0])
+def test_three_rounds_of_pfllibs_loss(make_trial, train_plainly, assert_same, tau):
+    """PFLlib removes the true class from the logits, and multiplies the divergence by tau squared."""
+
+    def refine_as_not_true(logits, targets):
+        classes = torch.arange(logits.shape[1]).repeat(len(logits), 1)
+        return logits.gather(1, classes[classes != targets.view(-1, 1)].view(len(logits), -1))
+
+    def loss(module, received, x, y):
+        logits, received_logits = module(x), received(x)
+        log_q = log_softmax(refine_as_not_true(logits, y) / tau, dim=1)
+        teacher = softmax(refine_as_not_true(received_logits, y) / tau, dim=1)
+        return cross_entropy(logits, y) + 0.7 * tau**2 * kl_div(log_q, teacher, reduction="batchmean")
+
+    trial = make_trial(FedNTD(beta=0.7 * tau**2, tau=tau))
+    expected = train_plainly(trial, loss, 3)
+    assert_same(dict(trial.run(3).server["model"]), expected, within=1e-12)
+
+
+def test_it_forgets_less_about_absent_classes(make_trial, make_clients):
+    """The paper's claim: a client of one class changes the order of the other classes less than with FedAvg."""
+    clients = make_clients(sizes=[20], labels=lambda client: [0])
+    x, _ = clients.gather(clients.train[0])
+    changes = []
+    for algorithm in (FedNTD(beta=5.0), FedAvg()):
+        trial = make_trial(algorithm, clients=clients, participation=1.0, local_epochs=10)
+        labels = torch.zeros(len(x), dtype=torch.long)
+        before = compute_not_true_log_softmax(trial.net(trial.server["model"], x), labels)
+        after = compute_not_true_log_softmax(trial.net(trial.run().server["model"], x), labels)
+        changes.append(float(kl_div(after, before.exp(), reduction="batchmean").detach()))
+    assert changes[0] < 0.2 * changes[1]

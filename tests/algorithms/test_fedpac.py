@@ -1,0 +1,169 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.fedpac import FedPAC, compute_head_weights, minimize_on_simplex
+from fedpipe.algorithms.fedrep import FedRep
+from fedpipe.models.mlp import MLP
+from fedpipe.testing import Expected
+
+EXPECTED = Expected(
+    traffic=[({}, lambda n: (n.all + n.classes * (n.features + 1), n.all + n.classes * (2 * n.features + 1) + 1))],
+    centralized="head and body train one after the other",
+)
+
+f64 = torch.float64
+
+
+def matrix_of(*rows):
+    return torch.tensor(rows, dtype=f64)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "alpha"),
+    [
+        (matrix_of([1, 0], [0, 3]), [0.75, 0.25]),
+        (matrix_of([1, 2], [2, 5]), [1, 0]),
+        (matrix_of([0, 0], [0, 3]), [1, 0]),
+        (matrix_of([0, 0], [0, 0]), [0.5, 0.5]),
+        (matrix_of([2, -1], [-1, 2]), [0.5, 0.5]),
+    ],
+)
+def test_minimizers_on_the_simplex(matrix, alpha):
+    assert minimize_on_simplex(matrix).tolist() == pytest.approx(alpha, abs=1e-9)
+
+
+def solve_exactly(matrix):
+    """The best of the minimizers on all faces of the simplex, with a ridge because a client of one sample has V = 0."""
+    best, size = None, len(matrix)
+    matrix = matrix + 1e-12 * matrix.trace() * torch.eye(size, dtype=f64)
+    for count in range(1, size + 1):
+        for face in map(list, itertools.combinations(range(size), count)):
+            beta = torch.linalg.solve(matrix[face][:, face], torch.ones(count, dtype=f64))
+            alpha = torch.zeros(size, dtype=f64)
+            alpha[face] = beta / beta.sum()
+            if alpha.min() >= 0 and (best is None or alpha @ matrix @ alpha < best @ matrix @ best):
+                best = alpha
+    return best
+
+
+def extract_statistics(module, x, y):
+    """As in the authors' code."""
+    features, classes = module.body(x).detach(), range(4)
+    variance, h = 0.0, torch.zeros(4, features.shape[1], dtype=f64)
+    for k in classes:
+        feat_k = features[y == k]
+        if len(feat_k):
+            py, mu = len(feat_k) / len(y), feat_k.mean(0)
+            h[k] = py * mu
+            variance += py * torch.trace(feat_k.T @ feat_k / len(feat_k)) - (py**2 * mu * mu).sum()
+    return float(variance) / len(y), h
+
+
+def test_weights_of_random_statistics_are_the_authors():
+    """Their matrix sums traces of outer products by class."""
+    random = torch.Generator().manual_seed(1)
+    phi, v = torch.randn(5, 3, 4, generator=random, dtype=f64), torch.rand(5, generator=random, dtype=f64)
+    rows = []
+    for i in range(5):
+        dist = torch.zeros(5, 5, dtype=f64)
+        for j1, j2 in itertools.product(range(5), repeat=2):
+            dist[j1, j2] = sum(
+                torch.trace(torch.outer(phi[i, k] - phi[j1, k], phi[i, k] - phi[j2, k])) for k in range(3)
+            )
+        rows.append(solve_exactly(torch.diag(v) + dist))
+    assert compute_head_weights(phi, v).flatten().tolist() == pytest.approx(
+        torch.stack(rows).flatten().tolist(), abs=1e-9
+    )
+
+
+def test_clients_with_equal_features_share_a_head_and_others_do_not():
+    phi = torch.zeros(3, 1, 2, dtype=f64)
+    phi[2] = 1e3
+    weights = compute_head_weights(phi, torch.tensor([1.0, 1.0, 1.0], dtype=f64))
+    expected = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]], dtype=f64)
+    assert weights.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-5)
+
+
+def test_a_client_without_finite_statistics_has_its_own_head():
+    phi = torch.zeros(2, 1, 2, dtype=f64)
+    phi[1] = torch.nan
+    assert compute_head_weights(phi, torch.ones(2, dtype=f64)).tolist() == [[1, 0], [0, 1]]
+
+
+def load(body, head):
+    module = MLP(hidden=(6,)).build((5,), 4).double()
+    module.load_state_dict({**body, **head})
+    return module
+
+
+def train(module, part, loss, clients, order):
+    rule = torch.optim.SGD(part.parameters(), 0.1)
+    for first in range(0, len(order), 4):
+        x, y = clients.gather(order[first : first + 4])
+        module.zero_grad()
+        loss(x, y).backward()
+        rule.step()
+
+
+@pytest.mark.parametrize("width", [None, 3])
+def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
+    """With an exact solver, all rates equal, and no pull for classes without a global prototype, as in PFLlib."""
+    trial = make_trial(FedPAC(penalty=0.8), width=width, learning_rate=0.1)
+    clients, body = trial.clients, dict(trial.server["body"])
+    heads = [dict(trial.initial_model(0).only(trial.net.head_names))] * len(clients)
+    prototypes = {}
+    for number in (1, 2, 3):
+        ids, modules, statistics, own = trial.participants(number), [], [], []
+        for client in ids:
+            module = load(body, heads[client])
+            x, y = clients.gather(clients.train[client])
+            statistics.append(extract_statistics(module, x, y))
+
+            def align(x, y, module=module):
+                rep = module.body(x)
+                new = rep.detach().clone()
+                for i, label in enumerate(y.tolist()):
+                    new[i] = prototypes.get(label, new[i])
+                pull = torch.nn.functional.mse_loss(new, rep)
+                return cross_entropy(module.head(rep), y) + 0.8 * pull
+
+            order = clients.shuffle_indices(client, number, "head", 0)
+            train(module, module.head, lambda x, y, m=module: cross_entropy(m(x), y), clients, order)
+            for epoch in range(2):
+                train(module, module.body, align, clients, clients.shuffle_indices(client, number, "batches", epoch))
+            modules.append({name: value.detach() for name, value in module.state_dict().items()})
+            own.append({c: (module.body(x[y == c]).detach().mean(0), int((y == c).sum())) for c in set(y.tolist())})
+        for c in range(4):
+            sent = [entry[c] for entry in own if c in entry]
+            if sent:
+                prototypes[c] = sum(count * mean for mean, count in sent) / sum(count for _, count in sent)
+        total = sum(clients.sizes[client] for client in ids)
+        body = {
+            name: sum(clients.sizes[client] / total * model[name] for client, model in zip(ids, modules, strict=True))
+            for name in body
+        }
+        v = torch.tensor([variance for variance, _ in statistics], dtype=f64)
+        for client, (_, h_ref) in zip(ids, statistics, strict=True):
+            differences = torch.stack([(h_ref - h).flatten() for _, h in statistics])
+            alpha = solve_exactly(torch.diag(v) + differences @ differences.T)
+            heads[client] = {
+                name: sum(weight * model[name] for weight, model in zip(alpha, modules, strict=True))
+                for name in heads[client]
+            }
+    trial.run(3)
+    assert_same(dict(trial.server["body"]), body, within=1e-6)
+    for client, head in enumerate(heads):
+        assert_same({name: value[client] for name, value in trial.server["heads"].items()}, head, within=1e-6)
+
+
+def test_alone_and_without_a_pull_it_is_fedrep(make_trial, make_clients, assert_same):
+    """A single client's weight is 1."""
+    clients = make_clients(sizes=[17])
+    pac, rep = (
+        make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)
+        for algorithm in (FedPAC(penalty=0.0), FedRep(head_epochs=1, body_epochs=2))
+    )
+    assert_same(pac.start(0)["model"], rep.start(0)["model"], within=1e-12)
