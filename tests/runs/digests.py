@@ -7,7 +7,7 @@ Use this program to check that a change of the code leaves all results as they a
     python tests/runs/digests.py --code ../old > old.json         # the code of another revision
     python tests/runs/digests.py --code ../old --tensors          # one line per tensor and column, to see what differs
 
-It runs all 27 algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
+It runs 27 algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
 network, with BatchNorm and with dropout. It also runs FedDW's regularizer on three methods, five server optimizers,
 Adam, and other training settings. It needs the commands `plan`, `download`, `partition` and `segment` and the formats
 of the files, and no function of the package, so it runs with any revision.
