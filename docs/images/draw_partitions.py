@@ -12,8 +12,7 @@ import pandas as pd
 from sklearn.datasets import load_digits
 
 from fedpipe.core.components import registry
-from fedpipe.core.components.component import list_parameters
-from fedpipe.core.components.component import PARTITION
+from fedpipe.core.components.component import PARTITION, list_parameters
 from fedpipe.report.figures import panels
 
 IMAGE = Path(__file__).with_name("partitions.svg")

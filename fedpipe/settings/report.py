@@ -61,8 +61,8 @@ class Report(Section):
 
     figure_width: FigureWidth = Field(
         "neurips",
-        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of ICML, "
-        "6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
+        description="Width of figures in print: neurips (text of NeurIPS and ICLR, 5.5 in), icml (both columns of "
+        "ICML, 6.75 in), column (one column of ICML, 3.25 in) or slides (16:9, 10 in). Fonts are sized for this width.",
     )
     figure_protocols: tuple[Protocol, ...] = Field(
         (), description="Protocols of `evaluation.protocols` in the figure of curves. Empty: all."

@@ -59,8 +59,8 @@ PLOTS_PAGE = """\
 
 SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
 PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.py` draws this one
-    "partitions": "The same alpha gives other clients with each scheme:\n\n![Heat maps of the training samples by client and "
-    "class, one for each scheme](images/partitions.svg)"
+    "partitions": "The same alpha gives other clients with each scheme:\n\n![Heat maps of the training samples by "
+    "client and class, one for each scheme](images/partitions.svg)"
 }
 
 
