@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fedpipe.papers import figures, layouts, pages
-from fedpipe.report.figures import panels
+from fedpipe.report.figures import panels, style
 from tests.small_studies import ROOT
 
 HOSTILE = 'a <b>&"$\\frac{</b>'
@@ -36,7 +36,7 @@ def texts(svg):
 
 def unwrapped(render, *arguments, **options):
     """The matplotlib figure instead of its SVG."""
-    with panels.style.use_style(panels.PAGE):
+    with style.use_style(panels.PAGE):
         return render.__wrapped__(*arguments, **options)
 
 
@@ -77,7 +77,7 @@ def list_figures():
         forms.add(form)
 
 
-@pytest.mark.parametrize("name", list_figures())
+@pytest.mark.parametrize("name", list(list_figures()))
 def test_each_published_figure_fits_half_a_page(name):
     paper = layouts.load_papers()[name[0]]
     svg = figures.render_figure(paper, paper.figures[name[1]], pd.read_csv(FRAMES[name]))
