@@ -18,7 +18,7 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class APFL(FedAvg):
-    r"""FedAvg, and a personal model per client that is a mixture of its own model and the global one.
+    r"""FedAvg, and a personal model per client that is a mixture of the global model and a local one.
 
     Source: Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020, Alg. 1.
 

@@ -31,7 +31,7 @@ class LGFedAvg(SharedBody):
     Deviations
     ----------
     Losses of the body
-        Paper: the local representations may have losses of their own. Here: the cross-entropy, as in its experiments.
+        Paper: the local representations may have additional losses. Here: the cross-entropy, as in its experiments.
     Initial model
         Code: the authors' begins with a model that FedAvg trained. Here: the common initial model, or
         ``model.weights``.
