@@ -39,7 +39,7 @@ EASY, HARD = 0.3, 0.1  #: alpha
 LEARNS, GAINS = 80.0, 2.0  #: percent; points
 LOCAL = "personal-on-local"
 GLOBAL = ("fedavg", "fedprox", "moon", "feduv", "fednova", "scaffold", "fedpvr", "feddyn", "feddistill_plus", "feddw")
-GLOBAL += ("feddual", "fednh", "fedntd", "fedexp", "feddecorr", "fedlc", "fedsam", "fedcm")
+GLOBAL += ("feddual", "fednh", "fedntd", "fedexp", "feddecorr", "fedlc", "fedsam", "fedcm", "ccvr")
 #: The protocol of an algorithm's paper. Other algorithms have LOCAL.
 PROTOCOLS = {"fedbabu": "finetuned-on-local", "fedproto": "prototype-on-local"} | dict.fromkeys(
     GLOBAL, "global-on-global"

@@ -39,6 +39,7 @@ PAPERS = [
     "ifca",
     "fednh",
     "cwfedavg",
+    "ccvr",
     "fedas",
     "fedpac",
     "feddbe",
