@@ -97,7 +97,7 @@ def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated
     done = run_command(project, str(BIN / "fedpipe"), "run", "--params", ODD, "-j", "1", "-v", PATH=bare)
     output = done.stderr
     assert done.returncode == 0, output
-    assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {LOCAL} --cores 1")
+    assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {PROFILE} --cores 1")
     assert "Provided cores: 1\n" in output.replace(" (use --cores to define parallelism)", ""), "-v prints all"
     assert len(trained(project)) == 1
     (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
