@@ -226,8 +226,9 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
     trial = make_trial(build(name), "norm", server={"optimizer": "adam", "learning_rate": 0.01}).run()
     part, previous = trial.algorithm.server_optimizer_part, trial.server
     uploads = trial.collect_uploads(trial.train())
-    own_state = trial.algorithm.aggregate(previous, uploads)
-    state = aggregate_uploads(trial.algorithm, previous, uploads)
+    algorithm = trial.algorithm.bind_round(2, trial.clients.seed)
+    own_state = algorithm.aggregate(previous, uploads)
+    state = aggregate_uploads(algorithm, previous, uploads)
     x, target = (trial.net.parameters(result[part]) for result in (previous, own_state))
     new_parameters, new_moments = apply_server_optimizer(trial.algorithm.federation.server, x, target - x, previous)
     assert_same(trial.net.parameters(state[part]), new_parameters)
@@ -254,5 +255,16 @@ def test_what_it_moves_is_what_clients_receive(make_trial, name):
 
 
 def test_the_methods_that_average_no_model():
-    non_averaging_methods = {"cfl", "cwfedavg", "fedamp", "feddyn", "fedfomo", "fednh", "fedproto", "ifca", "local"}
+    non_averaging_methods = {
+        "cfl",
+        "cwfedavg",
+        "fedamp",
+        "feddyn",
+        "fedexp",
+        "fedfomo",
+        "fednh",
+        "fedproto",
+        "ifca",
+        "local",
+    }
     assert set(ALGORITHMS) - set(AVERAGING) == non_averaging_methods

@@ -11,12 +11,15 @@ HELP_OPTION = "* `--help`: Show this message and exit.\n"
 
 
 def render_commands_page() -> str:
-    """Render the page of all commands by the panels of `fedpipe --help`, with Typer's description of each command."""
+    """Render the page of all commands by the panels of `fedpipe --help`, with Typer's description of each command.
+
+    It has the commands of the modules that :mod:`fedpipe.cli.app` imports.
+    """
     import typer
     from typer.cli import get_docs_for_click
     from typer.main import get_group
 
-    from fedpipe.cli.app import app
+    from fedpipe.cli.group import app
 
     group = get_group(app)
     context = typer.Context(group, info_name="fedpipe")
