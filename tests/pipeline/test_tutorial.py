@@ -46,5 +46,5 @@ def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
     assert (first, second) == (4, 2), "only the new method trains"
     table = output["fedpipe show --params studies/fashion.yaml"][1]
     rows = {row.split("|")[1].strip(): row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")}
-    assert rows["ditto"][1] == rows["FedAvg"][1], "its global model is FedAvg's"
+    assert rows["my_ditto"][1] == rows["FedAvg"][1], "its global model is FedAvg's"
     assert rows["FedPer"][1].strip() == "–"
