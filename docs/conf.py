@@ -39,6 +39,7 @@ docs/switching
 
 docs/settings
 docs/cli
+docs/outputs
 docs/algorithms
 docs/datasets
 docs/partitions

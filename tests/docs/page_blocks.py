@@ -17,7 +17,7 @@ PAGES = (
         "docs/custom-model.md",
         "docs/custom-algorithm.md",
     ),
-    *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/README.md"),
+    *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/README.md", "docs/outputs.md"),
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 

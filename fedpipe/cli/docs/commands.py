@@ -24,5 +24,6 @@ def render_commands_page() -> str:
     for name, command in group.commands.items():
         text = get_docs_for_click(obj=command, ctx=context, name=name, call_prefix="fedpipe", indent=2)
         text = text.replace(HELP_OPTION, "").replace("**Options**:\n\n\n", "").replace("```console\n$ ", "```text\n")
+        text = text.replace("; ", ", ")  # of defaults and limits
         panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(text.strip())
     return "\n\n".join([HEAD, *(text for panel, texts in panels.items() for text in (f"## {panel}", *texts))]) + "\n"
