@@ -16,7 +16,7 @@ def render_commands_page() -> str:
     from typer.cli import get_docs_for_click
     from typer.main import get_group
 
-    from fedpipe.cli.app import app
+    from fedpipe.cli.group import app
 
     group = get_group(app)
     context = typer.Context(group, info_name="fedpipe")
