@@ -27,9 +27,7 @@ ENVIRONMENT = os.environ | {
     "PYTHONPATH": ".",  # the copy's own code, as in a clone with a separate environment
 }
 LOCAL = ("--profile", "workflow/profiles/local")
-TABLE = (
-    "results/metrics.json"  #: of the job that writes tables, for tests that look at no figure: a target of snakemake
-)
+TABLE = "results/metrics.json"  #: target of the job that writes tables, for tests that look at no figure
 
 
 class Project:

@@ -327,7 +327,7 @@ def test_what_was_deleted_is_made_again(project: Project) -> None:
     project.run(
         "rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/joined/0002/times.json"
     )
-    ran = jobs(project.snakemake(TABLE))
+    ran = jobs(project.snakemake())
     assert (ran["segment"], ran["table"]) == (1, 1)
     assert studies.rounds(run) == trained, "what is missing is collected; nothing is trained"
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
