@@ -63,7 +63,7 @@ class ProgressPrinter:
     stream
         Stream to print to.
     is_dry_run
-        Whether no job is run.
+        Whether it prints the jobs to do instead of finished jobs.
     is_quiet
         Whether only warnings and errors are printed.
     """

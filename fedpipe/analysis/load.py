@@ -361,10 +361,12 @@ class Results:
         stream: str = "batches",
         **grid: Any,
     ) -> list[list[int]]:
-        """The samples of each training step of a client in a round, as indices in the data set.
+        """The samples of each training step of a client in a round, as rows of :meth:`samples`.
 
-        The indices are those of the column ``sample`` of :attr:`partitions`. With them you can compare a method with
-        your own training loop. Each client has batches in each round, also if it does not participate.
+        With them you can compare a method with your own training loop. Each client has batches in each round, also if
+        it does not participate. The rows are those of the data set, and of the column ``sample`` of
+        :attr:`partitions`, except with ``dataset.feature_noise`` or ``label_noise``, which give clients rows of their
+        own.
 
         Parameters
         ----------
@@ -389,9 +391,9 @@ class Results:
             return models.list_batches(run, client, number, stream)
 
     def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
-        """All samples of the run's data set, without augmentation: inputs, shape (n, *shape), and classes, shape (n,).
+        """All samples of the run, without augmentation: inputs, shape (n, *shape), and classes, shape (n,).
 
-        The indices of :meth:`batches` and :attr:`partitions` select their rows.
+        They have the noise of ``dataset.feature_noise`` and ``label_noise``. :meth:`batches` has rows of them.
         """
         with self._enter_folder():
             clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients

@@ -116,8 +116,9 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
 def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
     """Require that `select_participants` returned the right number of different clients. Return them in order."""
     clients, count = algorithm.federation.clients, algorithm.federation.participants
-    ids = torch.as_tensor(result).tolist() if isinstance(result, (Sequence, Tensor, np.ndarray)) else []
-    if not (len(set(ids)) == len(ids) == count and set(ids) <= set(range(clients))):
+    ids = result.tolist() if isinstance(result, (Tensor, np.ndarray)) else result
+    is_list = isinstance(ids, Sequence) and all(isinstance(client, (int, np.integer)) for client in ids)
+    if not (is_list and len(set(ids)) == len(ids) == count and set(ids) <= set(range(clients))):
         raise SettingsError(
             f"{label_hook(algorithm, 'select_participants')} returned {describe_value(result)}. Return {count} "
             f"different numbers from 0 to {clients - 1}."
@@ -130,18 +131,14 @@ def has_step_counts(algorithm: Algorithm) -> bool:
     return type(algorithm).count_local_steps is not Algorithm.count_local_steps
 
 
-def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_key: Tensor) -> int | None:
-    """Count a client's local steps with the hook of that name. None: the algorithm does not count them."""
-    if not has_step_counts(algorithm):
-        return None
-    result = algorithm.count_local_steps(size, round_number, noise_key)
-    try:
-        steps = int(cast(int, result))
-    except (TypeError, ValueError):
-        steps = 0
-    if steps < 1:
+def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_key: Tensor) -> int:
+    """Count a client's local steps with the hook of that name, and require a whole number of at least 1."""
+    with explain_user_errors(algorithm):
+        result: Any = algorithm.count_local_steps(size, round_number, noise_key)
+    steps = result.tolist() if isinstance(result, (Tensor, np.generic)) else result
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise SettingsError(
-            f"{label_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a number of steps "
+            f"{label_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a whole number "
             "of at least 1."
         )
     return steps

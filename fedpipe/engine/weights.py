@@ -44,7 +44,7 @@ def select_participants(
     """
     if type(algorithm).select_participants is not Algorithm.select_participants:
         server = load_server()
-        with torch.no_grad(), use_device_of(server):
+        with torch.no_grad(), use_device_of(server), contract.explain_user_errors(algorithm):
             participants = algorithm.select_participants(server, torch.tensor(sizes))
         if participants is not None:
             return contract.validate_participants(algorithm, participants)

@@ -43,7 +43,7 @@ def describe_measurement(plan: Plan) -> str:
 
 def explain_dash(plan: Plan) -> str:
     """Explain the dashes of a table."""
-    undefined_text = ", or that no client has samples of two classes" if "auc" in plan.metrics else ""
+    undefined_text = ", or that the test samples of each client have one class" if "auc" in plan.metrics else ""
     return f"A dash means that the method has no such model{undefined_text}."
 
 

@@ -15,10 +15,16 @@ from tests.docs.page_blocks import blocks
 PAGE = "docs/check-method.md"
 
 
-def test_the_plain_loop_computes_the_same_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("noise", [{}, {"feature_noise": 0.1, "label_noise": 0.3}])
+def test_the_plain_loop_computes_the_same_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]
+) -> None:
+    """With noise, too, which gives clients rows of their own."""
     monkeypatch.chdir(tmp_path)
     code = {block.language: block.text for block in blocks(PAGE)}
-    finish(yaml.safe_load(code["yaml"]))
+    study = yaml.safe_load(code["yaml"])
+    study["dataset"] |= noise
+    finish(study)
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(code["python"].replace("studies/exact.yaml", "params.yaml"), {})
     lines = [line.split() for line in output.getvalue().splitlines()]

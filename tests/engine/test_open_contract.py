@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -337,7 +338,9 @@ def test_a_method_selects_the_participants_of_each_round() -> None:
     assert ids == [sorted(by_size[first : first + 2]) for first in (0, 2, 4, 6)]
 
 
-@pytest.mark.parametrize("selected", [[0], [0, 0], [0, 8], [-1, 0], [0, 1, 2], 3, [0.5, 1]])
+@pytest.mark.parametrize(
+    "selected", [[0], [0, 0], [0, 8], [-1, 0], [0, 1, 2], 3, [0.5, 1], [[0], [1]], ["0", "1"], "01", torch.ones(2, 2)]
+)
 def test_a_wrong_selection_is_an_error(selected: Any) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Selected(FedAvg):
@@ -377,7 +380,7 @@ def test_a_constant_count_equals_local_steps() -> None:
         assert torch.equal(counted.server["model"].flat(), fixed.server["model"].flat())
 
 
-@pytest.mark.parametrize("count", [0, -1, None, "many"])
+@pytest.mark.parametrize("count", [0, -1, None, "many", 2.7, True, torch.tensor(2.0), torch.tensor([2, 3])])
 def test_a_wrong_count_is_an_error(count: Any) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Counted(FedAvg):
@@ -387,6 +390,32 @@ def test_a_wrong_count_is_an_error(count: Any) -> None:
     for width in (None, 3):
         with pytest.raises(SettingsError, match=r"\.count_local_steps .*at least 1\."):
             make_trial(Counted(), width=width).run()
+
+
+def test_an_error_in_these_hooks_names_the_hook_and_the_line(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a user's module. The stack counts steps before it trains, so its error comes from another place."""
+    (tmp_path / "failing_hooks.py").write_text(
+        "from fedpipe.algorithms.fedavg import FedAvg\n\n"
+        "class Selection(FedAvg):\n"
+        "    def select_participants(self, server, sizes):\n"
+        "        return server['losses']\n\n"
+        "class Counts(FedAvg):\n"
+        "    def count_local_steps(self, size, round_number, noise_key):\n"
+        "        return size / 0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("failing_hooks")
+    with pytest.raises(
+        SettingsError, match=r"Selection\.select_participants \(failing_hooks\.py, line 5\): .*'losses'"
+    ):
+        make_trial(module.Selection()).run()
+    for width in (None, 3):
+        trial = make_trial(module.Counts(), width=width)
+        with pytest.raises(SettingsError, match=r"Counts\.count_local_steps \(failing_hooks\.py, line 9\): .*by zero"):
+            trial.run()
+        if width:
+            with pytest.raises(SettingsError, match=r"Counts\.count_local_steps .*by zero"):
+                trial.executor.describe_stacks([0, 1], 1)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_without_two_classes_the_area_is_a_dash(make):
     tree.change(protocols=(PROTOCOL,), metrics=("auc",))
     text = tables.render_markdown(StudyData(tree.plan))
     assert "| fedavg | – |" in " ".join(text.split()).replace("| fedavg      |", "| fedavg |")
-    assert "no client has samples of two classes" in text
+    assert "the test samples of each client have one class" in text
 
 
 def test_the_table_names_metrics_units_and_directions(single):

@@ -101,9 +101,9 @@ class FederatedData:
         class_counts = self.class_counts[client if isinstance(client, int) else list(client)]
         size = class_counts.sum(-1)
         noise_keys = (
-            self.get_noise_key(client, round_number, "client", 0)
+            self.get_client_noise_key(client, round_number)
             if isinstance(client, int)
-            else [self.get_noise_key(one_client, round_number, "client", 0) for one_client in client]
+            else [self.get_client_noise_key(one_client, round_number) for one_client in client]
         )
         return ClientInfo(
             size=size,
@@ -172,6 +172,10 @@ class FederatedData:
         """Noise key of those samples. None without augmentation in evaluation."""
         has_noise = self.transforms.on_test and test != "train"
         return self.get_noise_key(client, round_number, f"test/{test}", 0) if has_noise else None
+
+    def get_client_noise_key(self, client: int, round_number: int) -> int:
+        """Noise key of the client's hooks in a round."""
+        return self.get_noise_key(client, round_number, "client", 0)
 
     def get_noise_key(self, client: int, round_number: int, stream: str, epoch: int) -> int:
         """Noise key of an epoch: 62 bits, to which the number of a batch is added."""
