@@ -3,7 +3,7 @@
     python benchmarks/startup.py [--repeats N] [--seeds N] [--json FILE]
 
 Each command runs in a new process in a temporary folder, and its shortest time counts. The large study is
-studies/gallery.yaml (27 algorithms) with 50 seeds, which has 1,350 runs. A plan imports PyTorch because algorithms and
+studies/gallery.yaml (all algorithms) with 50 seeds. A plan imports PyTorch because algorithms and
 models do. ``plan_over_torch`` is the time of the default study's plan over the time of ``python -c "import torch"``.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -22,6 +23,9 @@ hypothesis.settings.load_profile("fedpipe")
 
 #: Commands of tests can be interrupted, even if the tests run in the background of a shell, which ignores Ctrl+C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Tests rewrite modules within the same second, often with the same size. Python would execute the old bytecode.
+sys.dont_write_bytecode = True
 
 
 @pytest.fixture(autouse=True, scope="session")

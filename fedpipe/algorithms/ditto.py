@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
-from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.fedavg import FedAvg
+from fedpipe.algorithms.batch import ClientInfo, State
 from fedpipe.algorithms.passes import Pass, Pull, Train
-from fedpipe.core.tensors import Tensors
+from fedpipe.algorithms.personal_model import PersonalModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(FedAvg):
+class Ditto(PersonalModel):
     r"""FedAvg, and a personal model per client that is pulled towards the global one.
 
     Source: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Alg. 1.
@@ -53,15 +51,9 @@ class Ditto(FedAvg):
     attraction: Annotated[float, Field(ge=0)] = 1.0
 
     @override
-    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
-        """The initial model."""
-        return {"personal": server["model"]}
-
-    @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, the same as the target of the pull, and the personal model."""
-        model = download["model"]
-        return {"model": model, "anchor": self.net.parameters(model), "personal": state["personal"]}
+        return super().start(state, download, info) | {"anchor": self.net.parameters(download["model"])}
 
     @property
     def personal_pass(self) -> Train:
@@ -77,17 +69,3 @@ class Ditto(FedAvg):
     def finetune(self, epochs: int) -> Sequence[Pass]:
         """More training of the personal model."""
         return (replace(self.personal_pass, epochs=epochs, stream="finetune"),)
-
-    def personal_risk(self, client: State, batch: Batch) -> Tensor:
-        """The personal model's risk."""
-        return self.risk(client | {"model": client["personal"]}, batch)
-
-    @override
-    def keep(self, client: State) -> State:
-        """The personal model."""
-        return {"personal": client["personal"]}
-
-    @override
-    def predict(self, client: State, x: Tensor) -> Tensor:
-        """The personal model's logits."""
-        return self.net(client["personal"], x)

@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.class_means import class_mean
 from fedpipe.algorithms.model_stack import repeat_model
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Measure, Pass, Train
+from fedpipe.algorithms.prototypes import compute_prototype_loss, store_prototypes
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
@@ -110,7 +110,7 @@ class FedPAC(SharedBody):
             Measure(self.sum_features, self.store_statistics),
             replace(self.training_pass(), epochs=self.head_epochs, stream="head"),
             Train(self.loss, only=self.net.body_names),
-            Measure(self.sum_features, self.store_prototypes),
+            Measure(self.sum_features, store_prototypes),
         )
 
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
@@ -124,17 +124,10 @@ class FedPAC(SharedBody):
         phi = sums["sums"] / size
         return client | {"phi": phi, "variance": (sums["squares"] / size - phi.square().sum()) / size}
 
-    def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's prototypes, with rows of zeros for classes without samples."""
-        return client | {"own": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
-
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull to the prototypes."""
-        z = self.net.features(client["model"], batch.x)
-        distance = (z - client["prototypes"][batch.y]).square().mean(-1)
-        risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.penalty * batch.mean(client["known"][batch.y] * distance)
+        return compute_prototype_loss(self.net, client, batch, self.penalty)
 
     @override
     def upload(self, client: State) -> State:

@@ -11,10 +11,11 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
-from fedpipe.algorithms.base import Algorithm, cross_entropy
+from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.class_means import class_mean
 from fedpipe.algorithms.passes import Measure, Pass
+from fedpipe.algorithms.prototypes import compute_prototype_loss, store_prototypes
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
@@ -98,24 +99,17 @@ class FedProto(Algorithm):
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training, then the client's prototypes."""
-        return (self.training_pass(), Measure(self.sum_features, self.store_prototypes))
+        return (self.training_pass(), Measure(self.sum_features, store_prototypes))
 
     @override
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the pull."""
-        z = self.net.features(client["model"], batch.x)
-        distance = (z - client["prototypes"][batch.y]).square().mean(-1)
-        risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.penalty * batch.mean(client["known"][batch.y] * distance)
+        return compute_prototype_loss(self.net, client, batch, self.penalty)
 
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums of the features by class."""
         z = self.net.features(client["model"], batch.x)
         return {"sums": batch.class_sums(z, len(client["counts"]))}
-
-    def store_prototypes(self, client: State, sums: dict[str, Tensor]) -> State:
-        """The client's prototypes, with rows of zeros for classes without samples."""
-        return client | {"own": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
 
     @override
     def upload(self, client: State) -> State:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 from typing_extensions import override
 
-from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
 from fedpipe.algorithms.passes import Gradient, Pass, Pull, Train, Update
+from fedpipe.algorithms.personal_model import PersonalModel
 from fedpipe.algorithms.uploads import Uploads
-from fedpipe.core.tensors import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedMe(Algorithm):
+class PFedMe(PersonalModel):
     r"""Personal models by Moreau envelopes: each is a proximal point of the client's loss around the global model.
 
     Source: Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1.
@@ -63,7 +61,6 @@ class PFedMe(Algorithm):
         Fraction of the mean in the new global model.
     """
 
-    server_optimizer_part: ClassVar[str | None] = "model"
     unsupported_settings: ClassVar[tuple[str, ...]] = ("optimizer", "momentum", "weight_decay", "clip_norm")
 
     attraction: Annotated[float, Field(ge=0)] = 15.0
@@ -72,30 +69,15 @@ class PFedMe(Algorithm):
     beta: Annotated[float, Field(ge=0)] = 1.0
 
     @override
-    def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
-        """The initial model."""
-        return {"personal": server["model"]}
-
-    @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, w_k, which starts there, and the last personal model."""
-        w = download["model"]
-        return {"model": w, "local": self.net.parameters(w), "personal": state["personal"]}
+        return super().start(state, download, info) | {"local": self.net.parameters(download["model"])}
 
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Inner minimization and outer step for each batch."""
         training_pass = Train(self.loss, pull=Pull("local", self.attraction), step=self.step)
         return (training_pass, Update.copy("model", to="personal"))
-
-    @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
-        """Steps of the personal model itself."""
-        return (Train(self.personal_risk, group="personal", epochs=epochs, stream="finetune"),)
-
-    def personal_risk(self, client: State, batch: Batch) -> Tensor:
-        """The personal model's risk."""
-        return self.risk(client | {"model": client["personal"]}, batch)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """K inner steps, then one of w_k."""
@@ -111,16 +93,6 @@ class PFedMe(Algorithm):
     def upload(self, client: State) -> State:
         """w_k."""
         return {"model": client["model"] | client["local"]}
-
-    @override
-    def keep(self, client: State) -> State:
-        """The personal model."""
-        return {"personal": client["personal"]}
-
-    @override
-    def predict(self, client: State, x: Tensor) -> Tensor:
-        """The personal model's logits."""
-        return self.net(client["personal"], x)
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:

@@ -70,7 +70,21 @@ def make_toy(make_trial):
 
 
 @pytest.fixture
-def train_plainly():
+def list_batches():
+    """``list_batches(trial, client, 1)``: inputs and classes of each step of a client in round 1, for plain loops."""
+
+    def gather_batches(trial, client, number, stream="batches", epochs=None):
+        federation = trial.algorithm.federation
+        for epoch in range(federation.local_epochs if epochs is None else epochs):
+            order = trial.clients.shuffle_indices(client, number, stream, epoch)
+            for first in range(0, len(order), federation.batch_size):
+                yield trial.clients.gather(order[first : first + federation.batch_size])
+
+    return gather_batches
+
+
+@pytest.fixture
+def train_plainly(list_batches):
     """``train_plainly(trial, loss, 3)``: the model of a plain PyTorch loop of FedAvg with another loss.
 
     ``loss(module, received, x, y)`` has the client's model and the one that it received, in evaluation mode. Weights,
@@ -87,13 +101,10 @@ def train_plainly():
                 received.load_state_dict(model)
                 received.eval().requires_grad_(False)
                 rule = torch.optim.SGD(module.parameters(), federation.learning_rate)
-                for epoch in range(federation.local_epochs):
-                    order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                    for first in range(0, len(order), federation.batch_size):
-                        x, y = trial.clients.gather(order[first : first + federation.batch_size])
-                        rule.zero_grad()
-                        loss(module, received, x, y).backward()
-                        rule.step()
+                for x, y in list_batches(trial, client, number):
+                    rule.zero_grad()
+                    loss(module, received, x, y).backward()
+                    rule.step()
                 uploads.append(module.state_dict())
                 sizes.append(trial.clients.sizes[client])
             model = {
@@ -106,7 +117,7 @@ def train_plainly():
 
 
 @pytest.fixture
-def fine_tuned():
+def fine_tuned(list_batches):
     """``fine_tuned(trial, 1, ("head",))``: a client's test loss after PyTorch's own epoch on parts of the MLP."""
 
     def tune(trial, client, parts):
@@ -114,9 +125,7 @@ def fine_tuned():
         module.load_state_dict(trial.start(client)["model"])
         trained = [value for name, value in module.named_parameters() if name.startswith(parts)]
         rule = torch.optim.SGD(trained, federation.learning_rate, federation.momentum)
-        order = trial.clients.shuffle_indices(client, trial.rounds + 1, "finetune", 0)
-        for first in range(0, len(order), federation.batch_size):
-            x, y = trial.clients.gather(order[first : first + federation.batch_size])
+        for x, y in list_batches(trial, client, trial.rounds + 1, "finetune", epochs=1):
             rule.zero_grad()
             cross_entropy(module(x), y).backward()
             rule.step()

@@ -57,7 +57,7 @@ def test_alpha_stays_between_0_and_1(make_toy):
         assert float(trial.client_states[0]["mixing"]["alpha"]) == bound
 
 
-def test_three_rounds_equal_a_plain_loop(make_trial):
+def test_three_rounds_equal_a_plain_loop(make_trial, list_batches):
     """Autograd through the mixture, with one optimizer for the own model and alpha."""
     trial = make_trial(APFL(alpha=0.3), learning_rate=0.1)
     net, server = trial.net, trial.server["model"]
@@ -73,15 +73,12 @@ def test_three_rounds_equal_a_plain_loop(make_trial):
             )
             alpha = alphas[client].clone().requires_grad_()
             optimizer = torch.optim.SGD([*w.values(), *v.values(), alpha], lr=0.1)
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    mixture = Tensors((name, alpha * v[name] + (1 - alpha) * w[name].detach()) for name in w)
-                    optimizer.zero_grad()
-                    (cross_entropy(net(Tensors(w), x), y) + cross_entropy(net(mixture, x), y)).backward()
-                    optimizer.step()
-                    alpha.data.clamp_(0, 1)
+            for x, y in list_batches(trial, client, number):
+                mixture = Tensors((name, alpha * v[name] + (1 - alpha) * w[name].detach()) for name in w)
+                optimizer.zero_grad()
+                (cross_entropy(net(Tensors(w), x), y) + cross_entropy(net(mixture, x), y)).backward()
+                optimizer.step()
+                alpha.data.clamp_(0, 1)
             own[client], alphas[client] = Tensors(v).map(torch.detach), alpha.detach()
             uploads.append(Tensors(w).map(torch.detach))
         sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()

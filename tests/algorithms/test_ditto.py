@@ -52,7 +52,7 @@ def test_a_strong_pull_keeps_the_personal_models_at_the_global_one(make_trial):
     assert distances == sorted(distances, reverse=True)
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial):
+def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
     """PFLlib's clientditto: `ptrain` with PerturbedGradientDescent, then `train`, with the same batches."""
     trial = make_trial(Ditto(attraction=0.5), learning_rate=0.1)
     net, names = trial.net, trial.net.names
@@ -60,14 +60,11 @@ def test_three_rounds_equal_pfllibs_loop(make_trial):
     personal = {client: {name: value.clone() for name, value in server.items()} for client in range(8)}
 
     def train(client, model, stream, number, mu):
-        for epoch in range(2):
-            order = trial.clients.shuffle_indices(client, number, stream, epoch)
-            for first in range(0, len(order), 4):
-                x, y = trial.clients.gather(order[first : first + 4])
-                leaves = {name: value.detach().requires_grad_() for name, value in model.items()}
-                g = torch.autograd.grad(cross_entropy(net(Tensors(leaves), x), y), list(leaves.values()))
-                for name, d_p in zip(names, g, strict=True):
-                    model[name] = model[name] - 0.1 * (d_p + mu * (model[name] - server[name]))
+        for x, y in list_batches(trial, client, number, stream):
+            leaves = {name: value.detach().requires_grad_() for name, value in model.items()}
+            g = torch.autograd.grad(cross_entropy(net(Tensors(leaves), x), y), list(leaves.values()))
+            for name, d_p in zip(names, g, strict=True):
+                model[name] = model[name] - 0.1 * (d_p + mu * (model[name] - server[name]))
         return model
 
     for number in (1, 2, 3):

@@ -64,7 +64,7 @@ def test_equal_traces_without_alignment_are_fedper(make_trial, make_clients, ass
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width):
+def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batches):
     """Without random initial class means: a client's first ones are of the body that it received."""
     trial = make_trial(FedAS(alignment_rate=0.05), width=width, learning_rate=0.1)
     clients, body = trial.clients, dict(trial.server["body"])
@@ -89,13 +89,10 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width):
                 loss.backward()
                 alignment.step()
             rule = torch.optim.SGD(module.parameters(), 0.1)
-            for epoch in range(2):
-                order = clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x_batch, y_batch = clients.gather(order[first : first + 4])
-                    rule.zero_grad()
-                    cross_entropy(module(x_batch), y_batch).backward()
-                    rule.step()
+            for x_batch, y_batch in list_batches(trial, client, number):
+                rule.zero_grad()
+                cross_entropy(module(x_batch), y_batch).backward()
+                rule.step()
             trace, order = 0.0, clients.shuffle_indices(client, number, "fisher", 0)
             for first in range(0, len(order), 4):
                 x_batch, y_batch = clients.gather(order[first : first + 4])

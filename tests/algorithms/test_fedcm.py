@@ -39,7 +39,7 @@ def test_steps_are_plain_gradient_steps(make_trial, assert_same, settings):
 
 
 @pytest.mark.parametrize("server_rate", [1.0, 0.5])
-def test_three_rounds_equal_a_plain_loop(make_trial, server_rate):
+def test_three_rounds_equal_a_plain_loop(make_trial, server_rate, list_batches):
     """With other numbers of steps of each client, and weight decay in PyTorch's gradient."""
     trial = make_trial(FedCM(alpha=0.3, server_rate=server_rate), learning_rate=0.1, weight_decay=0.01)
     server = trial.server["model"]
@@ -50,14 +50,11 @@ def test_three_rounds_equal_a_plain_loop(make_trial, server_rate):
         models, directions = [], []
         for client in ids:
             y_k, steps = server, 0
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    leaves = y_k.map(lambda value: value.detach().requires_grad_())
-                    loss = cross_entropy(trial.net(leaves, x), y) + 0.01 / 2 * leaves.square_norm()
-                    g = Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-                    y_k, steps = y_k - 0.1 * (0.3 * g + 0.7 * direction), steps + 1
+            for x, y in list_batches(trial, client, number):
+                leaves = y_k.map(lambda value: value.detach().requires_grad_())
+                loss = cross_entropy(trial.net(leaves, x), y) + 0.01 / 2 * leaves.square_norm()
+                g = Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+                y_k, steps = y_k - 0.1 * (0.3 * g + 0.7 * direction), steps + 1
             models.append(y_k)
             directions.append((server - y_k) / (0.1 * steps))
         mean = sum(models) / len(models)

@@ -43,7 +43,7 @@ def test_the_running_mean_of_two_batches(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_same, width):
+def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_same, width, list_batches):
     """With the optimizer of the model and that of the personal vector."""
     mu, kappa, rate = 0.3, 2.0, 0.1
     trial = make_trial(FedDBE(mu=mu, kappa=kappa), width=width, learning_rate=rate).run()
@@ -55,20 +55,17 @@ def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_
             module, vector = load(model), vectors[client].clone().requires_grad_()
             rules = [torch.optim.SGD(values, rate) for values in (module.parameters(), [vector])]
             running = torch.zeros(6, dtype=torch.float64)
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    rep = module.body(x)
-                    running = (1 - mu) * running + mu * rep.mean(dim=0)
-                    loss = cross_entropy(module.head(rep + vector), y)
-                    loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
-                    for rule in rules:
-                        rule.zero_grad()
-                    loss.backward()
-                    for rule in rules:
-                        rule.step()
-                    running = running.detach()
+            for x, y in list_batches(trial, client, number):
+                rep = module.body(x)
+                running = (1 - mu) * running + mu * rep.mean(dim=0)
+                loss = cross_entropy(module.head(rep + vector), y)
+                loss = loss + kappa * torch.mean(0.5 * (running - consensus) ** 2)
+                for rule in rules:
+                    rule.zero_grad()
+                loss.backward()
+                for rule in rules:
+                    rule.step()
+                running = running.detach()
             uploads[client], vectors[client] = module.state_dict(), vector.detach()
         total = sum(trial.clients.sizes[client] for client in uploads)
         model = {

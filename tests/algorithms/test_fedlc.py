@@ -45,7 +45,7 @@ def test_the_loss_equals_fl_benchs(make_trial, client):
     assert float(trial.algorithm.loss(state, Batch(x, y))) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_three_rounds_equal_fl_benchs_loop(make_trial):
+def test_three_rounds_equal_fl_benchs_loop(make_trial, list_batches):
     trial = make_trial(FedLC(), learning_rate=0.1)
     server = trial.server["model"]
     for number in (1, 2, 3):
@@ -56,13 +56,10 @@ def test_three_rounds_equal_fl_benchs_loop(make_trial):
             counts = torch.bincount(trial.clients.gather(trial.clients.train[client])[1], minlength=4)
             model = {name: value.clone().requires_grad_() for name, value in server.items()}
             optimizer = torch.optim.SGD(model.values(), lr=0.1)
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    optimizer.zero_grad()
-                    fl_bench_loss(trial.net(Tensors(model), x), y, counts, 1.0).backward()
-                    optimizer.step()
+            for x, y in list_batches(trial, client, number):
+                optimizer.zero_grad()
+                fl_bench_loss(trial.net(Tensors(model), x), y, counts, 1.0).backward()
+                optimizer.step()
             uploads.append(Tensors(model).map(torch.detach))
         sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
         server = sum(float(size) * model for size, model in zip(sizes, uploads, strict=True))

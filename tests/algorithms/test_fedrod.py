@@ -46,7 +46,7 @@ def test_padding_with_a_class_that_the_client_lacks_changes_nothing(make_trial):
     )
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial):
+def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
     """PFLlib's clientROD: one optimizer for the generic model, and one for the personal head."""
     trial = make_trial(FedRoD(), learning_rate=0.1)
     net = trial.net
@@ -63,19 +63,16 @@ def test_three_rounds_equal_pfllibs_loop(make_trial):
                 for part in (server, heads[client])
             )
             optimizer, opt_head = (torch.optim.SGD(part.values(), lr=0.1) for part in (model, head))
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    rep = net.features(Tensors(model), x)
-                    out_g = net.classify(Tensors(model), rep)
-                    optimizer.zero_grad()
-                    cross_entropy(out_g + counts.log(), y).backward()
-                    optimizer.step()
-                    out_p = net.classify(Tensors(head), rep.detach())
-                    opt_head.zero_grad()
-                    cross_entropy(out_g.detach() + out_p, y).backward()
-                    opt_head.step()
+            for x, y in list_batches(trial, client, number):
+                rep = net.features(Tensors(model), x)
+                out_g = net.classify(Tensors(model), rep)
+                optimizer.zero_grad()
+                cross_entropy(out_g + counts.log(), y).backward()
+                optimizer.step()
+                out_p = net.classify(Tensors(head), rep.detach())
+                opt_head.zero_grad()
+                cross_entropy(out_g.detach() + out_p, y).backward()
+                opt_head.step()
             heads[client] = Tensors(head).map(torch.detach)
             uploads.append(Tensors(model).map(torch.detach))
         sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()

@@ -33,7 +33,7 @@ def test_the_lower_layers_stay_and_the_top_is_averaged(make_trial, assert_same, 
         assert_same(trial.start(outcome.client)["model"].only(personal), outcome.keep["body"].only(personal))
 
 
-def test_three_rounds_equal_pfllibs_loop(make_trial):
+def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
     """PFLlib's clientLG: `set_parameters` copies the server's head into the client's model, which then trains."""
     trial = make_trial(LGFedAvg(), learning_rate=0.1)
     net, head = trial.net, trial.server["head"]
@@ -44,13 +44,10 @@ def test_three_rounds_equal_pfllibs_loop(make_trial):
         for client in ids:
             model = {name: value.clone().requires_grad_() for name, value in (models[client] | head).items()}
             optimizer = torch.optim.SGD(model.values(), lr=0.1)
-            for epoch in range(2):
-                order = trial.clients.shuffle_indices(client, number, "batches", epoch)
-                for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
-                    optimizer.zero_grad()
-                    cross_entropy(net(Tensors(model), x), y).backward()
-                    optimizer.step()
+            for x, y in list_batches(trial, client, number):
+                optimizer.zero_grad()
+                cross_entropy(net(Tensors(model), x), y).backward()
+                optimizer.step()
             models[client] = Tensors(model).map(torch.detach)
         sizes = trial.clients.sizes[ids] / trial.clients.sizes[ids].sum()
         head = sum(float(size) * models[client].only(net.head_names) for size, client in zip(sizes, ids, strict=True))

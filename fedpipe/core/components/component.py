@@ -67,7 +67,16 @@ ALGORITHM = ComponentKind(
     "fedpipe.algorithms",
     "algorithms",
     "algorithm",
-    helpers=("adaptive_loss", "barycenter", "class_means", "model_stack", "partial_sharing", "soft_labels"),
+    helpers=(
+        "adaptive_loss",
+        "barycenter",
+        "class_means",
+        "model_stack",
+        "partial_sharing",
+        "personal_model",
+        "prototypes",
+        "soft_labels",
+    ),
 )
 MODEL = ComponentKind(
     "model",
