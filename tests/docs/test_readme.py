@@ -124,6 +124,7 @@ def test_all_algorithms_are_listed_and_have_a_source() -> None:
     titles = [get_title(name) for name in ALGORITHMS]
     assert sorted(listed) == sorted(titles)
     assert f"[{len(ALGORITHMS)} algorithms](#algorithms)" in read("README.md")
+    assert f"| methods | {len(ALGORITHMS)} |" in read("README.md")
     for name in set(ALGORITHMS) - {"local"}:
         paper = source(name)
         assert re.match(r"[A-Z][\w ,]+(et al\.|and \w+), \S.* 20[12]\d", paper), f"{name}: {paper[:200]}"
