@@ -154,6 +154,10 @@ def spectral(shape, classes):
     return wrap(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)))
 
 
+def converged(shape, classes):
+    return wrap(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5), n_power_iterations=1000))
+
+
 def instances(shape, classes):
     return wrap(nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten()))
 
@@ -279,6 +283,7 @@ def test_a_network_that_does_not_fit_the_data_is_rejected_before_any_job() -> No
         ("rrelu", r"the layer 'body\.3' \(RReLU\) of .* draws random numbers"),
         ("attention", r"the layer 'body\.3\.1\.self_attn' \(MultiheadAttention\) of .* draws random numbers"),
         ("spectral", r"'own_models\.spectral' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
+        ("converged", r"'own_models\.converged' changes its buffer 'body\.3\.parametrizations\.weight\.0\._[uv]'"),
         ("instances", r"'own_models\.instances' changes its buffer 'body\.3\.1\.running_mean'"),
         ("louder", r"'own_models\.louder' .*train mode .*eval mode"),
         ("cumulative", r"the network of 'own_models\.cumulative' can't be trained .* momentum=None"),
