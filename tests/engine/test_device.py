@@ -37,10 +37,14 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 #: Server rules that read values of the device, by what they decide with them.
 DECIDES = {
+    "ccvr": "which classes have two samples, so that features are drawn for them",
     "cfl": "which clients leave a cluster: scikit-learn bisects it",
+    "fedas": "the weights of the bodies, which are the clients' Fisher traces",
+    "feddbe": "whether the mean features are known",
     "feddual": "whether the barycenter has converged, so that its iterations end",
     "fedfomo": "which models a client is sent, which it does not know yet",
     "fednova": "whether a client took any step",
+    "fedpac": "the weights of the heads: SciPy minimizes their variance",
     "ifca": "which model each client has chosen",
 }
 
