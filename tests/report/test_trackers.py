@@ -33,13 +33,10 @@ from fedpipe.core.callbacks import Callback
 
 class Saboteur(Callback):
     def end_round(self, run, round_number, accuracies):
-        if round_number == 2:
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
-                try:
-                    if b"wandb-core" in path.read_bytes() and os.getpgid(int(path.parent.name)) == os.getpgid(0):
-                        os.kill(int(path.parent.name), signal.SIGKILL)
-                except (OSError, ValueError):
-                    pass
+        for children in Path("/proc/self/task").glob("*/children") if round_number == 2 else ():
+            for child in children.read_text().split():
+                if b"wandb-core" in Path("/proc", child, "cmdline").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
 """
 History = dict[str, dict[int, float]]  #: value by name and round
 
