@@ -219,11 +219,13 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     hashes |= layout.read_round_digests(round_files, round_files.marker)
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]
     tables = [read_parquet(path, hashes[path.name]).to_pandas() for path in paths]
+    rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"total": []})
     numbers: dict[str, float] = {}
-    if tables and sum(map(len, tables)):
-        scores = results.compute_scores(pd.concat(tables, ignore_index=True), METRICS)
-        rows = scores[(scores["average"] == "sample") & scores["score"].notna()]
-        numbers = {f"{row.metric}/{row.protocol}": float(row.score) for row in rows.itertuples()}
+    if (rows["total"] > 0).any():
+        scores = results.compute_scores(rows, METRICS)
+        scores = scores[(scores["average"] == "sample") & scores["score"].notna()]
+        columns = scores[["metric", "protocol", "score"]].to_numpy()
+        numbers = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
     summary = layout.summarize_round(round_files, read_json(round_files.complete_states_marker))
     others = {name: float(number) for name, number in summary.items() if not math.isnan(number)}
     return numbers | others | {PARTICIPANTS: others.pop(PARTICIPANTS)}
