@@ -227,5 +227,6 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
         columns = scores[["metric", "protocol", "score"]].to_numpy()
         numbers = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
     summary = layout.summarize_round(round_files, read_json(round_files.complete_states_marker))
-    others = {name: float(number) for name, number in summary.items() if not math.isnan(number)}
-    return numbers | others | {PARTICIPANTS: others.pop(PARTICIPANTS)}
+    others = {name: float(number) for name, number in summary.items() if name != PARTICIPANTS}
+    others = {name: number for name, number in others.items() if not math.isnan(number)}
+    return {**numbers, **others, PARTICIPANTS: summary[PARTICIPANTS]}
