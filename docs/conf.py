@@ -30,6 +30,7 @@ docs/diagnostics
 docs/papers
 docs/dvc
 docs/cluster
+docs/trackers
 docs/callbacks
 docs/pfllib
 docs/switching

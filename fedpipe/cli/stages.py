@@ -104,10 +104,10 @@ def segment(
     ] = False,
 ) -> None:
     """Run or resume consecutive rounds: train, aggregate, evaluate. SIGTERM stops it after the current round."""
-    from fedpipe.core.callbacks import CallbackList
     from fedpipe.engine import collect as stage
     from fedpipe.engine import interrupts
     from fedpipe.report import progress
+    from fedpipe.report.callback_list import CallbackList
 
     finished_rounds: list[int] = []
 
@@ -187,7 +187,7 @@ def evaluate(
     callbacks: Callbacks = "",
 ) -> None:
     """Evaluate the models of a round, which completes the round."""
-    from fedpipe.core.callbacks import CallbackList
+    from fedpipe.report.callback_list import CallbackList
 
     run = _open_run(path, threads, device, stack, graphs)
     with CallbackList(callbacks.split(), run.files, round) as callback_list:

@@ -73,11 +73,7 @@ def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
     for number in numbers:
         round_files = files.round(number)
         round_state = read_json(round_files.complete_states_marker)
-        traffic = read_parquet(round_files.participants, round_state["sha256"][round_files.participants.name])
-        mean_bytes = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
-        left_out = traffic["finite"].to_pylist().count(False)
-        counts = {"participants": len(traffic), "left_out": left_out}
-        rows.append({"round": number, **counts, **mean_bytes, **round_state["observed"]})
+        rows.append({"round": number, **layout.summarize_round(round_files, round_state)})
         times.append({"round": number, **read_json(round_files.times)})
         made_by += [maker for maker in round_state["made_by"] if maker not in made_by]
     return MergedRounds(

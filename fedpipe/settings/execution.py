@@ -33,7 +33,8 @@ class Execution(Section):
     )
     callbacks: tuple[str, ...] = Field(
         (),
-        description="Callbacks that monitor runs: dvclive, or custom classes such as own.Board (docs/callbacks.md).",
+        description="Callbacks that monitor runs: dvclive, mlflow, tensorboard or wandb (docs/trackers.md), or custom "
+        "classes such as own.Board (docs/callbacks.md).",
     )
 
     _require_unique_callbacks = field_validator("callbacks")(require_unique)

@@ -62,7 +62,7 @@ def _check_presets(presets: dict[str, Any]) -> dict[str, Any]:
 
 def _check_callbacks(execution: Execution) -> Execution:
     for name in execution.callbacks:
-        callbacks.find_callback(name)
+        callbacks.check_callback(name)
     return execution
 
 

@@ -6,10 +6,10 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import archive
@@ -467,3 +467,14 @@ def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
         if not is_round_file or not isinstance(sha256, str):
             raise unreadable_error(record, f"{name!r} is not a file of its round")
     return digests
+
+
+def summarize_round(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
+    """Summarize a round by name: participants, updates that were left out, mean bytes, and the method's own metrics.
+
+    ``state`` is the content of its ``state.json``.
+    """
+    traffic = read_parquet(files.participants, state["sha256"][files.participants.name])
+    mean_bytes = {name: sum(traffic[name].to_pylist()) / len(traffic) for name in ("bytes_down", "bytes_up")}
+    left_out = traffic["finite"].to_pylist().count(False)
+    return {"participants": len(traffic), "left_out": left_out, **mean_bytes, **state["observed"]}

@@ -1,0 +1,89 @@
+"""The callbacks of a job.
+
+They run in the job's process, after all files of a round are written. If a callback fails, the job prints a warning,
+removes the callback and continues.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from fedpipe.core.callbacks import CALLBACKS_KEY, Callback, RunInfo, check_callback, find_callback, read_accuracies
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.yaml_text import read_generated_yaml
+from fedpipe.report.trackers import TRACKER_CLASSES
+
+
+class CallbackList:
+    """The callbacks of one job.
+
+    Parameters
+    ----------
+    names
+        Names of trackers, and paths of classes.
+    files
+        Files of the run.
+    stop
+        Last round of the job.
+    """
+
+    def __init__(self, names: Sequence[str], files: RunFiles, stop: int) -> None:
+        self._files, self._stop = files, stop
+        self._run: RunInfo | None = None
+        self._callbacks: list[Callback] = []
+        for name in names:
+            try:
+                check_callback(name)
+                self._callbacks.append(TRACKER_CLASSES[name]() if name in TRACKER_CLASSES else find_callback(name)())
+            except Exception as error:  # from the import or from `__init__`
+                self._report_failure(name, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._run is not None:
+            self._call_hook("end_run", self._run)
+
+    def call_begin(self, completed_rounds: int) -> None:
+        """Begin the job after this number of complete rounds."""
+        if self._callbacks:
+            self._run = RunInfo(
+                path=self._files.path,
+                settings=read_generated_yaml(self._files.settings),
+                last_round=self._stop,
+                completed_rounds=completed_rounds,
+            )
+            self._call_hook("begin_run", self._run)
+
+    def call_round(self, round_number: int) -> None:
+        """Report a complete round to all callbacks."""
+        if self._callbacks:
+            self._call_hook("end_round", self._run, round_number, read_accuracies(self._files, round_number))
+
+    def wrap_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
+        """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
+        completed_rounds = next(numbers)
+        self.call_begin(completed_rounds)
+        yield completed_rounds
+        for number in numbers:
+            self.call_round(number)
+            yield number
+
+    def _call_hook(self, hook: str, *arguments: Any) -> None:
+        for callback in list(self._callbacks):
+            try:
+                getattr(callback, hook)(*arguments)
+            except Exception as error:
+                self._callbacks.remove(callback)
+                self._report_failure(f"{type(callback).__qualname__}.{hook}", error)
+
+    def _report_failure(self, callback_name: str, error: Exception) -> None:
+        """Print a warning about a failed callback, which is removed."""
+        print(
+            f"fedpipe: {CALLBACKS_KEY}: {callback_name} failed ({type(error).__name__}: {error}). "
+            f"{self._files.path} continues without it.",
+            file=sys.stderr,
+        )
