@@ -128,7 +128,8 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     algorithm, clients = run.algorithm, run.clients
     if run.new_clients and client in run.new_clients.clients.ids:
         algorithm, clients = run.new_clients.algorithm, run.new_clients.clients
-        send = run.new_clients.make_sender(algorithm, run.load_server_state(round_number))
+        round_algorithm = algorithm.bind_round(round_number + 1, run.settings.seed)
+        send = run.new_clients.make_sender(round_algorithm, run.load_server_state(round_number))
         task = dataclasses.replace(task, send=send)
     with numerics.preserve_torch_flags():
         list((capture := _ModelCapture(algorithm, clients)).run(task))

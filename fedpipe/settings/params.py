@@ -105,8 +105,8 @@ class Params(Section):
         )
         num_new_clients, are_reported = self.federation.num_held_out, self.report.clients != "seen"
         new_clients_warning = (
-            f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, which "
-            "never participate. Set report.clients to both or new to see them."
+            f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
+            "which never participate. Set report.clients to both or new to see them."
         )
         return [
             *self.ignored_parameters.values(),
