@@ -1,9 +1,8 @@
 """New clients (`federation.held_out`): what they receive, and their evaluation.
 
-A new client never participates. It is a client that the server knows since round 0, and receives what a seen client
-receives that has not participated yet. An algorithm numbers the seen clients from 0. It never learns how many new
-clients there are, and what their samples are, because each of them is its client number S, the one after the S seen
-clients.
+A new client never participates. It receives what a seen client receives before its first round. An algorithm numbers
+the S seen clients from 0, and each new client is its client S. So neither the number of new clients nor their samples
+are in any state of the server.
 """
 
 from __future__ import annotations

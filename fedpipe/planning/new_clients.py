@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings.base import Protocol, to_new_clients_protocol
-from fedpipe.settings.params import Params
 from fedpipe.settings.report import ReportedClients
 
 if TYPE_CHECKING:  # commands for tables import no torch
@@ -16,6 +15,7 @@ if TYPE_CHECKING:  # commands for tables import no torch
     from fedpipe.algorithms.base import Algorithm
     from fedpipe.algorithms.batch import State
     from fedpipe.core.tensors import Tensors
+    from fedpipe.settings.params import Params
 
 
 def list_new_clients_protocols(protocols: Iterable[Protocol], has_personal_model: bool = True) -> list[Protocol]:
@@ -67,7 +67,7 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
         if not _has_trained_model(params, label):
             raise SettingsError(
                 f"federation.held_out: {value} can't be used with {label} and evaluation.protocols {names}, because "
-                f"the personal model of a new client is an initial model. Add finetuned-on-local to "
+                "the personal model of a new client is an initial model. Add finetuned-on-local to "
                 f"evaluation.protocols, or remove {label} from study.algorithms."
             )
 
