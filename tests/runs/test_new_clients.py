@@ -37,6 +37,7 @@ Rows = list[dict[str, Any]]
 
 def prepare(*labels: str, **federation: Any) -> NewPlan:
     sections = {
+        "partition": {"alpha": 10.0},  # with a small alpha, no model of FedFomo's others helps a new client
         "federation": {"clients": CLIENTS, "participation": 0.75} | federation,
         "evaluation": {"protocols": ["global-on-global", *PROTOCOLS, "prototype-on-local"]},
     }
@@ -242,9 +243,9 @@ def receive(label: str) -> tuple[Run, State, State]:
     run_all(run)
     server = run.load_server_state(ROUNDS)
     assert run.new_clients is not None
-    common, own = run.new_clients.make_sender(run.new_clients.algorithm, server)([0, 2])
+    common, own = run.new_clients.make_sender(run.new_clients.algorithm, server)([0, 2])  # equal for both
     for value in iterate_tensors(own):
-        assert torch.equal(value[0], value[1]), "the server distinguishes new clients"
+        torch.testing.assert_close(value[0], value[1])
     first = {
         part: value.map(lambda tensor: tensor[0]) if isinstance(value, Tensors) else value[0]
         for part, value in own.items()
