@@ -33,6 +33,8 @@ class APFL(FedAvg):
     of w.
     Values used: alpha 0.5, learned (FL-bench).
 
+    A client that never participated has the mixture of the global model and the initial one, with the initial alpha.
+
     Deviations
     ----------
     Mixture

@@ -99,6 +99,8 @@ class Algorithm(Component):
     """Base of all algorithms. Clients receive the complete model, train it on the mean cross-entropy and upload it.
 
     An algorithm defines ``aggregate``, and overrides the hooks that it changes.
+
+    A client that never participated receives the global model, which is also its personal model.
     """
 
     has_prototype_logits: ClassVar[bool] = False  #: whether `prototype_logits` is defined

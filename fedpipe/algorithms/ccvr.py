@@ -41,6 +41,8 @@ class CCVR(FedAvg):
     The model, C x d sums, C x d x d products and C counts up. Values used: 2000 (CIFAR-10), 500 (CIFAR-100) features
     of a class.
 
+    A client that never participated receives FedAvg's model, which is not calibrated.
+
     Deviations
     ----------
     Time of the calibration

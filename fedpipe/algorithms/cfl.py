@@ -39,6 +39,8 @@ class CFL(Algorithm):
     updates of all clients. Traffic: the cluster's model down, a model up. There is no single global model.
     Values used: eps1 0.4, eps2 1.6 (authors' code), eps1 0.4, eps2 0.9 (cwFedAvg).
 
+    A client that never participated receives the model of the cluster that contains the first client.
+
     Deviations
     ----------
     Clustering

@@ -42,6 +42,9 @@ class CwFedAvg(Algorithm):
     (with ``distribution: empirical`` also C counts). There is no global model.
     Values of lambda used: 10 (MNIST, CIFAR-10), 1000 (CIFAR-100), 2000 (Tiny ImageNet).
 
+    A client that never participated receives the mean of the class models, because its distribution is uniform at the
+    server.
+
     Deviations
     ----------
     Factor of WDR

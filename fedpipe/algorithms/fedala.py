@@ -38,6 +38,8 @@ class FedALA(FedAvg):
     one pass (``share: 1``, ``passes: 1``). That code measures each client's model as it was last trained
     (``kept-on-global``), before it is mixed again.
 
+    A client that never participated receives the global model and mixes nothing, because it has no local model.
+
     Deviations
     ----------
     Clients that have not trained yet

@@ -44,6 +44,9 @@ class FedAMP(Algorithm):
     1e6, are unverified: no source was compared for them. They mix almost evenly, 1 % of each other client. The pull is
     weak at both, and the effect comes from training that begins at :math:`u_i`.
 
+    A client that never participated has the initial model, because no model attracts it, so its personal model is
+    evaluated only after fine-tuning.
+
     Deviations
     ----------
     Own weight :math:`\xi_{ii}`

@@ -37,6 +37,9 @@ class FedAS(SharedBody):
     model. BatchNorm's running statistics are averaged with ``federation.weighting``.
     Values used: alignment rate 0.01, for one epoch.
 
+    A client that never participated aligns the downloaded body with its class means by the same body, next to which its
+    head is the initial one.
+
     Deviations
     ----------
     First participation of a client

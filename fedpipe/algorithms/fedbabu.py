@@ -30,6 +30,8 @@ class FedBABU(SharedBody):
 
     State: the common head, at the server and the clients. Traffic: the body down, the body up.
 
+    A client that never participated receives the body under the common head, as all others do.
+
     Deviations
     ----------
     Averages

@@ -39,6 +39,9 @@ class FedDistillPlus(SoftLabels):
     State: :math:`\Omega` at the server (``mode: paper``: one for each client). Traffic: model and C x C down. Model,
     C x C and C counts up. Value of mu used: 1 (FedDW's code).
 
+    A client that never participated receives the global model, and with ``mode: paper`` the initial table, which only
+    fine-tuning reads.
+
     Deviations
     ----------
     Averaged models

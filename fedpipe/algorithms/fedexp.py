@@ -36,6 +36,8 @@ class FedExP(FedAvg):
     State: the mean of the last two models at the server. Traffic: the model down, the model up.
     Values of epsilon used: 0.001 (CIFAR), 0.1 (EMNIST).
 
+    A client that never participated receives the model with which participants begin, and not the mean of the last two.
+
     Deviations
     ----------
     Averages

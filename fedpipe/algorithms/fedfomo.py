@@ -43,6 +43,9 @@ class FedFomo(Algorithm):
     Traffic: up to M models down. A model and their weights up. There is no global model.
     Values used: M 5 (PFLlib, on which cwFedAvg's study was built).
 
+    A client that never participated receives M uploaded models, those of the lowest clients, and mixes in those that do
+    better than the initial model on its data.
+
     Deviations
     ----------
     No positive weight

@@ -38,6 +38,8 @@ class FedProto(Algorithm):
     prototype down. C x d and C counts up. There is no global model.
     Values of lambda used: 1 (MNIST), 0.1 (CIFAR-10), 1 (FedDW's code), 0.1 (FedNH's).
 
+    A client that never participated has the initial model, so its personal model is evaluated only after fine-tuning.
+
     Deviations
     ----------
     Measured prototypes

@@ -34,6 +34,8 @@ class FedRoD(FedAvg):
 
     State: the personal head at the client. Traffic: the model down, the model up.
 
+    A client that never participated receives the generic model, to whose logits it adds those of the initial head.
+
     Deviations
     ----------
     Personal head before training

@@ -38,6 +38,8 @@ class IFCA(Algorithm):
     State: k models at the server. Traffic: k models down. A model and its index up. There is no single global model.
     Values of k used: 2 (CIFAR-10), 8 (CIFAR-100, Tiny ImageNet).
 
+    A client that never participated receives the k models and chooses one, as the participants do.
+
     Deviations
     ----------
     Choice in evaluation

@@ -28,6 +28,8 @@ class LGFedAvg(SharedBody):
     layers are shared, which is FedAvg.
     Values used: one shared layer (PFLlib).
 
+    A client that never participated receives the top, below which its layers are the initial ones.
+
     Deviations
     ----------
     Losses of the body

@@ -25,6 +25,8 @@ class Local(Algorithm):
 
     State: the model at the client. Traffic: none. There is no global model.
 
+    A client that never participated has the initial model, so its personal model is evaluated only after fine-tuning.
+
     Deviations
     ----------
     Length of training

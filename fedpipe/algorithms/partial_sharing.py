@@ -16,7 +16,10 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBody(Algorithm):
-    """A body that clients upload and the server averages. Personal tensors, by default the head, stay at the client."""
+    """A body that clients upload and the server averages. Personal tensors, by default the head, stay at the client.
+
+    A client that never participated receives the shared tensors, next to which its own are the initial ones.
+    """
 
     shared_part: ClassVar[str] = "body"  #: name of the shared tensors in states
     personal_part: ClassVar[str] = "head"  #: name of the personal tensors in states

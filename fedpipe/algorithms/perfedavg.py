@@ -38,6 +38,8 @@ class PerFedAvg(FedAvg):
     State: none. Traffic: the model down, the model up.
     Values used: alpha 0.01, beta 0.001, first-order, one batch for all (FedDW's code).
 
+    A client that never participated receives the global model and takes one alpha-step, as all others do.
+
     Deviations
     ----------
     Averages

@@ -16,7 +16,10 @@ from fedpipe.core.tensors import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalModel(FedAvg):
-    """FedAvg, and a model that the client keeps and is evaluated with. It begins as the initial model."""
+    """FedAvg, and a model that the client keeps and is evaluated with. It begins as the initial model.
+
+    A client that never participated has the initial model, so its personal model is evaluated only after fine-tuning.
+    """
 
     @override
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:

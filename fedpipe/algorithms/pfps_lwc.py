@@ -38,6 +38,8 @@ class PFPSLWC(SharedBody):
     State: last uploaded extractor and head at the client. Traffic: the extractor down, the extractor up. There is no
     global model. Value of lambda used: 0.02 (stable from 0 to 0.2).
 
+    A client that never participated recalls nothing, so it has the downloaded extractor with the initial head.
+
     Deviations
     ----------
     Epochs and optimizer of the recall

@@ -88,8 +88,9 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     plan = _read_plan(name)
     report_settings = report or plan.report
+    accuracy_frame = StudyData(plan).accuracies
     frame = results.select_study_protocols(
-        results.compute_reported_accuracies(StudyData(plan).accuracies, report_settings.round, report_settings.last_k)
+        plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
     rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]

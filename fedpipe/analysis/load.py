@@ -404,10 +404,14 @@ class Results:
     ) -> tuple[Tensor, Tensor]:
         """Inputs for the run's models and classes of the global test set, or of a client's local one."""
         with self._enter_folder():
-            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
-            if client is not None:
-                stored_files.require_client(client, len(clients))
-            return clients.gather(clients.global_test if client is None else clients.test[client])
+            run = self._open_run(self._find_cell(algorithm, seed, grid))
+            if client is None:
+                return run.clients.gather(run.clients.global_test)
+            stored_files.require_client(client, len(run.clients))
+            clients: FederatedData = run.clients
+            if run.new_clients and client in run.new_clients.clients.ids:
+                clients = run.new_clients.clients
+            return clients.gather(clients.test[client])
 
     # -- finding runs ------------------------------------------------------------------------------------------------
 

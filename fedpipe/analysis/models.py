@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -51,8 +52,10 @@ def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[
     Raises
     ------
     SettingsError
-        There is no pass with this stream.
+        The client is held out, or there is no pass with this stream.
     """
+    if client not in run.clients.ids:
+        raise SettingsError(f"client: {client} is held out and has no batches. Use one of {list(run.clients.ids)}.")
     algorithm = run.algorithm.bind_round(round_number, run.settings.seed)
     client_run = ClientRun(algorithm, run.clients, round_number, client)
     passes = [pass_ for pass_ in get_passes(algorithm, "train", 1) if isinstance(pass_, Train)]
@@ -121,9 +124,15 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
         raise SettingsError(
             f"client: {client} is not a client of this run. Use a number from 0 to {len(run.clients) - 1}."
         )
+    task = run.make_task("receive", round_number + 1, [client], ["global"])
+    algorithm, clients = run.algorithm, run.clients
+    if run.new_clients and client in run.new_clients.clients.ids:
+        algorithm, clients = run.new_clients.algorithm, run.new_clients.clients
+        round_algorithm = algorithm.bind_round(round_number + 1, run.settings.seed)
+        send = run.new_clients.make_sender(round_algorithm, run.load_server_state(round_number))
+        task = dataclasses.replace(task, send=send)
     with numerics.preserve_torch_flags():
-        capture = _ModelCapture(run.algorithm, run.clients)
-        list(capture.run(run.make_task("receive", round_number + 1, [client], ["global"])))
+        list((capture := _ModelCapture(algorithm, clients)).run(task))
     return capture.captured_model
 
 

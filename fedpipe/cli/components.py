@@ -42,7 +42,12 @@ def describe(
 ) -> None:
     """Print the documentation and parameters of a component, or of a diagnostic with its columns."""
     from fedpipe.cli.docs import equations
-    from fedpipe.cli.docs.pages import describe_diagnostic, format_default, get_inherited_docs
+    from fedpipe.cli.docs.pages import (
+        describe_diagnostic,
+        format_default,
+        get_inherited_docs,
+        get_inherited_new_client_sentence,
+    )
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
 
@@ -63,6 +68,8 @@ def describe(
         registry.add_extension_parameters(kinds[0], registry.find_component(kinds[0], name)),
     )
     typer.echo(f"{name} ({kind.name})\n\n{equations.render_docstring(inspect.getdoc(component_class) or '')}\n")
+    if sentence := get_inherited_new_client_sentence(component_class):
+        typer.echo(f"{sentence}\n")
     fields = list_parameters(component_class)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+import fedpipe
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import SettingsError
@@ -28,6 +31,29 @@ def get_cpu_name() -> str:
             if line.startswith("model name"):
                 return f"{platform.machine()}, {line.partition(':')[2].strip()}"
     return platform.machine()
+
+
+def describe_versions(device: torch.device) -> dict[str, Any]:
+    """Device and versions of this process, on which bits depend."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else get_cpu_name(),
+        "fedpipe": fedpipe.__version__,
+        "shared": code_digest.compute_shared_digest(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def describe_job(executor: str, device: torch.device, threads: int) -> str:
+    """Describe the executor, device and cores of this process."""
+    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    name = describe_versions(device)["device"]
+    description = f"{executor} executor on {name}, {threads} threads of {platform.node()}"
+    if visible_gpus in ("", "-1"):
+        return description
+    missing_gpu = " is assigned, but PyTorch sees no GPU" if device.type == "cpu" else ""
+    return f"{description}, GPU {visible_gpus}{missing_gpu}"
 
 
 def select_device(execution: Execution) -> torch.device:

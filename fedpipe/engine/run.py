@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import os
-import platform
 import statistics
 import sys
 import time
@@ -23,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-import fedpipe
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
@@ -42,7 +39,14 @@ from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, 
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_input_paths, load_federated_data
 from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.environment import _find_unread_files, _remove_duplicates, get_cpu_name, select_device
+from fedpipe.engine.environment import (
+    _find_unread_files,
+    _remove_duplicates,
+    describe_job,
+    describe_versions,
+    select_device,
+)
+from fedpipe.engine.new_clients import NewClients
 from fedpipe.engine.server.device import use_device_of
 from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
@@ -92,7 +96,7 @@ class Run:
         self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
         self._device, self._threads = select_device(execution), threads
         dtype = getattr(torch, self.federation.dtype)
-        self.clients = clients or load_federated_data(settings, dtype, self._device)
+        self.clients = clients or load_federated_data(settings, dtype, self._device)  #: of the seen clients
         family = cast(Model, settings.build_model())
         unbound_algorithm = cast(Algorithm, settings.build_algorithm())
         shape = tuple(self.clients.x.shape[1:])
@@ -100,15 +104,17 @@ class Run:
         if family.has_frozen_base:
             build_network, base = build, frozen.build_frozen_base(family, shape, self.clients.classes)
             self.clients = frozen.with_features(
-                self.clients, base, frozen.get_features_path(settings), threads, self._versions()
+                self.clients, base, frozen.get_features_path(settings), threads, describe_versions(self._device)
             )
             build = functools.partial(_build_above_base, family, build_network)
+        all_clients, new_ids = self.clients, self.federation.draw_held_out(settings.seed)
+        self.clients = all_clients.only({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
             lambda: unbound_algorithm.adapt(build()), dtype, self._device, federation.buffers, federation.precision
         )
-        self.algorithm = unbound_algorithm.bind(net, self.federation)
+        self.algorithm = unbound_algorithm.bind(net, federation.with_seen_clients())
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = init_server(self._bind_algorithm(0), self.make_initial_model)
@@ -117,6 +123,7 @@ class Run:
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
+        self.new_clients = NewClients(self, all_clients.only(new_ids)) if new_ids else None
         self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
         self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {
@@ -147,8 +154,8 @@ class Run:
         other._was_complete = {}
         return other
 
-    def make_executor(self, algorithm: Algorithm) -> Executor:
-        """Make the run's executor for this algorithm: the run's, or an extended one of a diagnostic."""
+    def make_executor(self, algorithm: Algorithm, clients: FederatedData | None = None) -> Executor:
+        """Make the run's executor for an algorithm, such as the extended one of a diagnostic, and some clients."""
         stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
         width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
         if self._graphs and not (is_cuda and width > 1):
@@ -156,8 +163,8 @@ class Run:
             print(f"execution.graphs: steps are not recorded, because {reason}.", file=sys.stderr)
         if width > 1:
             backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
-            return Stack(algorithm, self.clients, width, epochs, backend, self._storage_device)
-        return Loop(algorithm, self.clients, self._threads, epochs, self._storage_device)
+            return Stack(algorithm, clients or self.clients, width, epochs, backend, self._storage_device)
+        return Loop(algorithm, clients or self.clients, self._threads, epochs, self._storage_device)
 
     def make_initial_model(self, index: int) -> Tensors:
         """Make the run's ``index``-th initial model.
@@ -178,7 +185,9 @@ class Run:
     def participants(self, round_number: int) -> list[int]:
         """Select the participants of a round, in ascending order."""
         algorithm, load_server = self._bind_algorithm(round_number), lambda: self.load_server_state(round_number - 1)
-        return select_participants(algorithm, self.settings.seed, round_number, self.clients.sizes, load_server)
+        ids = self.clients.ids
+        sizes = self.clients.sizes[list(ids)]
+        return [ids[i] for i in select_participants(algorithm, self.settings.seed, round_number, sizes, load_server)]
 
     def load_kept_state(self, client: int, round_number: int) -> State:
         """Load a client's kept state after a round, with the flag that it has not trained yet."""
@@ -198,8 +207,8 @@ class Run:
         participants: Sequence[int] | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
-        server = self.load_server_state(round_number - 1)
-        send = functools.partial(make_download, self._bind_algorithm(round_number), server)
+        server, get_positions = self.load_server_state(round_number - 1), self.clients.get_positions
+        send = functools.partial(make_download, self._bind_algorithm(round_number), server, get_positions)
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
         metrics = self.evaluation.recorded_metrics
         return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants, metrics=metrics)
@@ -260,7 +269,8 @@ class Run:
         if len(uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-                server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, uploads))
+                numbered = weighted_uploads.number_uploads(self.clients.get_positions(block.ids))
+                server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
         hashes = self._record_participants(round_number, weighted_uploads)
         hashes |= self._record_matrices(round_number, server, uploads)
@@ -354,19 +364,26 @@ class Run:
         self._require_same_data(round_number)
         start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
         if self._is_measured(round_number):
+            server = self.load_server_state(round_number)
+            get_kept_state = functools.partial(self.load_kept_state, round_number=round_number)
             result = evaluation.evaluate_round(
                 self.evaluation,
                 self.executor,
                 self.algorithm,
                 self.clients,
-                self.load_server_state(round_number),
-                functools.partial(self.load_kept_state, round_number=round_number),
+                server,
+                functools.partial(make_download, self.algorithm, server, self.clients.get_positions),
+                get_kept_state,
                 round_number,
                 next_participants=self.participants(round_number + 1),
             )
             metrics = result.metrics
+            if self.new_clients:
+                new_metrics = self.new_clients.evaluate(server, get_kept_state, round_number)
+                metrics = pa.concat_tables([metrics, new_metrics])
             if evaluation.get_test_sets(self.evaluation, "kept"):
-                last_rounds = self.checkpoint.read_state_json(round_number)["last"]
+                last = self.checkpoint.read_state_json(round_number)["last"]
+                last_rounds = {client: last[client] for client in self.clients.ids}
                 kept_table = evaluation.make_kept_table(
                     self.evaluation, round_number, last_rounds, self._read_last_accuracies, self._score_initial_models
                 )
@@ -424,15 +441,7 @@ class Run:
 
     def describe_environment(self) -> str:
         """Describe device and executor of this process."""
-        made_by, visible_gpus = self.get_environment(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        description = (
-            f"{made_by['executor']} executor on {made_by['device']}, {self._threads} threads of {platform.node()}"
-        )
-        if visible_gpus not in ("", "-1"):
-            description += f", GPU {visible_gpus}" + (
-                " is assigned, but PyTorch sees no GPU" if self._device.type == "cpu" else ""
-            )
-        return description
+        return describe_job(self.executor.name, self._device, self._threads)
 
     def _require_resumable(self, round_number: int) -> None:
         """Require before a round that data are unchanged and that the shared code reproduces the previous round."""
@@ -477,18 +486,7 @@ class Run:
 
     def get_environment(self) -> dict[str, Any]:
         """Get the environment on which bits depend: executor, device, versions."""
-        return {"executor": self.executor.name, **self._versions()}
-
-    def _versions(self) -> dict[str, Any]:
-        device = self._device
-        return {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else get_cpu_name(),
-            "fedpipe": fedpipe.__version__,
-            "shared": code_digest.compute_shared_digest(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        }
+        return {"executor": self.executor.name, **describe_versions(self._device)}
 
 
 def _build_above_base(family: Model, build_network: Callable[[], Network]) -> Network:

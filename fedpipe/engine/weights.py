@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedpipe.settings.federation import Federation
 
 
 def draw_participants(federation: Federation, seed: int, round_number: int) -> list[int]:
-    """Draw the participants of a round, in ascending order."""
+    """Draw the participants of a round, in ascending order, as an algorithm numbers them."""
     draw = rng.make_generator(seed, "participants", round_number)
     return sorted(draw.choice(federation.clients, federation.participants, replace=False).tolist())
 
@@ -30,6 +30,8 @@ def select_participants(
     algorithm: Algorithm, seed: int, round_number: int, sizes: npt.NDArray[np.int64], load_server: Callable[[], State]
 ) -> list[int]:
     """Select the participants of a round in ascending order: the algorithm's, or a uniform draw.
+
+    They are positions in ``sizes``.
 
     Parameters
     ----------
@@ -65,10 +67,13 @@ class WeightedUploads(NamedTuple):
 
     @property
     def uploads(self) -> Uploads:
-        """Those that count, as the server reads them."""
-        rows = np.flatnonzero(self.finite_mask).tolist()
-        ids, weights, states = self.block.ids, self.weights.tolist(), self.block.uploads
-        return Uploads([ids[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
+        """Those that count, by client."""
+        return self.number_uploads(self.block.ids)
+
+    def number_uploads(self, numbers: Sequence[int]) -> Uploads:
+        """Those that count, with other numbers of the clients."""
+        rows, weights, states = np.flatnonzero(self.finite_mask).tolist(), self.weights.tolist(), self.block.uploads
+        return Uploads([numbers[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])
 
     @property
     def kept_states(self) -> list[State]:

@@ -25,7 +25,7 @@ from pydantic import (
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json, read_verified, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles
-from fedpipe.settings.base import Label, Metric
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, to_new_clients_protocol
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
@@ -157,6 +157,18 @@ class Plan:
     def keep_models(self) -> str | int:
         """Rounds whose states are kept: `artifacts.keep_models`."""
         return self.artifacts.keep_models
+
+    def get_method_protocol(self, label: str, protocol: str) -> str:
+        """Get the protocol with which the column of a protocol shows a method: its own in the study's first column.
+
+        The column of new clients next to the first one has the same protocol for new clients.
+        """
+        own_protocol, first_protocol = self.method_protocols.get(label, protocol), self.protocols[0]
+        if protocol == first_protocol:
+            return own_protocol
+        own_new_protocol = to_new_clients_protocol(own_protocol)
+        is_next = protocol == to_new_clients_protocol(first_protocol) and own_new_protocol in self.protocols
+        return own_new_protocol if is_next else protocol
 
     def title(self, label: str) -> str:
         """Get the name of a method in tables and figures."""
@@ -304,7 +316,8 @@ class Plan:
             and self.method_protocols.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])}
             <= {*self.algorithms}
             and set(self.report.figure_algorithms) <= set(self.algorithms)
-            and {*self.method_protocols.values(), *self.report.figure_protocols} <= set(self.protocols)
+            and {*self.method_protocols.values()} <= {*self.protocols}
+            and {*self.report.figure_protocols} <= {name.removeprefix(NEW_CLIENTS_PREFIX) for name in self.protocols}
             and set(self.report.best_over) <= self.grid.keys()
         )
 

@@ -25,10 +25,12 @@ from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
 from fedpipe.planning import diagnostics, grid, partition
+from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, methods, parser
+from fedpipe.settings.base import to_new_clients_protocol
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
 
@@ -77,6 +79,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     for point in grid.iterate_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
+    has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
+    check_reported_clients(study_params, has_new_clients)
     draft.warnings += partition.collect_warnings(draft.partitions, draft.file_texts)
     planned_diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
     draft.file_texts |= {
@@ -90,9 +94,15 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         algorithms=study_params.study.algorithms,
         seeds=study_params.study.seeds,
         grid={name: list(values) for name, values in study_params.study.grid.items()},
-        protocols=study_params.evaluation.protocols,
+        protocols=tuple(list_reported_protocols(study_params.evaluation.protocols, study_params.report.clients)),
         metrics=study_params.evaluation.metrics,
-        method_protocols={label: options.protocol for label, options in method_options.items() if options.protocol},
+        method_protocols={
+            label: to_new_clients_protocol(options.protocol)
+            if study_params.report.clients == "new"
+            else options.protocol
+            for label, options in method_options.items()
+            if options.protocol
+        },
         partitions=draft.partitions,
         runs=tuple(draft.runs.values()),
         cells=tuple(draft.cells.values()),
@@ -154,6 +164,7 @@ class _Draft:
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
             data = params.dataset.file.stem
             self.file_texts[str(store.settings_file(data))] = format_yaml(params.dataset.origin)
+            check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             facts = get_study_facts(algorithm, params_by_label[label])

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
-from fedpipe.settings.base import Metric
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 
 def build_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
@@ -18,7 +18,7 @@ def build_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
         ``algorithm``, one column per name of the grid, ``protocol``, ``round``, and ``mean`` and ``std`` over ``seeds``
         of the metric (in percent, NLL in nats).
     """
-    frame = results.select_study_protocols(data.scores)
+    frame = results.select_study_protocols(data.plan, data.scores)
     frame = frame[(frame["average"] == data.plan.report.average) & (frame["metric"] == metric)]
     return results.average_over_seeds(frame, [*data.row_columns, "protocol", "round"])
 
@@ -33,7 +33,7 @@ def build_figure_curves(data: StudyData, metric: Metric = "accuracy") -> pd.Data
     if report.figure_algorithms:
         frame = frame[frame["algorithm"].isin(report.figure_algorithms)]
     if report.figure_protocols:
-        frame = frame[frame["protocol"].isin(report.figure_protocols)]
+        frame = frame[frame["protocol"].str.removeprefix(NEW_CLIENTS_PREFIX).isin(report.figure_protocols)]
     if not report.best_over:
         return frame
     frame = frame[frame[data.row_columns].apply(tuple, axis=1).isin(data.table_rows)]

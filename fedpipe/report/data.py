@@ -191,10 +191,7 @@ class StudyData:
     @cached_property
     def reported_rows(self) -> pd.DataFrame:
         """Rows with the reported round and average, and a standard protocol."""
-        report, table = self.plan.report, self.table
-        return results.select_study_protocols(
-            table[(table["round"] == report.round) & (table["average"] == report.average)]
-        )
+        return results.select_study_protocols(self.plan, self._rows_of_reported_round)
 
     @cached_property
     def table_rows(self) -> list[tuple[Hashable, ...]]:
@@ -202,7 +199,12 @@ class StudyData:
 
         See :func:`fedpipe.report.results.select_best_rows`.
         """
-        return results.select_best_rows(self.plan, self.reported_rows)
+        return results.select_best_rows(self.plan, self._rows_of_reported_round)
+
+    @property
+    def _rows_of_reported_round(self) -> pd.DataFrame:
+        report, table = self.plan.report, self.table
+        return table[(table["round"] == report.round) & (table["average"] == report.average)]
 
     @cached_property
     def mean_times(self) -> pd.DataFrame:

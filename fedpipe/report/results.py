@@ -14,9 +14,10 @@ import pandas as pd
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
+from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report.words import METRICS
-from fedpipe.settings.base import Metric, Protocol, to_validation_protocol
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
 AVERAGES = ("sample", "client", "worst")  #: over test samples, over clients, over the worst tenth of the clients
@@ -107,9 +108,10 @@ def list_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 
 
-def select_study_protocols(frame: pd.DataFrame) -> pd.DataFrame:
-    """Select rows with standard protocols, without further ones of methods."""
-    selected_rows: pd.DataFrame = frame[frame["protocol"].isin(get_args(Protocol))]
+def select_study_protocols(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
+    """Select rows with standard protocols for the clients of `report.clients`, without further ones of methods."""
+    protocols = list_reported_protocols(get_args(Protocol), plan.report.clients)
+    selected_rows: pd.DataFrame = frame[frame["protocol"].isin(protocols)]
     return selected_rows
 
 
@@ -285,6 +287,7 @@ def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ..
     best_keys = []
     for key, cells in means.groupby([name for name in row if name not in searched_names], sort=False):
         protocols = [plan.method_protocols.get(str(key[0]), plan.protocols[0]), *plan.protocols]
+        protocols = [name.removeprefix(NEW_CLIENTS_PREFIX) for name in protocols]  # seen clients select
         protocol = next((name for name in protocols if cells[cells["protocol"] == name]["seeds"].any()), protocols[0])
         protocol = to_validation_protocol(protocol) if report.best_on == "validation" else protocol
         is_ascending = METRICS[plan.metrics[0]].is_lower_better

@@ -48,9 +48,11 @@ def explain_dash(plan: Plan) -> str:
 
 
 def _explain_metrics(plan: Plan) -> list[str]:
-    """Explain which metrics are better if they are lower, and averages that are not obvious."""
+    """Explain new clients, which metrics are better if they are lower, and averages that are not obvious."""
     names = [METRICS[metric].name for metric in plan.metrics if METRICS[metric].is_lower_better]
     sentences = [f"A lower {join_words(names)} is better."] if names else []
+    if plan.report.clients != "seen":
+        sentences.append("New clients never participate in a round.")
     if plan.report.round == "best" and len(plan.metrics) > 1:
         sentences.append("Each metric has its own best round.")
     if "auc" in plan.metrics and plan.report.average == "sample":

@@ -165,7 +165,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         key = shown_keys.get((labels, point))
         if key is None:
             return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
-        shown_protocol = plan.method_protocols.get(labels[0], protocol) if protocol == plan.protocols[0] else protocol
+        shown_protocol = plan.get_method_protocol(labels[0], protocol)
         cell = cells[*key, shown_protocol, metric]
         if not cell["seeds"]:
             return Entry(tables.DASH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from fedpipe.settings.base import Metric
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 
 class MetricWords(NamedTuple):
@@ -56,21 +56,26 @@ def format_metric(protocol: str, metric: Metric = "accuracy") -> str:
     --------
     >>> format_metric("personal-on-local", "ece"), format_metric("mean-on-global")
     ('Local test ECE (personalized)', 'mean-on-global')
+    >>> format_metric("new-personal-on-local")
+    'Local test accuracy (new clients, personalized)'
     """
-    model, _, samples = protocol.partition("-on-")
+    model, _, samples = protocol.removeprefix(NEW_CLIENTS_PREFIX).partition("-on-")
     if model not in MODELS or samples not in SAMPLES:
         return protocol
-    return f"{SAMPLES[samples]} {METRICS[metric].name} ({MODELS[model]})"
+    clients = "new clients, " if protocol.startswith(NEW_CLIENTS_PREFIX) else ""
+    return f"{SAMPLES[samples]} {METRICS[metric].name} ({clients}{MODELS[model]})"
 
 
 def explain_metrics(protocols: Iterable[str], metrics: Sequence[Metric] = ("accuracy",)) -> str:
-    """Explain the name of each metric in params.yaml and results.csv."""
+    """Explain the name of each metric in params.yaml and results.csv. Those of new clients are only in results.csv."""
+    protocols = list(dict.fromkeys(protocols))
+    has_new_clients = any(protocol.startswith(NEW_CLIENTS_PREFIX) for protocol in protocols)
     names = [
         f"{format_metric(protocol, metric)} is {'' if metric == 'accuracy' else f'{metric} of '}{protocol}"
-        for protocol in dict.fromkeys(protocols)
+        for protocol in protocols
         for metric in metrics
     ]
-    return f"In params.yaml and results.csv, {', '.join(names)}."
+    return f"In {'' if has_new_clients else 'params.yaml and '}results.csv, {', '.join(names)}."
 
 
 def join_words(words: Sequence[str]) -> str:

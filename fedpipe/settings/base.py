@@ -40,6 +40,7 @@ Protocol = Literal[
     "prototype-on-validation",
 ]
 Metric = Literal["accuracy", "auc", "ece", "nll"]
+NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
 Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
@@ -102,6 +103,11 @@ class Choice(Section):
     @model_serializer(mode="wrap")
     def _omit_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in handler(self).items() if value is not None}
+
+
+def to_new_clients_protocol(protocol: str) -> str:
+    """Get the name of a protocol of `evaluation.protocols` for new clients."""
+    return f"{NEW_CLIENTS_PREFIX}{protocol}"
 
 
 def to_validation_protocol(protocol: str) -> Protocol:

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     Field,
+    field_validator,
     model_validator,
 )
 
-from fedpipe.settings.base import Choice, Section
+from fedpipe.core import rng
+from fedpipe.settings.base import Choice, Section, late_field, require_unique
 
 #: Parameters of each server optimizer except its rate, with defaults.
 SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
@@ -129,6 +131,9 @@ class Schedule(Choice):
         return base
 
 
+HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+
+
 class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
     """Clients, rounds, local training and aggregation."""
 
@@ -188,6 +193,12 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         "full",
         description="Precision of products and convolutions in training. full: that of dtype. bfloat16: autocast. "
         "Weights, updates, losses and evaluation always have dtype.",
+    )
+    held_out: HeldOut = late_field(
+        0.0,
+        description="New clients, which never participate and are evaluated: a fraction of the clients, drawn with the "
+        "study's seed, or a list of their numbers. `participation` is a fraction of the others. `report.clients` "
+        "shows them.",
     )
 
     @model_validator(mode="before")
@@ -250,7 +261,47 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
             )
         return self
 
+    @field_validator("held_out")
+    @classmethod
+    def _sort_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
+        """Sort a list, so that every order has the same key."""
+        if not isinstance(held_out, tuple):
+            return held_out
+        if not held_out:
+            raise ValueError("[] lists no client. Use 0, or list at least one.")
+        return tuple(sorted(require_unique(held_out)))
+
+    @model_validator(mode="after")
+    def _check_held_out(self) -> Federation:
+        held_out, clients, problem = self.held_out, self.clients, ""
+        if isinstance(held_out, tuple) and held_out[-1] >= clients:
+            problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
+        elif held_out and not self.num_held_out:
+            problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
+        elif self.num_held_out >= clients:
+            value = list(held_out) if isinstance(held_out, tuple) else held_out
+            problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
+        if problem:
+            raise ValueError(f"federation.held_out: {problem}.")
+        return self
+
+    @property
+    def num_held_out(self) -> int:
+        """Number of new clients."""
+        return len(self.held_out) if isinstance(self.held_out, tuple) else round(self.held_out * self.clients)
+
+    def draw_held_out(self, seed: int) -> tuple[int, ...]:
+        """Draw the new clients of a run, in ascending order. Those of a smaller fraction are among them."""
+        if isinstance(self.held_out, tuple):
+            return self.held_out
+        order = rng.make_generator(seed, "held-out").permutation(self.clients)
+        return tuple(sorted(order[: self.num_held_out].tolist()))
+
+    def with_seen_clients(self, extra: int = 0) -> Federation:
+        """Copy for an algorithm, whose clients are those that are not held out, and ``extra`` ones."""
+        return self.model_copy(update={"clients": self.clients - self.num_held_out + extra, "held_out": 0.0})
+
     @property
     def participants(self) -> int:
         """Number of clients in a round, m."""
-        return max(1, round(self.participation * self.clients))
+        return max(1, round(self.participation * (self.clients - self.num_held_out)))

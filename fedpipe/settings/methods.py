@@ -61,10 +61,11 @@ class MethodOptions(Section):
     @classmethod
     def _check_override_keys(cls, overrides: dict[str, Any]) -> dict[str, Any]:
         for key in overrides:
-            if key == "federation.clients" or key.partition(".")[0] not in {"federation", "model", "transforms"}:
+            is_data_key = key in {"federation.clients", "federation.held_out"}
+            if is_data_key or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
                     f"'{key}' can't differ between methods, because they are compared on the same data. Use a key "
-                    "of federation (except clients), model or transforms."
+                    "of federation (except clients and held_out), model or transforms."
                 )
             if key == "federation":
                 raise ValueError(

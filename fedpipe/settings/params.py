@@ -103,8 +103,14 @@ class Params(Section):
             f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
             "learning rate rises again, as in CosineAnnealingLR."
         )
+        num_new_clients, are_reported = self.federation.num_held_out, self.report.clients != "seen"
+        new_clients_warning = (
+            f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
+            "which never participate. Set report.clients to both or new to see them."
+        )
         return [
             *self.ignored_parameters.values(),
+            *([new_clients_warning] if num_new_clients and not are_reported else []),
             *([rise_warning] if restart_round < rounds and schedule.name == "cosine" else []),
         ]
 

@@ -10,10 +10,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.settings.base import Label, Protocol, Section, require_unique
+from fedpipe.settings.base import Label, Protocol, Section, late_field, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
+ReportedClients = Literal["seen", "new", "both"]
 FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
@@ -38,6 +39,11 @@ class Report(Section):
     last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
     average: Average = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
+    )
+    clients: ReportedClients = late_field(
+        "seen",
+        description="Clients in tables and curves. seen: all except `federation.held_out`. new: those of "
+        "`federation.held_out`. both: seen and new clients in columns next to each other. results.csv has both.",
     )
     best_over: tuple[str, ...] = Field(
         (),

@@ -32,7 +32,7 @@ def measured(trial, *protocols):
     """The rows of the metrics after the rounds so far."""
     settings, kept = Evaluation(protocols=protocols), trial.client_states.__getitem__
     found = evaluation.evaluate_round(
-        settings, trial.executor, trial.algorithm, trial.clients, trial.server, kept, trial.rounds
+        settings, trial.executor, trial.algorithm, trial.clients, trial.server, trial.send, kept, trial.rounds
     )
     return found.metrics.to_pylist()
 

@@ -285,6 +285,7 @@ def test_its_own_ablation_is_measured(make_trial, protocol):
             other.algorithm,
             other.clients,
             trial.server,
+            trial.send,
             trial.client_states.__getitem__,
             2,
         )

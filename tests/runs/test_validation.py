@@ -40,9 +40,9 @@ def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int
     list(run.run_segment(ROUNDS))
     collect.collect_rounds(run.files, ROUNDS, "all")
     clients, all_clients = run.clients, range(run.federation.clients)
-    assert sum(map(len, clients.held_out)) > 0
+    assert sum(map(len, clients.validation)) > 0
     for client in all_clients:
-        assert not set(clients.held_out[client]) & {*clients.train[client], *np.concatenate(clients.test)}
+        assert not set(clients.validation[client]) & {*clients.train[client], *np.concatenate(clients.test)}
     for model in set(MODELS) - {"global"}:  # FedProto's server has no model
         trained = {(number, client) for number in (1, 2) for client in run.participants(number)}
         expected_keys = (
@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
     for (number, client), score in personal.items():
         network = run.algorithm.net._build()
         network.load_state_dict(run.load_server_state(number)["model"])
-        x, y = run.clients.gather(run.clients.held_out[client])
+        x, y = run.clients.gather(run.clients.validation[client])
         with torch.no_grad():
             logits = network.eval()(x)
         expected = (int((logits.argmax(-1) == y).sum()), len(y))

@@ -59,6 +59,7 @@ PLOTS_PAGE = """\
 """
 
 SECTION_HEADING = re.compile(r"^(\w[\w ]*)\n-+\n", re.M)  #: heading of a numpydoc section
+NEW_CLIENT_SENTENCE = re.compile(r"A client that never participated .*?\.(?= |$)")
 PICTURES = {  #: pictures of pages of components. `docs/images/draw_partitions.py` draws this one
     "partitions": "The same alpha gives other clients with each scheme:\n\n![Heat maps of the training samples by "
     "client and class, one for each scheme](images/partitions.svg)"
@@ -118,6 +119,7 @@ def render_components_page(kind: ComponentKind) -> str:
                 None,
                 (
                     _render_docstring(component),
+                    convert_inline(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
                     render_parameter_table(component, set(_get_defaults(component)) - common),
                 ),
@@ -301,6 +303,18 @@ def get_inherited_docs(component: type[Component]) -> dict[str, str]:
         inherited_docs = _parse_parameter_docs(base) | inherited_docs
     own_docs = _parse_parameter_docs(component)
     return {name: text for name, text in inherited_docs.items() if name not in own_docs}
+
+
+def get_new_client_sentence(component: type) -> str:
+    """The sentence about clients that never participated, from the class's docstring or that of its nearest base."""
+    docstrings = (" ".join((vars(base).get("__doc__") or "").split()) for base in component.__mro__)
+    return next((found[0] for text in docstrings if (found := NEW_CLIENT_SENTENCE.search(text))), "")
+
+
+def get_inherited_new_client_sentence(component: type) -> str:
+    """The sentence about clients that never participated, if it is not in the class's own docstring."""
+    sentence = get_new_client_sentence(component)
+    return "" if sentence in " ".join((component.__doc__ or "").split()) else sentence
 
 
 def convert_blocks(text: str) -> str:

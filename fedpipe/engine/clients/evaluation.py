@@ -27,7 +27,6 @@ from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, 
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import measure_probabilities
 from fedpipe.engine.server.device import use_device_of
-from fedpipe.engine.server.server import make_download
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
 from fedpipe.settings.evaluation import Evaluation
@@ -114,7 +113,7 @@ def make_metrics_table(
 def make_kept_table(
     settings: Evaluation,
     round_number: int,
-    last_rounds: Sequence[int],
+    last_rounds: Mapping[int, int],
     read_kept_table: Callable[[int], pa.Table],
     score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
 ) -> pa.Table:
@@ -133,8 +132,9 @@ def make_kept_table(
     score_initial_models
         Evaluates the initial models of clients that have never trained.
     """
-    untrained_clients = [client for client, last_round in enumerate(last_rounds) if last_round < 0]
-    rows_by_round = {number: read_kept_table(number).to_pylist() for number in sorted(set(last_rounds)) if number >= 0}
+    untrained_clients = [client for client, last_round in last_rounds.items() if last_round < 0]
+    trained_rounds = sorted({number for number in last_rounds.values() if number >= 0})
+    rows_by_round = {number: read_kept_table(number).to_pylist() for number in trained_rounds}
     rows_by_round[-1] = (
         make_metrics_table(
             settings, round_number, "kept", score_initial_models(untrained_clients, get_test_sets(settings, "kept"))
@@ -142,9 +142,7 @@ def make_kept_table(
         if untrained_clients
         else []
     )
-    rows = [
-        row for client, number in enumerate(last_rounds) for row in rows_by_round[number] if row["client"] == client
-    ]
+    rows = [row for client, number in last_rounds.items() for row in rows_by_round[number] if row["client"] == client]
     return pa.Table.from_pylist([row | {"round": round_number} for row in rows], get_metrics_schema(settings))
 
 
@@ -173,23 +171,23 @@ def evaluate_round(
     algorithm: Algorithm,
     clients: FederatedData,
     server: State,
+    send: Callable[[Sequence[int]], tuple[State, State]],
     get_kept_state: Callable[[int], State],
     round_number: int,
     next_participants: Collection[int] = (),
 ) -> EvaluationResult:
     """Evaluate all protocols except trained and kept, with the server's state after a round and the kept states.
 
-    ``next_participants`` are the clients of the next round.
+    ``send`` gives the clients' downloads, and ``next_participants`` are the clients of the next round.
     """
     tables = []
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
         if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
-            send, all_clients = functools.partial(make_download, algorithm, server), range(len(clients))
             task = ClientTask(
                 phase,
                 round_number + 1,
-                all_clients,
+                clients.ids,
                 get_kept_state,
                 send,
                 test_sets,
@@ -237,7 +235,7 @@ def _score_global_model(
     labels = clients.get_labels(sample_indices)
     classes = one_hot(labels, clients.classes, logits.dtype)
     soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
-    scores: dict[int, dict[Test, Score]] = {client: {} for client in range(-1, len(clients))}
+    scores: dict[int, dict[Test, Score]] = {client: {} for client in (-1, *clients.ids)}
     score = _make_scorer(settings, clients, sample_indices, logits)
     if "global" in test_sets:
         scores[-1]["global"] = score(sample_indices)
@@ -245,13 +243,13 @@ def _score_global_model(
         local_indices = np.unique(np.concatenate(clients.test))
         if not np.isin(local_indices, sample_indices).all():  # clients have noise in their test samples
             score = _make_scorer(settings, clients, local_indices, executor.logits(model, local_indices, round_number))
-        for client, indices in enumerate(clients.test):
-            scores[client]["local"] = score(indices)
+        for client in clients.ids:
+            scores[client]["local"] = score(clients.test[client])
     if "validation" in test_sets:
-        sample_indices = np.unique(np.concatenate(clients.held_out))
+        sample_indices = np.unique(np.concatenate(clients.validation))
         score = _make_scorer(settings, clients, sample_indices, executor.logits(model, sample_indices, round_number))
-        for client, indices in enumerate(clients.held_out):
-            scores[client]["validation"] = score(indices)
+        for client in clients.ids:
+            scores[client]["validation"] = score(clients.validation[client])
     return {client: client_scores for client, client_scores in scores.items() if client_scores}, soft_labels
 
 

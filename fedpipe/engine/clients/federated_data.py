@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -66,11 +67,12 @@ class FederatedData:
         if x.is_floating_point():
             self.x = self.x.to(dtype)
         self.train, self.test, self.global_test = list(train), list(test), global_test
-        self.held_out = list(validation) or [np.empty(0, np.int64)] * len(self.train)
-        pairs = zip(self.held_out, self.train, strict=True)
+        self.validation = list(validation) or [np.empty(0, np.int64)] * len(self.train)
+        pairs = zip(self.validation, self.train, strict=True)
         self.validation_or_train = [
-            held_out_indices if len(held_out_indices) else train for held_out_indices, train in pairs
+            validation_indices if len(validation_indices) else train for validation_indices, train in pairs
         ]  # a client without validation samples uses its training samples
+        self.ids: Sequence[int] = range(len(self.train))  #: clients that have samples here, ascending
         self.transforms, self.data_checksums = transforms, data_checksums
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=num_classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
@@ -78,6 +80,23 @@ class FederatedData:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def only(self, ids: Collection[int]) -> FederatedData:
+        """Copy without the samples of other clients. The clients ``ids`` have the same numbers as before."""
+        other, nobody, ids = copy.copy(self), np.empty(0, np.int64), frozenset(ids)
+        other.train, other.test, other.validation, other.validation_or_train = (
+            [indices if client in ids else nobody for client, indices in enumerate(samples)]
+            for samples in (self.train, self.test, self.validation, self.validation_or_train)
+        )
+        is_here = np.isin(np.arange(len(self)), list(ids))
+        other.sizes = np.where(is_here, self.sizes, 0)
+        other.class_counts = self.class_counts * torch.as_tensor(is_here, device=self.device).unsqueeze(-1)
+        other.ids = sorted(ids)
+        return other
+
+    def get_positions(self, ids: Iterable[int]) -> list[int]:
+        """Positions of clients among those that have samples here. They are the clients' numbers in an algorithm."""
+        return [bisect.bisect_left(self.ids, client) for client in ids]
 
     @property
     def transforms(self) -> Transforms:
@@ -166,7 +185,7 @@ class FederatedData:
         """Indices of the samples of a test set: ``local``, ``global``, ``train`` or ``validation``."""
         if test == "global":
             return self.global_test
-        return {"local": self.test, "train": self.train, "validation": self.held_out}[test][client]
+        return {"local": self.test, "train": self.train, "validation": self.validation}[test][client]
 
     def get_evaluation_noise_key(self, client: int, round_number: int, test: str) -> int | None:
         """Noise key of those samples. None without augmentation in evaluation."""

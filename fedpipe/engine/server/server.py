@@ -26,10 +26,15 @@ def init_server(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -
     return state | init_moments(rule, algorithm.net.parameters(state[part]))
 
 
-def make_download(algorithm: Algorithm, server: State, ids: Sequence[int]) -> tuple[State, State]:
-    """Make the downloads of some clients with the algorithm's ``send``."""
+def make_download(
+    algorithm: Algorithm, server: State, get_positions: Callable[[Sequence[int]], list[int]], ids: Sequence[int]
+) -> tuple[State, State]:
+    """Make the downloads of some clients with the algorithm's ``send``.
+
+    ``get_positions`` gives their numbers in the algorithm.
+    """
     with use_device_of(server):
-        return algorithm.send(server, ids)
+        return algorithm.send(server, get_positions(ids))
 
 
 def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> State:

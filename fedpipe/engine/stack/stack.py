@@ -98,7 +98,7 @@ class Stack(Executor):
     def run(self, task: ClientTask) -> Iterator[Outcome]:
         self._prepare_round(task.round)
         outcomes: dict[int, Outcome] = {}
-        participants = range(len(self._clients)) if task.participants is None else task.participants
+        participants = self._clients.ids if task.participants is None else task.participants
         for stack_clients in schedule.make_stacks(self._clients.sizes, participants, self._width):
             if local_clients := [client for client in stack_clients if client in task.ids]:
                 with (

@@ -1,0 +1,99 @@
+"""New clients (`federation.held_out`): what they receive, and their evaluation.
+
+A new client never participates. It receives what a seen client receives before its first round. An algorithm numbers
+the S seen clients from 0, and each new client is its client S. So neither the number of new clients nor their samples
+are in any state of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.batch import State
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.clients import evaluation
+from fedpipe.engine.clients.executor import Executor
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.server.server import init_server, make_download
+from fedpipe.planning.new_clients import is_personal_model_trained, list_new_clients_protocols
+from fedpipe.settings.base import to_new_clients_protocol
+
+if TYPE_CHECKING:
+    from fedpipe.engine.run import Run
+
+
+class NewClients:
+    """The new clients of a run, with their samples ``clients``."""
+
+    def __init__(self, run: Run, clients: FederatedData) -> None:
+        self._run, self.clients = run, clients
+        self.algorithm = run.algorithm.bind(run.algorithm.net, run.federation.with_seen_clients(extra=1))
+
+    @cached_property
+    def _executor(self) -> Executor:
+        return self._run.make_executor(self.algorithm, self.clients)
+
+    @cached_property
+    def _initial_server(self) -> State:
+        """The initial state of a server with one more client."""
+        with torch.no_grad():
+            return init_server(self.algorithm.bind_round(0, self.clients.seed), self._run.make_initial_model)
+
+    @cached_property
+    def _has_personal_model(self) -> bool:
+        x, _ = self.clients.gather(self.clients.global_test[:1])
+        return is_personal_model_trained(self.algorithm, self._run.make_initial_model, x, self.clients.classes)
+
+    def make_sender(self, algorithm: Algorithm, server: State) -> Callable[[Sequence[int]], tuple[State, State]]:
+        """Make the function that gives the downloads of some new clients, which are equal."""
+        larger_server, number = add_client(server, self._initial_server), algorithm.federation.clients - 1
+        return partial(make_download, algorithm, larger_server, lambda ids: [number] * len(ids))
+
+    def evaluate(self, server: State, get_kept_state: Callable[[int], State], round_number: int) -> pa.Table:
+        """Evaluate the protocols that are defined for new clients, and make rows of the metrics.
+
+        ``server`` is the server's state after a round.
+        """
+        settings = self._run.evaluation
+        protocols = list_new_clients_protocols(settings.protocols, self._has_personal_model)
+        metrics = evaluation.evaluate_round(
+            settings.model_copy(update={"protocols": tuple(protocols)}),
+            self._executor,
+            self._run.algorithm,
+            self.clients,
+            server,
+            self.make_sender(self.algorithm, server),
+            get_kept_state,
+            round_number,
+        ).metrics
+        names = pa.array(map(to_new_clients_protocol, metrics["protocol"].to_pylist()), pa.string())
+        return metrics.set_column(metrics.schema.get_field_index("protocol"), "protocol", names)
+
+
+def add_client(server: State, larger_server: State) -> State:
+    """Add a client that has not participated to a server's state.
+
+    ``larger_server`` is the initial state of a server with one more client. It has the last row of each tensor that has
+    a row (or a row and a column) of each client.
+    """
+
+    def grow(value: Tensor, larger_value: Tensor) -> Tensor:
+        if value.shape == larger_value.shape:
+            return value
+        grown = torch.clone(larger_value.to(value.device), memory_format=torch.contiguous_format)
+        grown[tuple(map(slice, value.shape))] = value
+        return grown
+
+    def grow_part(value: Any, larger_value: Any) -> Any:
+        if isinstance(value, Tensors):
+            return Tensors((name, grow(tensor, larger_value[name])) for name, tensor in value.items())
+        return grow(value, larger_value)
+
+    return {part: grow_part(value, larger_server[part]) for part, value in server.items()}

@@ -1,0 +1,182 @@
+"""`federation.held_out` and `report.clients`: the draw, the keys, and combinations that can't be measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.planning import planner
+from fedpipe.planning.new_clients import list_reported_protocols
+from fedpipe.planning.planner import NewPlan
+from fedpipe.settings.federation import Federation
+from tests import small_studies as studies
+
+PERSONAL, FINETUNED = "personal-on-local", "finetuned-on-local"
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make_plan(*labels: str, protocols: tuple[str, ...] = (PERSONAL,), **sections: Any) -> NewPlan:
+    params = studies.settings(labels or ("fedavg",), evaluation={"protocols": list(protocols)}, **sections)
+    return planner.make_plan(settings=params)
+
+
+def assert_rejected(*parts: str, **arguments: Any) -> None:
+    with pytest.raises(SettingsError) as error:
+        make_plan(*arguments.pop("labels", ()), **arguments)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "clients", "parts"),
+    [
+        ([], 10, ("federation.held_out: []",)),
+        ([3, 3], 10, ("federation.held_out: '3'",)),
+        ([3, 10], 10, ("federation.held_out: [3, 10]", "0 to 9")),
+        ([-1], 10, ("federation.held_out", "-1")),
+        ([0, 1], 2, ("federation.held_out: [0, 1] of 2 clients",)),
+        (0.04, 10, ("federation.held_out: 0.04 of 10 clients",)),
+        (0.96, 10, ("federation.held_out: 0.96 of 10 clients",)),
+        (1.0, 10, ("federation.held_out: 1.0",)),
+        (1, 10, ("federation.held_out: 1",)),
+        (-0.2, 10, ("federation.held_out: -0.2",)),
+        (True, 10, ("federation.held_out: true",)),
+    ],
+)
+def test_a_mistake_is_named(held_out: Any, clients: int, parts: tuple[str, ...]) -> None:
+    assert_rejected(*parts, federation={"held_out": held_out, "clients": clients})
+
+
+def test_the_setting_is_in_no_key_while_it_is_off() -> None:
+    keys = [make_plan(federation=federation).runs[0].key for federation in ({}, {"held_out": 0}, {"held_out": 0.0})]
+    assert len(set(keys)) == 1
+    assert "held_out" not in make_plan().run_settings[keys[0]].federation
+    plan = make_plan(report={"clients": "seen"})
+    assert plan.runs[0].key == keys[0]
+    assert "clients" not in plan.to_dict()["report"]
+    lists = [make_plan(federation={"held_out": held_out}).runs[0].key for held_out in ([1, 4], [4, 1], [1, 5])]
+    assert lists[0] == lists[1] != lists[2]
+    assert len({*keys, *lists}) == 3
+
+
+def test_the_draw_depends_on_the_seed_and_on_nothing_else() -> None:
+    federation = Federation(clients=10, held_out=0.3)
+    assert federation.draw_held_out(0) == federation.draw_held_out(0)
+    assert len({federation.draw_held_out(seed) for seed in range(5)}) > 1
+    for seed in range(5):
+        few, many = (Federation(clients=10, held_out=held_out).draw_held_out(seed) for held_out in (0.1, 0.5))
+        assert (len(few), len(many)) == (1, 5)
+        assert {*few} < {*many} < {*range(10)}
+        other = Federation(clients=10, held_out=0.5, learning_rate=0.5, participation=0.1).draw_held_out(seed)
+        assert other == many
+    assert Federation(clients=10, held_out=[7, 2]).draw_held_out(3) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "participation", "participants"), [(0.2, 0.5, 4), ([0], 1.0, 9), (0, 0.5, 5), (0.9, 0.1, 1)]
+)
+def test_participation_is_a_fraction_of_the_other_clients(
+    held_out: Any, participation: float, participants: int
+) -> None:
+    plan = make_plan(federation={"clients": 10, "held_out": held_out, "participation": participation})
+    assert plan.runs[0].participants == participants
+
+
+def test_methods_have_the_same_new_clients() -> None:
+    sections: dict[str, Any] = {"algorithms": {"fedavg": {"overrides": {"federation.held_out": 0.2}}}}
+    assert_rejected("algorithms.fedavg.overrides: 'federation.held_out'", **sections)
+
+
+def test_some_protocol_is_defined_for_new_clients() -> None:
+    protocols = ("global-on-global", "trained-on-local", "kept-on-local")
+    assert_rejected(
+        "evaluation.protocols", "federation.held_out: 0.2", protocols=protocols, federation={"held_out": 0.2}
+    )
+    make_plan(protocols=(*protocols, FINETUNED), federation={"held_out": 0.2})
+    make_plan(protocols=protocols)
+
+
+@pytest.mark.parametrize("label", ["local", "fedamp", "fedproto", "ditto", "pfedme"])
+def test_a_personal_model_that_is_never_trained_is_an_error(label: str) -> None:
+    held_out = {"held_out": [2, 3]}
+    assert_rejected(
+        "federation.held_out: [2, 3]", label, PERSONAL, FINETUNED, labels=("fedper", label), federation=held_out
+    )
+    make_plan(label, protocols=(PERSONAL, FINETUNED), federation=held_out)
+    make_plan("fedper", "fedfomo", "ifca", "apfl", "fedpac", federation=held_out)
+    make_plan(label)
+
+
+def test_a_custom_method_is_judged_by_its_hooks(tmp_path: Path) -> None:
+    Path("h1_methods.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedpipe.algorithms.fedavg import FedAvg\n"
+        "from fedpipe.algorithms.local import Local\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Alone(Local):\n    pass\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Together(FedAvg):\n    pass\n"
+    )
+    algorithms = {name: {"algorithm": f"h1_methods.{name.capitalize()}"} for name in ("alone", "together")}
+    held_out = {"held_out": 0.2}
+    assert_rejected("federation.held_out: 0.2", "alone", labels=("alone",), algorithms=algorithms, federation=held_out)
+    make_plan("together", algorithms=algorithms, federation=held_out)
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", ["new", "both"])
+def test_a_report_of_new_clients_needs_some(clients: str) -> None:
+    assert_rejected(f"report.clients: {clients}", "federation.held_out", report={"clients": clients})
+    grid = {"grid": {"federation.held_out": [0, 0.2]}}
+    make_plan(report={"clients": clients}, study=grid)
+
+
+def test_a_table_without_new_clients_has_a_warning() -> None:
+    held_out = {"held_out": 0.2}
+    assert any(
+        re.search(r"federation\.held_out: .* 2 of 10 clients.*report\.clients", warning)
+        for warning in make_plan(federation=held_out).warnings
+    )
+    assert not make_plan(federation=held_out, report={"clients": "both"}).warnings
+    assert not make_plan().warnings
+
+
+def test_protocols_of_new_clients_are_next_to_the_others() -> None:
+    protocols = ("global-on-global", PERSONAL, "kept-on-local", FINETUNED)
+    new = [f"new-{name}" for name in (PERSONAL, FINETUNED)]
+    assert list_reported_protocols(protocols, "seen") == [*protocols]
+    assert list_reported_protocols(protocols, "new") == new
+    assert list_reported_protocols(protocols, "both") == [
+        *("global-on-global", PERSONAL, new[0], "kept-on-local", FINETUNED, new[1])
+    ]
+    held_out = {"held_out": 0.2}
+    for clients in ("seen", "new", "both"):
+        plan = make_plan(protocols=protocols, federation=held_out, report={"clients": clients})
+        assert list(plan.protocols) == list_reported_protocols(protocols, clients)
+
+
+def test_only_protocols_of_new_clients_are_shown_for_them() -> None:
+    protocols, held_out = (PERSONAL, "kept-on-local"), {"held_out": 0.2}
+    arguments: dict[str, Any] = {"protocols": protocols, "federation": held_out}
+    figures = {"clients": "new", "figure_protocols": ["kept-on-local"]}
+    assert_rejected("report.figure_protocols: kept-on-local", "report.clients", report=figures, **arguments)
+    kept = {"fedavg": {"protocol": "kept-on-local"}}
+    assert_rejected(
+        "algorithms.fedavg.protocol: kept-on-local", report={"clients": "new"}, algorithms=kept, **arguments
+    )
+    plan = make_plan(report={"clients": "both"}, algorithms=kept, **arguments)
+    assert plan.get_method_protocol("fedavg", PERSONAL) == "kept-on-local"
+    assert plan.get_method_protocol("fedavg", f"new-{PERSONAL}") == f"new-{PERSONAL}"
+    own = {"fedavg": {"protocol": FINETUNED}}
+    plan = make_plan(protocols=(PERSONAL, FINETUNED), federation=held_out, report={"clients": "both"}, algorithms=own)
+    assert plan.get_method_protocol("fedavg", f"new-{PERSONAL}") == f"new-{FINETUNED}"
+    plan = make_plan(protocols=(PERSONAL, FINETUNED), federation=held_out, report={"clients": "new"}, algorithms=own)
+    assert plan.method_protocols == {"fedavg": f"new-{FINETUNED}"}

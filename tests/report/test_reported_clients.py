@@ -1,0 +1,115 @@
+"""`report.clients`: tables, curves and statistics of seen clients, new clients, or both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+
+from fedpipe.core.storage import layout
+from fedpipe.engine import collect
+from fedpipe.planning import planner
+from fedpipe.planning.new_clients import list_reported_protocols
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import curves, tables, wide
+from fedpipe.report.data import StudyData
+from fedpipe.settings.base import Protocol
+from fedpipe.settings.report import ReportedClients
+from tests import small_studies as studies
+
+PROTOCOLS: tuple[Protocol, ...] = ("personal-on-local", "global-on-global", "finetuned-on-local")
+SEEN, NEW = "Local test accuracy (personalized)", "Local test accuracy (new clients, personalized)"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
+    """A study of two methods and one round, in which clients 1 and 4 of six are new."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("study"))
+        sections = {
+            "federation": {"clients": 6, "held_out": [1, 4]},
+            "evaluation": {"protocols": list(PROTOCOLS)},
+            "report": {"clients": "both"},
+        }
+        made = studies.prepare(studies.settings(("fedavg", "local"), 1, **sections))
+        for run in studies.open_runs(made):
+            list(run.run_segment(1))
+            collect.collect_rounds(run.files, 1, "all")
+        yield made
+
+
+def report(plan: NewPlan, clients: ReportedClients) -> StudyData:
+    protocols = tuple(list_reported_protocols(PROTOCOLS, clients))
+    section = plan.report.model_copy(update={"clients": clients})
+    return StudyData(dataclasses.replace(plan, protocols=protocols, report=section))
+
+
+def compute_accuracy(plan: NewPlan, label: str, protocol: str) -> float:
+    (run,) = (run for run in plan.runs if run.algorithm == label)
+    rows = layout.read_merged_table(run.merged_files.metrics).to_pylist()
+    rows = [row for row in rows if row["protocol"] == protocol]
+    return 100 * sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
+
+
+def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
+    """The cells of the Markdown table by method and head."""
+    lines = [line.strip("|").split("|") for line in tables.render_markdown(data).splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return {row[0]: dict(zip(head, row, strict=False)) for row in rows[:2]}
+
+
+def test_the_columns_of_new_clients_are_next_to_those_of_seen_clients(plan: NewPlan) -> None:
+    rows = read_rows(report(plan, "both"))
+    heads = list(rows["FedAvg"])
+    assert heads[1:6] == [
+        *(SEEN, NEW, "Global test accuracy (global model)"),
+        *("Local test accuracy (fine-tuned)", "Local test accuracy (new clients, fine-tuned)"),
+    ]
+    assert float(rows["FedAvg"][SEEN]) == pytest.approx(compute_accuracy(plan, "fedavg", PROTOCOLS[0]), abs=0.01)
+    assert float(rows["FedAvg"][NEW]) == pytest.approx(
+        compute_accuracy(plan, "fedavg", f"new-{PROTOCOLS[0]}"), abs=0.01
+    )
+    assert rows["Local"][NEW] == tables.DASH
+    assert rows["Local"][heads[5]] != tables.DASH
+
+
+def test_a_table_has_the_clients_that_the_study_asks_for(plan: NewPlan) -> None:
+    both = read_rows(report(plan, "both"))["FedAvg"]
+    seen, new = (read_rows(report(plan, clients))["FedAvg"] for clients in ("seen", "new"))
+    assert not any("new clients" in head for head in seen)
+    assert [head for head in new if "accuracy" in head] == [NEW, "Local test accuracy (new clients, fine-tuned)"]
+    assert seen.items() | new.items() == both.items()
+    text = tables.render_markdown(report(plan, "new"))
+    assert "new-personal-on-local" in text
+    assert "New clients never participate" in text
+    assert "new clients" not in tables.render_markdown(report(plan, "seen")).lower()
+
+
+def test_results_csv_has_all_clients(plan: NewPlan) -> None:
+    protocols = {*PROTOCOLS, *(f"new-{name}" for name in PROTOCOLS[::2])}
+    for clients in ("seen", "new", "both"):
+        assert set(report(plan, clients).table["protocol"]) == protocols
+
+
+def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) -> None:
+    expected = {clients: {*list_reported_protocols(PROTOCOLS, clients)} for clients in ("seen", "new", "both")}
+    for clients, protocols in expected.items():
+        data = report(plan, clients)
+        assert set(data.statistics["protocol"]) == protocols
+        assert set(curves.build_curves(data)["protocol"]) == protocols
+        assert ("new clients" in wide.render_latex(data)) == (clients != "seen")
+    section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
+    data = report(plan, "both")
+    figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
+    figure_protocols: pd.Series = curves.build_figure_curves(StudyData(figure_plan))["protocol"]
+    assert set(figure_protocols) == {"personal-on-local", "new-personal-on-local"}
+
+
+def test_the_plan_can_be_read_again(plan: NewPlan) -> None:
+    planner.write_plan(plan)
+    read = Plan.read(plan.study_files.plan)
+    assert read.protocols == plan.protocols
+    assert read.report.clients == "both"

@@ -1,0 +1,289 @@
+"""Clients that never participate: nothing of them reaches the others, and they receive what the method defines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedpipe.algorithms.batch import State
+from fedpipe.cli.docs.pages import get_new_client_sentence
+from fedpipe.core.components import component, registry
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.files import write_pt
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine import collect
+from fedpipe.engine.blocks import Block
+from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.clients.load import load_federated_data
+from fedpipe.engine.new_clients import add_client
+from fedpipe.engine.run import Run
+from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings.execution import Execution
+from tests import small_studies as studies
+
+CLIENTS, ROUNDS = 6, 2
+PROTOCOLS = [f"{model}-on-local" for model in ("global", "personal", "trained", "kept", "finetuned")]
+ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORITHM), ("fedavg", "scaffold", "cwfedavg"))
+Rows = list[dict[str, Any]]
+
+
+def prepare(*labels: str, **federation: Any) -> NewPlan:
+    sections = {
+        "partition": {"alpha": 10.0},  # with a small alpha, no model of FedFomo's others helps a new client
+        "federation": {"clients": CLIENTS, "participation": 0.75} | federation,
+        "evaluation": {"protocols": ["global-on-global", *PROTOCOLS, "prototype-on-local"]},
+    }
+    return studies.prepare(studies.settings(labels, ROUNDS, **sections))
+
+
+def run_all(run: Run) -> Rows:
+    """Run all rounds. Return the rows of the metrics."""
+    list(run.run_segment(ROUNDS))
+    collect.collect_rounds(run.files, ROUNDS, "all")
+    return layout.read_merged_table(run.files.list_merged_files()[-1].metrics).to_pylist()
+
+
+def load_clients(run: Run, ids: range = range(CLIENTS), larger: tuple[int, ...] = ()) -> FederatedData:
+    """The samples of some clients. Those of ``larger`` also have all samples of the others, with other labels."""
+    clients = load_federated_data(run.settings, torch.float32, torch.device("cpu"))
+    x, y = torch.cat([clients.x, clients.x]), torch.cat([clients.y, 9 - clients.y])
+    everything = np.concatenate(clients.train) + len(clients.y)
+    train = [everything if client in larger else clients.train[client] for client in ids]
+    test = [clients.test[client] for client in ids]
+    checksums = clients.data_checksums
+    return FederatedData(x, y, train, test, clients.global_test, 10, clients.seed, data_checksums=checksums)
+
+
+def open_copy(run: Run, clients: FederatedData, settings: RunSettings | None = None, stack: int = 1) -> Run:
+    """Open a run without rounds in another folder, with other samples."""
+    settings = settings or run.settings
+    files = RunFiles(Path("other") / settings.algorithm["name"] / settings.key)
+    files.path.mkdir(parents=True)
+    files.settings.write_text(settings.to_yaml())
+    return Run(files, Execution(stack=stack), clients=clients)
+
+
+def list_seen_rows(rows: Rows) -> Rows:
+    return [row for row in rows if not row["protocol"].startswith("new-")]
+
+
+def iterate_tensors(state: State) -> Iterator[torch.Tensor]:
+    for value in state.values():
+        yield from value.values() if isinstance(value, Tensors) else [value]
+
+
+def assert_same_states(one: Run, other: Run) -> None:
+    """Require the same bits of the server's states and of what clients keep."""
+    for number in range(ROUNDS + 1):
+        states = [
+            [run.load_server_state(number), *(run.load_kept_state(client, number) for client in one.clients.ids)]
+            for run in (one, other)
+        ]
+        for one_state, other_state in zip(*states, strict=True):
+            for value, other_value in zip(iterate_tensors(one_state), iterate_tensors(other_state), strict=True):
+                assert torch.equal(value, other_value)
+
+
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_a_study_with_new_clients_equals_one_without_their_samples(label: str) -> None:
+    (run,) = studies.open_runs(prepare(label, held_out=[4, 5]), stack=1)
+    rows = run_all(run)
+    assert run.algorithm.federation.clients == 4
+    small_settings = RunSettings.read(prepare(label, clients=4).runs[0].files.settings)
+    small = open_copy(run, load_clients(run, range(4)), small_settings)
+    assert list_seen_rows(rows) == run_all(small)
+    assert_same_states(run, small)
+
+
+@pytest.mark.parametrize("label", ALGORITHMS)
+def test_samples_of_new_clients_reach_nobody_else(label: str) -> None:
+    (run,) = studies.open_runs(prepare(label, held_out=[1, 4]), stack=1)
+    rows = run_all(run)
+    other = open_copy(run, load_clients(run, larger=(1, 4)))
+    other_rows = run_all(other)
+    assert list_seen_rows(rows) == list_seen_rows(other_rows)
+    assert rows != other_rows, "fine-tuning on other samples should change the numbers of new clients"
+    assert_same_states(run, other)
+    assert {row["client"] for row in list_seen_rows(rows)} == {-1, 0, 2, 3, 5} - (
+        {-1} if not has_global(run) else set()
+    )
+    assert {row["client"] for row in rows if row["protocol"].startswith("new-")} == {1, 4}
+    check_personal_model(run, rows)
+
+
+def has_global(run: Run) -> bool:
+    return run.algorithm.global_model(run.load_server_state(0)) is not None
+
+
+def check_personal_model(run: Run, rows: Rows) -> None:
+    """The personal model of new clients is measured if and only if it changes, as the method's docstring states."""
+    new_clients = run.new_clients
+    assert new_clients is not None
+    is_initial = "has the initial model" in get_new_client_sentence(type(run.algorithm))
+    assert any(row["protocol"] == "new-personal-on-local" for row in rows) != is_initial
+    assert any(row["protocol"] == "new-global-on-local" for row in rows) == has_global(run)
+    assert any(row["protocol"] == "new-finetuned-on-local" for row in rows)
+    assert not any(row["protocol"] in {"new-kept-on-local", "new-trained-on-local"} for row in rows)
+    vars(new_clients)["_has_personal_model"] = True
+    losses = []
+    for number in (0, ROUNDS):
+        table = new_clients.evaluate(
+            run.load_server_state(number), lambda client, number=number: run.load_kept_state(client, number), number
+        )
+        losses.append([row["loss"] for row in table.to_pylist() if row["protocol"] == "new-personal-on-local"])
+    assert (losses[0] == losses[1]) == is_initial
+
+
+@pytest.mark.parametrize("label", ["fedavg", "cwfedavg"])
+def test_sizes_of_new_clients_do_not_change_a_stack(label: str) -> None:
+    (run,) = studies.open_runs(prepare(label, held_out=[1, 4], batch_size="full"), stack=4)
+    rows = run_all(run)
+    other = open_copy(run, load_clients(run, larger=(1, 4)), stack=4)
+    assert list_seen_rows(rows) == list_seen_rows(run_all(other))
+    assert_same_states(run, other)
+
+
+def test_a_plain_loop_over_the_seen_clients_gives_the_global_model() -> None:
+    (run,) = studies.open_runs(prepare("fedavg", held_out=[0, 2]), stack=1)
+    run_all(run)
+    model = {name: value.clone() for name, value in run.load_server_state(0)["model"].items()}
+    clients, participants = load_clients(run), []
+    for number in range(1, ROUNDS + 1):
+        participants.append(run.participants(number))
+        uploads, sizes = [], []
+        for client in participants[-1]:
+            tensors = {name: value.clone().requires_grad_() for name, value in model.items()}
+            order = clients.shuffle_indices(client, number, "batches", 0)
+            for first in range(0, len(order), 40):
+                x, y = clients.gather(order[first : first + 40])
+                loss = cross_entropy(run.algorithm.net(Tensors(tensors), x), y)
+                gradients = torch.autograd.grad(loss, list(tensors.values()))
+                steps = zip(tensors.items(), gradients, strict=True)
+                tensors = {name: (value - 0.1 * g).detach().requires_grad_() for (name, value), g in steps}
+            uploads.append(tensors)
+            sizes.append(len(order))
+        weights = [size / sum(sizes) for size in sizes]
+        model = {
+            name: sum(weight * upload[name].detach() for weight, upload in zip(weights, uploads, strict=True))
+            for name in model
+        }
+    assert [len(ids) for ids in participants] == [3, 3], "0.75 of 4 seen clients"
+    assert not {*participants[0], *participants[1]} & {0, 2}
+    for name, value in run.load_server_state(ROUNDS)["model"].items():
+        torch.testing.assert_close(value, model[name], rtol=0, atol=1e-6)
+
+
+def test_the_servers_rows_are_the_seen_clients() -> None:
+    (run,) = studies.open_runs(prepare("fedamp", held_out=[0, 2]), stack=1)
+    run_all(run)
+    server = run.load_server_state(1)
+    participants = run.participants(1)
+    assert run.clients.ids == [1, 3, 4, 5]
+    assert server["seen"].tolist() == [float(client in participants) for client in run.clients.ids]
+    for position, client in enumerate(run.clients.ids):
+        kept = run.load_kept_state(client, 1)["model"]
+        assert all(torch.equal(value[position], kept[name]) for name, value in server["models"].items())
+
+
+def read_round_bits(run: Run) -> dict[str, str]:
+    return {name: sha256 for name, sha256 in studies.bits(run.files.path).items() if name.startswith("rounds/")}
+
+
+@pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
+def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
+    plan = prepare(label, held_out=0.34)
+    (run,) = studies.open_runs(plan, stack=1)
+    run_all(run)
+    expected = read_round_bits(run)
+    assert expected
+    studies.forget(run.files.path)
+    list(studies.open_runs(plan, stack=1)[0].run_segment(1))
+    run_all(studies.open_runs(plan, threads=2, stack=1)[0])
+    assert read_round_bits(run) == expected
+    studies.forget(run.files.path)
+    studies.open_runs(plan)[0].initialize()
+    for number in range(1, ROUNDS + 1):
+        files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
+        blocks = [participants[:1], participants[1:]]
+        for block, ids in enumerate(blocks):
+            write_pt(files.block_uploads(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
+        job = studies.open_runs(plan)[0]
+        job.aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+        job.evaluate(number)
+    assert read_round_bits(run) == expected
+
+
+def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
+    plan = prepare("fedavg", "fedfomo", held_out=[0, 2])
+    for run in studies.open_runs(plan, stack=1):
+        rows = run_all(run)
+        studies.forget(run.files.path)
+        stack_rows = run_all(Run(run.files, Execution(stack=4)))
+        for row, stack_row in zip(rows, stack_rows, strict=True):
+            assert [row[name] for name in ("round", "client", "protocol", "total")] == [
+                stack_row[name] for name in ("round", "client", "protocol", "total")
+            ]
+            assert row["loss"] == pytest.approx(stack_row["loss"], rel=1e-4)
+
+
+# -- what new clients receive ------------------------------------------------------------------------------------------
+
+
+def receive(label: str) -> tuple[Run, State, State]:
+    """A run after its rounds, the server's state, and the download of a new client."""
+    (run,) = studies.open_runs(prepare(label, held_out=[0, 2]), stack=1)
+    run_all(run)
+    server = run.load_server_state(ROUNDS)
+    assert run.new_clients is not None
+    common, own = run.new_clients.make_sender(run.new_clients.algorithm, server)([0, 2])  # equal for both
+    for value in iterate_tensors(own):
+        torch.testing.assert_close(value[0], value[1])
+    first = {
+        part: value.map(lambda tensor: tensor[0]) if isinstance(value, Tensors) else value[0]
+        for part, value in own.items()
+    }
+    return run, server, common | first
+
+
+def test_cwfedavg_sends_the_mean_of_the_class_models() -> None:
+    _, server, download = receive("cwfedavg")
+    for name, value in server["classes"].items():
+        torch.testing.assert_close(download["upper"][name], value.mean(0))
+
+
+def test_cfl_sends_the_model_of_the_first_cluster() -> None:
+    _, server, download = receive("cfl")
+    assert all(torch.equal(download["model"][name], value[0]) for name, value in server["models"].items())
+
+
+def test_fedfomo_sends_the_uploaded_models_of_the_lowest_clients() -> None:
+    _, server, download = receive("fedfomo")
+    uploaded = torch.nonzero(server["seen"]).flatten()
+    assert download["found"] == len(uploaded) >= 3
+    for name, value in server["models"].items():
+        assert torch.equal(download["others"][name][: len(uploaded)], value[uploaded])
+
+
+def test_fedpac_sends_the_initial_head() -> None:
+    run, server, download = receive("fedpac")
+    initial = run.make_initial_model(0)
+    assert all(torch.equal(value, initial[name]) for name, value in download["head"].items())
+    assert all(torch.equal(value, server["body"][name]) for name, value in download["body"].items())
+
+
+def test_a_larger_server_has_the_new_rows_of_the_initial_one() -> None:
+    server = {"mixing": torch.full((2, 2), 5.0), "models": Tensors(w=torch.zeros(2, 3)), "step": torch.tensor(7.0)}
+    larger = {"mixing": torch.eye(3), "models": Tensors(w=torch.ones(3, 3)), "step": torch.tensor(0.0)}
+    grown = add_client(server, larger)
+    assert grown["mixing"].tolist() == [[5, 5, 0], [5, 5, 0], [0, 0, 1]]
+    assert grown["models"]["w"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
+    assert grown["step"] == 7
+    assert torch.equal(larger["mixing"], torch.eye(3)), "the initial state has changed"
