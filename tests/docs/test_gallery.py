@@ -41,6 +41,7 @@ PAPERS = [
     "cwfedavg",
     "ccvr",
     "fedas",
+    "fedcp",
     "fedpac",
     "feddbe",
     "feddecorr",
