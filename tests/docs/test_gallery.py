@@ -42,6 +42,7 @@ PAPERS = [
     "ccvr",
     "fedas",
     "fedcp",
+    "gpfl",
     "fedpac",
     "feddbe",
     "feddecorr",
