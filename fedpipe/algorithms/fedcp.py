@@ -100,8 +100,9 @@ class FedCP(SharedBody):
     def classify(self, client: State, z: Tensor) -> Tensor:
         """Logits of both heads, shape (B, C)."""
         a = F.relu(apply_norm(client["policy"], apply_linear(client["policy"], z * client["v"])))
-        s, r = a.unflatten(-1, (2, -1)).softmax(-2).unbind(-2)
-        return self.net.classify(client["global_head"], r * z) + self.net.classify(client["model"], s * z)
+        own, other = a.chunk(2, -1)
+        s = (own - other).sigmoid()  # a softmax of both. For equal heads its gradient is exactly 0
+        return self.net.classify(client["global_head"], (1 - s) * z) + self.net.classify(client["model"], s * z)
 
     @override
     def predict(self, client: State, x: Tensor) -> Tensor:
@@ -127,10 +128,10 @@ class FedCP(SharedBody):
 
 def compute_discrepancy(x: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """The squared maximum mean discrepancy of a batch's features, each of shape (B, d), with Gaussian kernels."""
-
-    def compute_kernels(a: Tensor, b: Tensor) -> Tensor:
-        distances = a.square().sum(-1).unsqueeze(-1) + b.square().sum(-1) - 2 * a @ b.mT
-        return torch.stack([(-distances / (2 * width)).exp() for width in BANDWIDTHS]).sum(0)
-
-    kernels = compute_kernels(x, x) + compute_kernels(y, y) - 2 * compute_kernels(x, y)
-    return batch.sum(batch.sum(kernels)) / batch.size().clamp(min=1) ** 2
+    points = torch.cat([x, y])
+    weights = torch.ones_like(x[:, 0]) if batch.mask is None else batch.mask.to(x.dtype)
+    signs = torch.cat([weights, -weights])
+    squares = points.square().sum(-1)
+    distances = squares.unsqueeze(-1) + squares - 2 * points @ points.mT
+    kernels = sum((distances / (-2 * width)).exp() for width in BANDWIDTHS)
+    return signs @ kernels @ signs / batch.size().clamp(min=1) ** 2
