@@ -41,6 +41,8 @@ PAPERS = [
     "cwfedavg",
     "ccvr",
     "fedas",
+    "fedcp",
+    "gpfl",
     "fedpac",
     "feddbe",
     "feddecorr",

@@ -7,7 +7,7 @@ Use this program to check that a change of the code leaves all results as they a
     python tests/runs/digests.py --code ../old > old.json         # the code of another revision
     python tests/runs/digests.py --code ../old --tensors          # one line per tensor and column, to see what differs
 
-It runs 27 algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
+It runs all algorithms for two rounds on digits, as a loop over clients and as a stack of clients, with a plain
 network, with BatchNorm and with dropout. It also runs FedDW's regularizer on three methods, five server optimizers,
 Adam, and other training settings. It needs the commands `plan`, `download`, `partition` and `segment` and the formats
 of the files, and no function of the package, so it runs with any revision.
@@ -15,7 +15,7 @@ of the files, and no function of the package, so it runs with any revision.
 ``tests/runs/digests.json`` has the digests of version 0.2.0. They are those of revision 0663cab, except ``clients.pt``
 of FedALA, MOON and PFPS-LWC, which no longer contains a flag for clients that have trained. PyTorch's kernels round
 differently on different processors, so the program limits them to instructions that all x86-64 processors with AVX2
-have.
+have. The studies ``new-...`` have the methods that were added later.
 """
 
 from __future__ import annotations
@@ -91,6 +91,25 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "pfps_lwc": {"penalty": 0.02},
     "scaffold": {},
 }
+#: added since version 0.2.0
+NEW_ALGORITHMS: dict[str, dict[str, Any]] = {
+    "apfl": {},
+    "ccvr": {"samples": 20},
+    "ditto": {"attraction": 0.1},
+    "fedas": {},
+    "fedcm": {},
+    "fedcp": {},
+    "feddbe": {},
+    "feddecorr": {},
+    "fedexp": {},
+    "fedlc": {},
+    "fedntd": {},
+    "fedpac": {},
+    "fedrod": {},
+    "fedsam": {},
+    "gpfl": {},
+    "lg_fedavg": {},
+}
 OTHER_METHODS: dict[str, dict[str, Any]] = {
     "dw_on_fedavg": {"algorithm": "fedavg", "dw": {"mu": 0.5}},
     "dw_on_fedala": {"algorithm": "fedala", "dw": {"mu": 0.5}},
@@ -124,6 +143,9 @@ def make_studies() -> dict[str, dict[str, Any]]:
             "algorithms": {name: ALGORITHMS[name] for name in small},
         },
         "dropout": {"model": {"name": "own.noisy"}, "algorithms": ALGORITHMS},
+        "new-plain": {"algorithms": NEW_ALGORITHMS},
+        "new-batch-norm": {"model": {"name": "own.normalized"}, "algorithms": NEW_ALGORITHMS},
+        "new-dropout": {"model": {"name": "own.noisy"}, "algorithms": NEW_ALGORITHMS},
         "adam": {
             "federation": {"optimizer": "adam", "learning_rate": 0.01},
             "algorithms": {name: ALGORITHMS[name] for name in ("fedavg", "fedprox", "moon", "fedper", "ifca")},

@@ -130,7 +130,12 @@ def render_components_page(kind: ComponentKind) -> str:
     title = kind.plural.replace("datasets", "data sets").capitalize()
     head = [f"# {title}", f"Generated from the docstrings by `fedpipe docs {kind.plural}`. Edit the docstrings."]
     pictures = [PICTURES[kind.plural]] if kind.plural in PICTURES else []
-    return "\n\n".join([*head, "\n".join(contents), *pictures, *common_sections, *sections]) + "\n"
+    overview = []
+    if kind is ALGORITHM:
+        from fedpipe.cli.docs.overview import render_overview  # imports PyTorch, which other pages do not need
+
+        overview = [render_overview()]
+    return "\n\n".join([*head, *overview, "\n".join(contents), *pictures, *common_sections, *sections]) + "\n"
 
 
 def render_settings_page() -> str:

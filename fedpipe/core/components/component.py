@@ -71,6 +71,7 @@ ALGORITHM = ComponentKind(
         "adaptive_loss",
         "barycenter",
         "class_means",
+        "extra_layers",
         "model_stack",
         "partial_sharing",
         "personal_model",

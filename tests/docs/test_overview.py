@@ -1,0 +1,65 @@
+"""The overview table of docs/algorithms.md agrees with the algorithms and their tests."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedpipe.cli.docs import overview
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import ALGORITHM
+from fedpipe.testing import Expected, Sizes
+
+ROOT = Path(__file__).parents[2]
+ALGORITHMS = registry.list_components(ALGORITHM)
+
+
+def read_expectations(name: str, monkeypatch: pytest.MonkeyPatch) -> Expected:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "tests/algorithms"), *sys.path])
+    expectations: Expected = __import__(f"test_{name}").EXPECTED
+    return expectations
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_numbers_that_travel_are_those_of_the_algorithms_test(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expectations = read_expectations(name, monkeypatch)
+    parameters, formula = expectations.traffic[0]
+    trial = overview.make_overview_trial(name, batch_norm=False, **expectations.parameters, **parameters)
+    model, net = trial.initial_model(0), trial.net
+    body, head = (sum(model[part].numel() for part in names) for names in (net.body_names, net.head_names))
+    features = model["head.weight"].shape[1]
+    expected = formula(Sizes(body + head, body, head, overview.CLASSES, features))
+    exchange = overview.compute_exchange(trial)[:2]
+    counts = tuple(overview.count_numbers(trial.algorithm.traffic(state)) for state in exchange)
+    assert counts == expected, "without empty slots"
+
+
+def test_the_table_in_words_of_the_papers() -> None:
+    """Facts that are known without the code."""
+    page = (ROOT / "docs/algorithms.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| \[.*\]\(#", line)]
+    table = {re.sub(r".*\(#(\w+)\)", r"\1", row[0]): row[1:] for row in rows}
+    assert sorted(table) == [*ALGORITHMS]
+    assert table["fedavg"] == ["global", "1", "1", "–", "shared", "PFLlib, FL-bench, fluke, pfl-research"]
+    assert table["local"][:5] == ["personal", "0", "0", "1 (model)", "own"]
+    assert table["fedbn"][0] == "personal"
+    assert table["fedbn"][4] == "own"
+    assert [table[name][0] for name in ("scaffold", "ditto", "fedrod", "fedper", "fedbabu")] == [
+        "global",
+        "both",
+        "both",
+        "personal",
+        "both",
+    ]
+    assert table["ditto"][4] == "shared, own"
+    assert table["feddw"][5] == "–"
+
+
+def test_the_peers_have_known_methods_and_commits() -> None:
+    for peer in overview.read_peers().values():
+        assert set(peer["methods"]) <= set(ALGORITHMS)
+        assert peer["methods"] == sorted(set(peer["methods"]))
+        assert re.fullmatch(r"[0-9a-f]{40}", peer["commit"])
