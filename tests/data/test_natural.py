@@ -32,7 +32,7 @@ from tests import small_studies as studies
 DIGITS = load_digits()
 IMAGES, PIXELS, LABELS = DIGITS.images[:600], DIGITS.data[:600], DIGITS.target[:600].astype(np.int64)
 WRITERS = np.array([f"w{number:02}" for number in np.random.default_rng(0).integers(0, 17, len(LABELS))])
-WRITERS[:3] = "rare"
+WRITERS[:3] = "few"
 FEDERATION = {"clients": 6, "rounds": 1, "participation": 1.0, "batch_size": 40, "learning_rate": 0.1}
 
 
@@ -115,7 +115,7 @@ def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str,
     assignment = read_assignment(plan)
     samples = store.load_samples(layout.dataset_file(plan.runs[0].dataset))
     assert [*assignment.names] == sorted(assignment.names)
-    assert set(assignment.names) < {*WRITERS} - {"rare"}
+    assert set(assignment.names) < {*WRITERS} - {"few"}
     assert len(assignment.names) == 6
     column = samples.columns["writer"]
     for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
@@ -273,7 +273,7 @@ def test_a_mistake_names_the_key_and_its_cure(scheme: ColumnScheme, clients: int
             "partition.column: missing, but the data set has several columns. Use one of: age, writer.",
         ),
         (
-            {"age": np.where(WRITERS == "rare", np.nan, 1.0)},
+            {"age": np.where(WRITERS == "few", np.nan, 1.0)},
             {},
             "partition.column: 'age' has no value for 3 of 600 samples, first for sample 0.",
         ),
@@ -327,12 +327,12 @@ def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
     text = Path("params.yaml").read_text().replace("clients: 6", "clients: 18")
     Path("params.yaml").write_text(text)
     preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False)
-    assert "\n  rare " in preview.output
+    assert "\n   few " in preview.output
     assert "\n   w07 " in preview.output
     assert "1 of 18 clients have no test sample" in preview.stderr
-    assert preview.stderr.strip().endswith(": rare.")
+    assert preview.stderr.strip().endswith(": few.")
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
-    assert any(warning.endswith(": rare.") for warning in plan.warnings)
+    assert any(warning.endswith(": few.") for warning in plan.warnings)
     for run in studies.open_runs(plan):
         list(run.run_segment(1))
         collect.collect_rounds(run.files, 1, plan.keep_models)
