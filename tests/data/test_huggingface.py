@@ -103,6 +103,17 @@ def test_tables_with_a_test_set() -> None:
     assert samples.test.tolist() == [False] * 45 + [True] * 15
 
 
+def test_images_in_files() -> None:
+    """A folder of images, which the library reads as its format imagefolder."""
+    for row, pixels in enumerate(IMAGES[:6]):
+        path = Path(f"repository/train/{'ab'[row % 2]}/{row}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(pixels))
+    samples = load_samples(declare())
+    assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
+    assert samples.y.tolist() == [0, 0, 0, 1, 1, 1]
+
+
 def test_texts() -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
     samples = load_samples(declare(vocabulary=50, length=3))

@@ -124,6 +124,7 @@ class HuggingFace(TableDataset):
             table = splits[name].data.table
             used_names = {self.label, self.client, *(self.input_columns or ("text", "image"))}
             table = table.select([column for column in table.column_names if column in used_names])
+            table = _import_library().table.embed_table_storage(table)  # images in files, too
             split = "test" if name == "test" and len(names) > 1 else "train"
             tables.append(table.append_column("split", pa.array([split] * len(table))))
         columns = splits[names[0]].column_names
