@@ -68,7 +68,7 @@ docs-site: setup
 docs-serve: docs-site
 	python -m http.server --directory site --bind 127.0.0.1 8000
 
-# Exact versions of everything, for all platforms, without index addresses. Tests use the trackers.
+# Exact versions of everything, for all platforms, without index addresses. Tests use all of these extras.
 lock:
-	$(PYTHON) -m uv pip compile --universal --extra dev --extra mlflow --extra tensorboard --extra wandb pyproject.toml \
+	$(PYTHON) -m uv pip compile --universal --extra dev --extra huggingface --extra mlflow --extra tensorboard --extra wandb pyproject.toml \
 		--no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock

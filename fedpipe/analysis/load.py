@@ -84,13 +84,18 @@ class Results:
     def clients(self) -> pd.DataFrame:
         """Models on test sets: ``protocol``, ``round``, ``client``, ``correct``, ``total``, ``loss``, ``accuracy``.
 
-        Client -1 is a model of the server on the global test set. A client without test samples has no accuracy. Arrays
+        ``client_name`` is the client's value in the partition's column, such as its writer, or its number. Client -1
+        is a model of the server on the global test set. A client without test samples has no accuracy. Arrays
         by class: ``hits`` (correctly classified), ``support`` (present), and ``predicted``. Further metrics of the
         study have ``auc``, and sums by bin of the confidence: ``bin_samples``, ``bin_hits`` and ``bin_confidences``.
         """
         with self._enter_folder():
             metrics = self._data.metrics
-        return metrics.assign(accuracy=metrics["correct"] / metrics["total"].where(metrics["total"] > 0))
+            partitions = {run.partition: stored_files.read_client_names(run.partition) for run in self.plan.runs}
+        names = {run.key: partitions[run.partition] for run in self.plan.runs}
+        client_names = [names[key][client] for key, client in zip(metrics["key"], metrics["client"], strict=True)]
+        accuracy = metrics["correct"] / metrics["total"].where(metrics["total"] > 0)
+        return metrics.assign(accuracy=accuracy, client_name=pd.Categorical(client_names))
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
@@ -134,8 +139,8 @@ class Results:
     def partitions(self) -> pd.DataFrame:
         """Samples of clients: ``partition``, ``client``, ``sample`` (index in the data set), ``split`` and class.
 
-        Client -1 is for samples that are only in the global test set. ``label`` is the class and ``class_name`` its
-        name. :attr:`provenance` has the partition of each run.
+        Client -1 is for samples that are only in the global test set. ``label`` is the class, and ``class_name`` and
+        ``client_name`` are names. :attr:`provenance` has the partition of each run.
         """
         frames: list[pd.DataFrame] = []
         with self._enter_folder():
@@ -144,7 +149,8 @@ class Results:
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(stored_files.get_class_names(run.dataset)))
-                frames.append(frame.assign(class_name=frame["label"].map(names)))
+                client_names = frame["client"].map(stored_files.read_client_names(run.partition))
+                frames.append(frame.assign(class_name=frame["label"].map(names), client_name=client_names))
         all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return all_partitions
 

@@ -80,7 +80,7 @@ def partition(
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
         for name, settings, assignment in previews:
-            typer.echo(render_preview(name, settings, assignment.class_counts))
+            typer.echo(render_preview(name, settings, assignment.class_counts, assignment.names))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,12 +21,14 @@ from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files
-from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
+from fedpipe.data.partitions.base import ColumnScheme, Integers, SampleClientPairs, Scheme
+from fedpipe.data.samples import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NO_CLIENT = -1  #: client id of a sample that is only in the global test set
+NAMES_METADATA = b"client_names"  #: metadata of an assignment's table with the clients' names, if they have names
 
 
 def assign_samples(
@@ -35,13 +41,15 @@ def assign_samples(
     seed: int,
     stratified: bool = False,
     validation_fraction: float = 0,
+    columns: Mapping[str, Column] = MappingProxyType({}),
 ) -> pa.Table:
     """Assign all samples of a data set to clients, for training, validation or testing.
 
     With ``split="official"`` the scheme partitions the official training samples. The official test samples of each
     class are then distributed in proportion to the clients' training samples of that class (largest remainder, ties
     at random), so that a local test set has the class proportions of its client. If no client trains on a class, its
-    test samples belong to no client.
+    test samples belong to no client. If the scheme reads a column of the data set, each test sample goes to a client
+    with its value (in the same way, if there are several).
 
     With ``split="pooled"`` the scheme partitions training and test samples together. Each client then sets aside a
     random fraction of its samples for testing, rounded down, so that a client with one sample trains on it.
@@ -72,13 +80,16 @@ def assign_samples(
         random).
     validation_fraction
         Fraction of a client's training samples for validation, in [0, 1).
+    columns
+        Further columns of the samples by name, each with n values.
 
     Returns
     -------
     pyarrow.Table
         One row for each pair of a sample and its client, sorted by both: ``sample`` (int64, index into the data set),
         ``client`` (int32, -1 for a test sample of no client), ``label`` (int64), ``split`` ("train", "validation" or
-        "test"). A sample has one row, except if the scheme overlaps. The global test set is all samples of "test".
+        "test"). A sample has one row, except if the scheme overlaps. The global test set is all samples of "test". If
+        the scheme reads a column, the metadata contains the clients' names.
 
     Raises
     ------
@@ -95,13 +106,23 @@ def assign_samples(
             "'pooled', or a larger dataset.subset if the data set has a test set."
         )
     samples = np.flatnonzero(~test) if is_official else np.arange(len(labels))
-    sample, client, sample_split = _partition_samples(scheme, labels, samples, num_clients, seed)
+    column = scheme.find_column(columns) if isinstance(scheme, ColumnScheme) else None
+    (sample, client, sample_split), client_values = _partition_samples(
+        scheme, column, labels, samples, num_clients, seed
+    )
     if sample_split is None:
         sample_split = np.full(len(sample), "train", dtype="<U10")
         groups = labels[sample] if stratified else np.zeros_like(sample)
         if is_official:
             test_indices = np.flatnonzero(test)
-            test_client = _assign_test_samples(labels[test_indices], labels[sample], client, num_clients, seed)
+            if column is None:
+                test_client = _assign_test_samples(
+                    labels[test_indices], labels[sample], client, num_clients, rng.make_generator(seed, "deal")
+                )
+            else:
+                test_client = _assign_test_samples_by_value(
+                    labels[test_indices], column.codes[test_indices], labels[sample], client, client_values, seed
+                )
         else:
             _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
             test_indices = test_client = np.empty(0, dtype=np.int64)
@@ -115,14 +136,23 @@ def assign_samples(
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))
+    names = None if column is None else _name_clients([column.names[value] for value in client_values])
     return pa.table(
         {
             "sample": pa.array(sample[order], pa.int64()),
             "client": pa.array(client[order], pa.int32()),
             "label": pa.array(labels[sample[order]], pa.int64()),
             "split": pa.array(sample_split[order], pa.string()),
-        }
+        },
+        metadata=names and {NAMES_METADATA: json.dumps(names)},
     )
+
+
+def read_client_names(table: pa.Table, num_clients: int) -> tuple[str, ...]:
+    """Names of the clients of an assignment: values of the scheme's column, or numbers from 0."""
+    metadata = table.schema.metadata or {}
+    names: Sequence[str] = json.loads(metadata[NAMES_METADATA]) if NAMES_METADATA in metadata else []
+    return tuple(names) or tuple(map(str, range(num_clients)))
 
 
 def compute_assignment_sha256(table: pa.Table) -> str:
@@ -147,6 +177,7 @@ class Assignment:
     test: list[Integers]  #: local test samples of each client, N arrays, which may be empty
     global_test: Integers  #: all test samples, including those of no client
     class_counts: Integers  #: training samples of each client and class, shape (N, C)
+    names: tuple[str, ...]  #: names of the clients, N of them
 
     @classmethod
     def read(cls, path: Path, sha256: str | None = None) -> Assignment:
@@ -165,7 +196,8 @@ class Assignment:
         )
         counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
         np.add.at(counts, (client[sample_split == "train"], label[sample_split == "train"]), 1)
-        return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts)
+        names = read_client_names(table, clients)
+        return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts, names)
 
     @property
     def sizes(self) -> Integers:
@@ -174,13 +206,20 @@ class Assignment:
 
 
 def _partition_samples(
-    scheme: Scheme, labels: Integers, samples: Integers, num_clients: int, seed: int
-) -> SampleClientPairs:
-    """Pairs of the scheme, sorted by sample and client. Checks them, because the scheme may be a user's."""
+    scheme: Scheme, column: Column | None, labels: Integers, samples: Integers, num_clients: int, seed: int
+) -> tuple[SampleClientPairs, Integers]:
+    """Pairs of the scheme, sorted by sample and client, and the number of each client's value, shape (N,).
+
+    Checks them, because the scheme may be a user's.
+    """
     scheme.check(num_clients, len(np.unique(labels[samples])), len(samples))
-    sample, client, sample_split = scheme.partition_samples(
-        labels, samples, num_clients, rng.make_generator(seed, "partition")
-    )
+    generator, client_values = rng.make_generator(seed, "partition"), np.empty(0, dtype=np.int64)
+    if isinstance(scheme, ColumnScheme) and column is not None:
+        client, client_values = scheme.assign_values(column.codes[samples], labels[samples], num_clients, generator)
+        has_client = np.asarray(client) != NO_CLIENT
+        sample, client, sample_split = SampleClientPairs(samples[has_client], client[has_client])
+    else:
+        sample, client, sample_split = scheme.partition_samples(labels, samples, num_clients, generator)
     client = np.asarray(client)
     is_valid = client.shape == sample.shape and (
         sample_split is not None or np.isin(client, np.arange(num_clients)).all()
@@ -191,9 +230,20 @@ def _partition_samples(
             f"assignment. Give every sample one of the {num_clients} clients, and every client at least one sample."
         )
     order = np.lexsort((client, sample))
-    return SampleClientPairs(
+    pairs = SampleClientPairs(
         sample[order], client[order].astype(np.int64), None if sample_split is None else sample_split[order]
     )
+    return pairs, client_values
+
+
+def _name_clients(values: Sequence[str]) -> list[str]:
+    """Names of the clients: their values, with a number from 1 if several clients have the same value."""
+    count, seen = Counter(values), Counter[str]()
+    names = []
+    for value in values:
+        seen[value] += 1
+        names.append(value if count[value] == 1 else f"{value} {seen[value]}")
+    return names
 
 
 def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alternative: str) -> None:
@@ -205,10 +255,9 @@ def _require_disjoint_clients(sample: Integers, setting: str, verb: str, alterna
 
 
 def _assign_test_samples(
-    labels: Integers, train_labels: Integers, train_owner: Integers, num_clients: int, seed: int
+    labels: Integers, train_labels: Integers, train_owner: Integers, num_clients: int, generator: np.random.Generator
 ) -> Integers:
     """Client of each test sample, in proportion to the clients' training samples of its class."""
-    generator = rng.make_generator(seed, "deal")
     owner = np.full(len(labels), NO_CLIENT, dtype=np.int64)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
@@ -216,6 +265,34 @@ def _assign_test_samples(
         ties = generator.random(num_clients)
         if counts.any():
             owner[members] = np.repeat(np.arange(num_clients), apportion_count(len(members), counts, ties))
+    return owner
+
+
+def _assign_test_samples_by_value(
+    labels: Integers,
+    values: Integers,
+    train_labels: Integers,
+    train_owner: Integers,
+    client_values: Integers,
+    seed: int,
+) -> Integers:
+    """Client of each test sample among those with its value. With several, in proportion to their classes."""
+    clients_per_value = np.bincount(client_values, minlength=values.max(initial=0) + 1)
+    client_of_value = np.full(len(clients_per_value), NO_CLIENT, dtype=np.int64)
+    client_of_value[client_values] = np.arange(len(client_values))
+    owner = client_of_value[values]
+    for value in np.flatnonzero(clients_per_value > 1):
+        (clients,) = (client_values == value).nonzero()
+        is_own = np.isin(train_owner, clients)
+        (members,) = (values == value).nonzero()
+        index = _assign_test_samples(
+            labels[members],
+            train_labels[is_own],
+            np.searchsorted(clients, train_owner[is_own]),
+            len(clients),
+            rng.make_generator(seed, "deal", client=int(value)),
+        )
+        owner[members] = np.where(index == NO_CLIENT, NO_CLIENT, clients[index])
     return owner
 
 

@@ -16,10 +16,12 @@ from fedpipe.core.components.component import DATASET, list_parameters
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files, layout
 from fedpipe.data.datasets.base import DatasetInfo
-from fedpipe.data.samples import Samples
+from fedpipe.data.samples import Column, Samples
 
 if TYPE_CHECKING:
     import torch  # imported inside functions otherwise: it takes seconds, and not every stage needs it
+
+SAMPLE_ARRAYS = {"x", "y", "test"}  #: names of the tensors that every data set has
 
 
 class StoredSamples(NamedTuple):
@@ -28,6 +30,7 @@ class StoredSamples(NamedTuple):
     x: torch.Tensor  #: inputs, shape (n, *shape): images in uint8, token ids in signed integers, or float32
     y: torch.Tensor  #: classes, int64, shape (n,)
     test: torch.Tensor  #: whether a sample belongs to the official test set, bool, shape (n,)
+    columns: Mapping[str, Column]  #: further columns by name, empty if there are none
 
 
 def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
@@ -80,7 +83,10 @@ def save_samples(path: Path, samples: Samples) -> str:
     """Write samples as one file of tensors, atomically. Return the SHA-256 of its bytes."""
     import torch
 
-    return files.write_pt(path, {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()})
+    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()}
+    if samples.columns:
+        tensors["columns"] = {name: _encode_column(column) for name, column in sorted(samples.columns.items())}
+    return files.write_pt(path, tensors)
 
 
 def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
@@ -92,21 +98,34 @@ def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
         The file is missing, damaged, or has other content.
     """
     tensors = files.read_pt(path, sha256)
-    if tensors.keys() != set(Samples._fields):
+    columns = tensors.pop("columns", {})
+    if tensors.keys() != SAMPLE_ARRAYS:
         raise ArtifactError(
             f"{path} contains {', '.join(tensors) or 'nothing'} instead of a data set. Delete it and run again."
         )
-    return StoredSamples(**tensors)
+    return StoredSamples(**tensors, columns={name: _decode_column(column) for name, column in columns.items()})
 
 
 def to_canonical_arrays(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
     """Convert the arrays to the dtypes in which they are hashed and stored."""
-    if isinstance(samples, StoredSamples):
-        samples = Samples(*(tensor.numpy() for tensor in samples))
-    input_dtype = samples.x.dtype
+    arrays = {name: np.asarray(getattr(samples, name)) for name in ("x", "y", "test")}
+    input_dtype = arrays["x"].dtype
     dtypes = {
         "x": np.dtype("<f4") if np.issubdtype(input_dtype, np.floating) else input_dtype.newbyteorder("<"),
         "y": np.dtype("<i8"),
         "test": np.dtype("|b1"),
     }
-    return {name: np.asarray(getattr(samples, name), dtype=dtype, order="C") for name, dtype in dtypes.items()}
+    return {name: np.asarray(arrays[name], dtype=dtype, order="C") for name, dtype in dtypes.items()}
+
+
+def _encode_column(column: Column) -> dict[str, torch.Tensor]:
+    """Convert a column to tensors: its numbers in int32, and the bytes of its names as JSON."""
+    import torch
+
+    names = np.frombuffer(json.dumps(column.names).encode(), dtype=np.uint8)
+    return {"codes": torch.from_numpy(column.codes.astype(np.int32)), "names": torch.from_numpy(names.copy())}
+
+
+def _decode_column(tensors: Mapping[str, torch.Tensor]) -> Column:
+    names = json.loads(tensors["names"].numpy().tobytes())
+    return Column(tensors["codes"].numpy().astype(np.int64), tuple(names))

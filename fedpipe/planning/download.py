@@ -91,7 +91,8 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     ArtifactError
         A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
     """
-    samples = Samples(**store.to_canonical_arrays(dataset.load(fetch)))
+    loaded_samples = dataset.load(fetch)
+    samples = Samples(**store.to_canonical_arrays(loaded_samples), columns=loaded_samples.columns)
     name, samples_checksum = (
         registry.get_component_name(DATASET, type(dataset)),
         store.compute_samples_sha256(samples),
@@ -248,7 +249,8 @@ def _check_samples(
     name: str, samples: Samples, measured_facts: DatasetInfo, declared_facts: DatasetInfo | None
 ) -> None:
     """Reject samples that differ from the data set's facts."""
-    lengths = {len(array) for array in samples}
+    lengths = {len(array) for array in (samples.x, samples.y, samples.test)}
+    lengths |= {len(column.codes) for column in samples.columns.values()}
     is_consistent = (
         len(lengths) == 1 and samples.x.shape[1:] == measured_facts.shape and samples.y.max() < measured_facts.classes
     )

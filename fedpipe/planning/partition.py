@@ -19,6 +19,7 @@ from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
 from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
 from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.data.samples import Column, Samples
 
 LISTED = 20  #: maximum number of clients in a message
 
@@ -31,7 +32,7 @@ def partition_dataset(key: str) -> Path:
     path, settings = layout.assignment_file(key), read_partition_settings(key)
     dataset_path = store.locate_dataset(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
-    table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+    table = make_assignment_table(settings, samples)
     counts = Assignment.from_table(table).class_counts
     tables = {layout.heterogeneity_file(key): heterogeneity.summarize_clients(counts), path: table}
     hashes = {
@@ -55,7 +56,7 @@ def is_reproducible(key: str) -> bool:
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     stored_table = files.read_parquet(path, files.read_recorded_sha256(path))
     return compute_assignment_sha256(stored_table) == compute_assignment_sha256(
-        make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+        make_assignment_table(settings, samples)
     )
 
 
@@ -89,7 +90,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
 
 def describe_untested_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> str | None:
     """Warning about clients without test samples, which local protocols omit. None if there are none."""
-    untested = [str(client) for client, samples in enumerate(assignment.test) if not len(samples)]
+    untested = [name for name, samples in zip(assignment.names, assignment.test, strict=True) if not len(samples)]
     if not untested:
         return None
     client_list = ", ".join(untested[:LISTED]) + (", …" if len(untested) > LISTED else "")
@@ -116,16 +117,16 @@ def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str
         settings = read_yaml(texts[str(settings_path)], settings_path)  # includes the path of its file
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
-            table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+            table = make_assignment_table(settings, samples)
             if warning := describe_untested_clients(key, settings, Assignment.from_table(table)):
                 yield warning
 
 
-def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.NDArray[np.bool_]) -> pa.Table:
+def make_assignment_table(settings: dict[str, Any], samples: Samples | store.StoredSamples) -> pa.Table:
     """Compute the assignment of samples to clients as a table."""
     import pyarrow as pa
 
-    dataset = settings["dataset"]
+    dataset, labels, test = settings["dataset"], np.asarray(samples.y), np.asarray(samples.test)
     sample_indices = select_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
     table = assign_samples(
         cast(
@@ -142,9 +143,10 @@ def make_assignment_table(settings: dict[str, Any], labels: Integers, test: npt.
         settings.get("seed", 0),
         dataset.get("stratified", False),
         dataset.get("validation_fraction", 0),
+        {name: Column(column.codes[sample_indices], column.names) for name, column in samples.columns.items()},
     )
-    samples = pa.array(sample_indices[table["sample"].to_numpy()])
-    return table.set_column(table.column_names.index("sample"), "sample", samples)
+    stored_indices = pa.array(sample_indices[table["sample"].to_numpy()])
+    return table.set_column(table.column_names.index("sample"), "sample", stored_indices)
 
 
 def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:

@@ -28,9 +28,7 @@ def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assi
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
         path = store.locate_dataset(settings["dataset"])
         if path.is_file() or path != section.file:
-            samples = store.load_samples(path)
-            table = make_assignment_table(settings, samples.y.numpy(), samples.test.numpy())
+            table = make_assignment_table(settings, store.load_samples(path))
         else:
-            source_samples = section.effective_dataset.load(section.fetcher)
-            table = make_assignment_table(settings, source_samples.y, source_samples.test)
+            table = make_assignment_table(settings, section.effective_dataset.load(section.fetcher))
         yield key, settings, Assignment.from_table(table)

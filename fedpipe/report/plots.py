@@ -82,8 +82,8 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
     for key, settings in table_parts.get_partitions(plan).items():
         name = table_notes.append_partition_seed(settings, descriptions[key])
         path = layout.assignment_file(key)
-        counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
-        for client, classes in enumerate(counts):
+        assignment = Assignment.read(path, files.read_recorded_sha256(path))
+        for client, classes in zip(assignment.names, assignment.class_counts, strict=True):
             for label, samples in enumerate(classes):
                 if samples:
                     rows.append({"partition": name, "client": client, "class": label, "samples": int(samples)})

@@ -17,7 +17,7 @@ MAX_CLASS_COLUMNS = 20  #: maximum number of classes whose numbers fit into a li
 LINE_WIDTH = 120  #: maximum line length with class names
 
 
-def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
+def render_preview(key: str, settings: dict[str, Any], counts: Integers, clients: Sequence[str]) -> str:
     """Render one line per client and the three measures of heterogeneity.
 
     Classes have names if they are known and fit into a line, otherwise numbers. With many classes each is one
@@ -31,35 +31,38 @@ def render_preview(key: str, settings: dict[str, Any], counts: Integers) -> str:
         Settings of ``partition.yaml``.
     counts
         Training samples of each client and class, shape (N, C).
+    clients
+        Names of the clients, N of them.
     """
     head = f"{table_notes.append_partition_seed(settings)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
-        lines = _render_shades(counts)
+        lines = _render_shades(counts, clients)
     else:
-        lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count))
-        lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))])
+        lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count), clients)
+        lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))], clients)
     return "\n".join([head, "", *lines, "", str(HeterogeneitySummary.from_counts(counts)), ""])
 
 
-def _render_numbers(counts: Integers, names: Sequence[str]) -> list[str]:
+def _render_numbers(counts: Integers, names: Sequence[str], clients: Sequence[str]) -> list[str]:
     counts_with_total = np.vstack([counts, counts.sum(axis=0)])
     rows = [
         ["client", *names, "samples"],
         *(
             [name, *(str(count) if count else "·" for count in row), str(row.sum())]
-            for name, row in zip([*map(str, range(len(counts))), "all"], counts_with_total, strict=True)
+            for name, row in zip([*clients, "all"], counts_with_total, strict=True)
         ),
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _render_shades(counts: Integers) -> list[str]:
+def _render_shades(counts: Integers, clients: Sequence[str]) -> list[str]:
+    width = max(6, *map(len, clients))
     level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up, so that any sample is visible
     return [
-        f"{'client':>6} |{f'classes 0 to {counts.shape[1] - 1}':<{counts.shape[1]}}| samples",
+        f"{'client':>{width}} |{f'classes 0 to {counts.shape[1] - 1}':<{counts.shape[1]}}| samples",
         *(
-            f"{client:>6} |{''.join(SHADES[shade] for shade in row)}| {size:>7}"
-            for client, (row, size) in enumerate(zip(level, counts.sum(axis=1), strict=True))
+            f"{client:>{width}} |{''.join(SHADES[shade] for shade in row)}| {size:>7}"
+            for client, row, size in zip(clients, level, counts.sum(axis=1), strict=True)
         ),
     ]

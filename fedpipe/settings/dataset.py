@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -21,6 +22,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
+from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, late_field
 
@@ -186,6 +188,22 @@ class Data(Section):
         """
         declared_facts = self.effective_dataset.info
         return store.read_dataset_info(self.file) if declared_facts is None else declared_facts
+
+    @property
+    def columns(self) -> Mapping[str, Column]:
+        """Its further columns by name.
+
+        Raises
+        ------
+        SettingsError
+            It is not stored yet.
+        """
+        if not self.file.is_file():
+            raise SettingsError(
+                f"dataset.name: '{self.name}' is not stored yet, but the partition reads one of its columns. Run "
+                f"`{DOWNLOAD_COMMAND}`."
+            )
+        return store.load_samples(self.file).columns
 
     @property
     def has_tokens(self) -> bool | None:

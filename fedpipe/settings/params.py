@@ -20,6 +20,7 @@ from fedpipe.core.components.component import ALGORITHM, MODEL
 from fedpipe.core.components.pinned_files import PinnedFile
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage.layout import FULL_PRESET
+from fedpipe.data.partitions.base import ColumnScheme
 from fedpipe.settings.base import Label, Section, to_validation_protocol
 from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 from fedpipe.settings.diagnostics import DiagnosticSections
@@ -250,6 +251,8 @@ class Params(Section):
             )
         partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
         self.partition.check(self.federation.clients, facts.classes, partitioned_size)
+        if isinstance(self.partition, ColumnScheme):
+            self.partition.find_column(self.dataset.columns)
         if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "

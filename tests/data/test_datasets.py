@@ -331,7 +331,8 @@ def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
     path = download.obtain_dataset(source, Fetcher())
-    return Samples(*(tensor.numpy() for tensor in store.load_samples(path))), store.read_dataset_info(path)
+    stored = store.load_samples(path)
+    return Samples(**store.to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
 
 
 @pytest.mark.parametrize(

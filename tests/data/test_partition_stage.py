@@ -134,11 +134,11 @@ SETTINGS = {
 
 
 def test_the_preview_of_few_classes_has_their_numbers() -> None:
-    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]])) == (
+    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"]) == (
         "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
         "client  0   1  samples\n"
-        "     0  4   ·        4\n"
-        "     1  3  13       16\n"
+        "   ann  4   ·        4\n"
+        "   bob  3  13       16\n"
         "   all  7  13       20\n\n"
         f"{HeterogeneitySummary.from_counts(np.array([[4, 0], [3, 13]]))}\n"
     )
@@ -147,20 +147,20 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
 def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.ones((2, 10), dtype=np.int64)
     settings = SETTINGS | {"dataset": {"name": "fashion_mnist", "split": "official"}}
-    head = preview.render_preview("0a", settings, counts).splitlines()[2]
+    head = preview.render_preview("0a", settings, counts, "01").splitlines()[2]
     assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
     assert head.endswith("  Ankle boot  samples")
     assert len(head) <= preview.LINE_WIDTH
     monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
-    assert preview.render_preview("0a", settings, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert preview.render_preview("0a", settings, counts, "01").splitlines()[2].split()[1:4] == ["0", "1", "2"]
     own = SETTINGS | {"dataset": {"name": "folder", "sha256": "0" * 64}}
-    assert preview.render_preview("0a", own, counts).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert preview.render_preview("0a", own, counts, "01").splitlines()[2].split()[1:4] == ["0", "1", "2"]
 
 
 def test_the_preview_of_many_classes_has_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
-    lines = preview.render_preview("0a", SETTINGS, counts).splitlines()
-    assert lines[2] == "client |classes 0 to 29               | samples"
-    assert lines[3] == "     0 |.+@                           |     151"
-    assert lines[4] == "     1 |   @:.                        |     122"
+    lines = preview.render_preview("0a", SETTINGS, counts, ["0", "writer 12"]).splitlines()
+    assert lines[2] == "   client |classes 0 to 29               | samples"
+    assert lines[3] == "        0 |.+@                           |     151"
+    assert lines[4] == "writer 12 |   @:.                        |     122"

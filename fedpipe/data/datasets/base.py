@@ -19,7 +19,7 @@ from fedpipe.core.components.pinned_files import PinnedFile, Sha256
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.data.samples import Samples as Samples  # re-exported for files that define a data set
-from fedpipe.data.sources import formats
+from fedpipe.data.sources import formats, text
 from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 
 Vocabulary = Annotated[int, Field(ge=5)]
@@ -34,6 +34,14 @@ class DatasetInfo(NamedTuple):
     size: int  #: number of samples n
     tests: int  #: how many of them are the official test set
     vocabulary: int | None = None  #: number of token ids, if the inputs are text
+
+
+def infer_info(samples: Samples) -> DatasetInfo:
+    """Facts of samples that no class declares. Signed integers with one axis are token ids."""
+    has_tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
+    vocabulary = int(samples.x.max()) + 1 if has_tokens else None
+    tests = int(samples.test.sum())
+    return DatasetInfo(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), tests, vocabulary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +245,7 @@ class UserDataset(PinnedDataset):
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        has_tokens = samples.x.ndim == 2 and np.issubdtype(samples.x.dtype, np.signedinteger)
-        vocabulary = int(samples.x.max()) + 1 if has_tokens else None
-        tests = int(samples.test.sum())
-        return DatasetInfo(samples.x.shape[1:], int(samples.y.max()) + 1, len(samples.y), tests, vocabulary)
+        return infer_info(samples)
 
     def _compute_sha256(self) -> str:
         path = Path(self.path)
@@ -250,3 +255,31 @@ class UserDataset(PinnedDataset):
 
     def _read(self, path: Path) -> Samples:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDataset(PinnedDataset):
+    """Samples in a table: one row per sample, with columns of inputs and labels."""
+
+    input: str | tuple[str, ...] | None = None
+    label: str = "label"
+    vocabulary: Vocabulary = 10_000
+    length: Length = 200
+
+    @override
+    def infer_info(self, samples: Samples) -> DatasetInfo:
+        info = infer_info(samples)
+        return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Columns of the inputs. Empty for the default, text or image."""
+        return (self.input,) if isinstance(self.input, str) else self.input or ()
+
+    def make_samples(self, table: formats.TableSamples) -> Samples:
+        """Convert texts to token ids like IMDB's. Images and numbers stay as they are."""
+        x = table.arrays
+        if table.texts is not None:
+            x = text.encode_texts(table.texts, table.test, text.make_word_analyzer(), self.vocabulary, self.length)
+        assert x is not None
+        return Samples(x, table.labels, table.test, table.columns)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import AfterValidator
 from typing_extensions import override
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError
 from fedpipe.data.datasets.base import Samples, UserDataset
+
+
+def _require_label(levels: tuple[str, ...]) -> tuple[str, ...]:
+    if levels and (levels.count("label") != 1 or len({*levels}) < len(levels)):
+        raise ValueError(f"[{', '.join(levels)}] can't be used. Use different names, of which one is label.")
+    return levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,13 +26,21 @@ class Folder(UserDataset):
 
     Images are gray if all of them are. Without the folders train and test there is no test set.
 
+    For folders within folders, ``levels`` names each level from the top. One of them is ``label``, and ``split`` (train
+    and test) is optional. Partition schemes can read the others: with ``levels: [domain, label]`` and images such as
+    ``sketch/dog/1.png``, ``partition: {scheme: natural, column: domain}`` makes each domain a client.
+
     Parameters
     ----------
     path
         The folder.
     sha256
         SHA-256 of the list of its files and their hashes. `fedpipe download` fills it in.
+    levels
+        Names of the levels of folders, from the top. By default split and label, or label only.
     """
+
+    levels: Annotated[tuple[str, ...], AfterValidator(_require_label)] = ()
 
     @override
     def _compute_sha256(self) -> str:
@@ -35,6 +51,6 @@ class Folder(UserDataset):
 
     @override
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.sources.formats import read_folder
+        from fedpipe.data.sources.formats import read_folder, read_levels
 
-        return read_folder(path)
+        return read_levels(path, self.levels) if self.levels else read_folder(path)

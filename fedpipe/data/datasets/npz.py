@@ -15,7 +15,8 @@ class Npz(UserDataset):
     """Your own arrays: x_train and y_train (x_test and y_test), or x and y (and test, a mask), in an .npz.
 
     Inputs of dtype uint8 are images, with channels first, last or absent. Floats can have any shape. Other integers
-    are token ids. Labels are integers from 0, or values that can be sorted.
+    are token ids. Labels are integers from 0, or values that can be sorted. Each other array with one value per sample
+    is a column for partition schemes, such as writer (or writer_train and writer_test).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A user's table of texts or images."""
+"""A user's table of texts, images or numbers."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from fedpipe.data.datasets.base import DatasetInfo, Length, Samples, UserDataset, Vocabulary
-from fedpipe.data.sources import text
+from fedpipe.data.datasets.base import Samples, TableDataset, UserDataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parquet(UserDataset):
+class Parquet(TableDataset, UserDataset):
     """Your own table with the columns label, text or image (encoded, all of one size), and split ("train", "test").
 
-    Without a column split there is no test set. Labels are integers from 0, or values that can be sorted. Texts are
-    tokenized like IMDB's.
+    You can use other columns: ``input: pixels, label: digit`` for texts or images, or ``input: [age, weight]`` for
+    numbers. Without a column split there is no test set. Labels are integers from 0, or values that can be sorted.
+    Texts are tokenized like IMDB's. Partition schemes can read all other columns. Parquet files of Hugging Face have
+    this format, also those with images.
 
     Parameters
     ----------
     path
         The file.
+    input
+        Column of texts or images, or a list of columns of numbers. By default text or image.
+    label
+        Column of the labels.
     vocabulary
         Number of token ids.
     length
@@ -30,21 +35,8 @@ class Parquet(UserDataset):
         SHA-256 of the file. `fedpipe download` fills it in.
     """
 
-    vocabulary: Vocabulary = 10_000
-    length: Length = 200
-
-    @override
-    def infer_info(self, samples: Samples) -> DatasetInfo:
-        info = super().infer_info(samples)
-        return info if info.vocabulary is None else info._replace(vocabulary=self.vocabulary)
-
     @override
     def _read(self, path: Path) -> Samples:
         from fedpipe.data.sources.formats import read_parquet
 
-        table = read_parquet(path)
-        if table.texts is None:
-            assert table.images is not None
-            return Samples(table.images, table.labels, table.test)
-        x = text.encode_texts(table.texts, table.test, text.make_word_analyzer(), self.vocabulary, self.length)
-        return Samples(x, table.labels, table.test)
+        return self.make_samples(read_parquet(path, self.input_columns, self.label))

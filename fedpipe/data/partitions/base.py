@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpipe.core.components.component import Component
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.data.samples import Column
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -108,6 +110,88 @@ class Scheme(Component):
         -------
         Integers
             Shape (m,), values 0 to N-1. Every client owns at least one sample.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnScheme(Scheme):
+    """A rule that reads a column of the data set, such as the writer of each sample.
+
+    Each client has samples with one value of the column, and its name is this value. Schemes define
+    :meth:`assign_values`.
+
+    Parameters
+    ----------
+    column
+        Column of the data set. By default its only one.
+    """
+
+    column: str | None = None
+
+    @override
+    def key_parameters(self) -> dict[str, Any]:
+        return {name: value for name, value in super().key_parameters().items() if (name, value) != ("column", None)}
+
+    def find_column(self, columns: Mapping[str, Column]) -> Column:
+        """Find the scheme's column among those of the data set.
+
+        Raises
+        ------
+        SettingsError
+            There is no such column, or a sample has no value in it.
+        """
+        if not columns:
+            requested_column = f"'{self.column}' is" if self.column else "missing, because it is"
+            raise SettingsError(
+                f"partition.column: {requested_column} not in the stored data set, which has only inputs and labels. "
+                "Add an array to your .npz file, a column to your Parquet table, or dataset.levels for a folder, and "
+                "run `fedpipe download`."
+            )
+        if self.column is None and len(columns) > 1:
+            raise SettingsError(
+                f"partition.column: missing, but the data set has several columns. Use one of: {', '.join(columns)}."
+            )
+        name = next(iter(columns)) if self.column is None else self.column
+        if name not in columns:
+            raise SettingsError(
+                f"partition.column: '{name}' is not a column of the data set, which has {', '.join(columns)}. "
+                f"{suggest_name(name, list(columns))}"
+            )
+        codes = columns[name].codes
+        if (codes < 0).any():
+            raise SettingsError(
+                f"partition.column: '{name}' has no value for {(codes < 0).sum()} of {len(codes)} samples, first for "
+                f"sample {(codes < 0).argmax()}. Give each sample a value."
+            )
+        return columns[name]
+
+    def assign_values(
+        self, values: Integers, labels: Integers, num_clients: int, rng: np.random.Generator
+    ) -> tuple[Integers, Integers]:
+        """Choose the clients of the samples and the value of each client.
+
+        Parameters
+        ----------
+        values
+            Number of each sample's value in the column, shape (m,), at least 0.
+        labels
+            Class of each sample, shape (m,), values 0 to C-1.
+        num_clients
+            Number of clients N.
+        rng
+            The only source of randomness.
+
+        Returns
+        -------
+        tuple
+            The client of each sample, shape (m,), or -1 if it has none, and the number of each client's value, shape
+            (N,). Every client owns at least one sample.
+
+        Raises
+        ------
+        SettingsError
+            The column has too few values for the clients.
         """
         raise NotImplementedError
 

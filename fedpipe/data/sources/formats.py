@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -10,32 +12,36 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.core.errors import ArtifactError
+from fedpipe.core.errors import ArtifactError, suggest_name
 from fedpipe.core.storage.files import decode_parquet
-from fedpipe.data.samples import Samples
+from fedpipe.data.samples import Column, Samples
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from PIL import Image
 
 CHANNELS = (1, 3)  #: of gray and of color images
-SAMPLE_COLUMNS = {"label", "text", "image", "split"}  #: columns that a table of samples may have
+INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
+NPZ_ARRAYS = ("x", "y", "test", "x_train", "y_train", "x_test", "y_test")  #: arrays of samples in an .npz file
 HIGH_DEPTH_MODES = ("I", "F")  #: prefixes of Pillow's modes with more than 8 bits, which it clips at 255
 
 
-class ParquetSamples(NamedTuple):
-    """The rows of a Parquet file."""
+class TableSamples(NamedTuple):
+    """The rows of a table."""
 
-    texts: list[str] | None  #: n texts, or None if the rows contain images
-    images: npt.NDArray[np.uint8] | None  #: shape (n, c, h, w)
+    texts: list[str] | None  #: n texts, or None if the rows contain images or numbers
+    arrays: npt.NDArray[Any] | None  #: images in uint8, shape (n, c, h, w), or float32, shape (n, features)
     labels: npt.NDArray[np.int64]  #: shape (n,)
     test: npt.NDArray[np.bool_]  #: shape (n,)
+    columns: Mapping[str, Column]  #: all other columns with one value per row
 
 
 def read_npz(path: Path) -> Samples:
     """Read ``x_train`` and ``y_train`` (with ``x_test`` and ``y_test``), or ``x`` and ``y`` (with ``test``, a mask).
 
     If ``x`` has dtype uint8, it contains images, shape (n, h, w), (n, h, w, c) or (n, c, h, w). Floats can have any
-    shape. Other integers are token ids from 0, shape (n, length).
+    shape. Other integers are token ids from 0, shape (n, length). Each other array with one value per sample is a
+    column: ``writer``, or ``writer_train`` and ``writer_test``.
 
     Raises
     ------
@@ -44,8 +50,8 @@ def read_npz(path: Path) -> Samples:
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            array_names = {"x", "y", "test", "x_train", "y_train", "x_test", "y_test"}
-            arrays = {name: file[name] for name in file.files if name in array_names}
+            arrays = {name: file[name] for name in file.files if name in NPZ_ARRAYS}
+            other_arrays = _read_other_arrays(file)
     except Exception as error:  # any error of zip, NumPy or the system
         raise ArtifactError(f"{path} can't be read as .npz ({_format_error(error)}).") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
@@ -69,11 +75,12 @@ def read_npz(path: Path) -> Samples:
             f"{path} contains {content}. Use x_train and y_train (and x_test and y_test), or x and y (and test)."
         )
     labels = encode_labels(path, _flatten_column(y))
-    return Samples(_prepare_inputs(path, x), labels, test)
+    tests = int(test.sum()) if "x_train" in arrays else 0
+    return Samples(_prepare_inputs(path, x), labels, test, _find_columns(other_arrays, len(labels), tests))
 
 
-def read_parquet(path: Path) -> ParquetSamples:
-    """Read the columns ``label``, ``text`` or ``image`` (PNG or JPEG), and optionally ``split`` ("train", "test").
+def read_parquet(path: Path, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
+    """Read the columns of inputs and labels, and optionally ``split`` ("train", "test"). See :func:`read_table`.
 
     Raises
     ------
@@ -84,30 +91,72 @@ def read_parquet(path: Path) -> ParquetSamples:
         table = decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
         raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
-    names = set(table.column_names)
-    if duplicates := sorted(name for name in names & SAMPLE_COLUMNS if table.column_names.count(name) > 1):
-        raise ArtifactError(f"{path} has the column {duplicates[0]} more than once. Keep one of them.")
-    if "label" not in names or not names & {"text", "image"}:
-        raise ArtifactError(f"{path} has the columns {', '.join(table.column_names)}. Use label, and text or image.")
-    if incomplete_columns := sorted(name for name in names & SAMPLE_COLUMNS if table[name].null_count):
-        raise ArtifactError(f"{path}: the column {incomplete_columns[0]} has rows without a value. Give each row one.")
-    labels = encode_labels(path, table["label"].to_numpy())
+    return read_table(table, str(path), inputs, label)
+
+
+def read_table(table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
+    """Convert a table to samples.
+
+    Parameters
+    ----------
+    table
+        One row per sample. Its metadata may contain class names, as Hugging Face writes them.
+    source
+        Name of the table for errors.
+    inputs
+        Columns of the inputs: one of texts or images (PNG or JPEG), or several of numbers. By default ``text`` or
+        ``image``.
+    label
+        Column of the labels. The column ``split`` ("train", "test") marks test samples.
+
+    Raises
+    ------
+    ArtifactError
+        A column is missing or has values of another kind.
+    """
+    names = table.column_names
+    input_names = list(inputs) or [name for name in INPUT_COLUMNS if name in names][:1]
+    sample_columns = [*input_names, label, *(["split"] if "split" in names else [])]
+    if duplicates := [name for name in sample_columns if names.count(name) > 1]:
+        raise ArtifactError(f"{source} has the column {min(duplicates)} more than once. Keep one of them.")
+    if not inputs and (label not in names or not input_names):
+        raise ArtifactError(
+            f"{source} has the columns {', '.join(names)}. Use {label}, and text or image, or set dataset.input to the "
+            "columns of the features."
+        )
+    if missing_columns := [name for name in sample_columns if name not in names]:
+        raise ArtifactError(
+            f"{source} has no column '{missing_columns[0]}'. {suggest_name(missing_columns[0], names)} The columns are "
+            f"{', '.join(names)}."
+        )
+    if len(set(sample_columns)) < len(sample_columns):
+        raise ArtifactError(
+            f"dataset.input: {', '.join(input_names)} contains a column twice, or the column of labels. Use each once."
+        )
+    if incomplete_columns := sorted(name for name in sample_columns if table[name].null_count):
+        raise ArtifactError(
+            f"{source}: the column {incomplete_columns[0]} has rows without a value. Give each row one."
+        )
+    labels = encode_labels(source, table[label].to_numpy())
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
-        raise ArtifactError(f"{path}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
+        raise ArtifactError(f"{source}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
-    if "text" in names:
-        texts = table["text"].to_pylist()
-        if not all(isinstance(text, str) for text in texts):
-            raise ArtifactError(f"{path}: the column text contains {table['text'].type}. Use strings.")
-        return ParquetSamples(texts, None, labels, test)
-    cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in table["image"].to_pylist()]
+    other_columns = _read_other_columns(table, sample_columns)
+    if len(input_names) > 1 or _is_numeric(table[input_names[0]].type, input_names[0]):
+        return TableSamples(None, _read_features(table, source, input_names), labels, test, other_columns)
+    cells = table[input_names[0]].to_pylist()
+    if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
+        if not all(isinstance(text, str) for text in cells):
+            raise ArtifactError(f"{source}: the column text contains {table['text'].type}. Use strings.")
+        return TableSamples(cells, None, labels, test, other_columns)
+    cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
 
     def make_opener(cell: bytes) -> Callable[[], IO[bytes]]:
         return lambda: BytesIO(cell)
 
-    images = read_images([(f"{path}, row {row}", make_opener(cell)) for row, cell in enumerate(cells)])
-    return ParquetSamples(None, images, labels, test)
+    images = read_images([(f"{source}, row {row}", make_opener(cell)) for row, cell in enumerate(cells)])
+    return TableSamples(None, images, labels, test, other_columns)
 
 
 def read_folder(path: Path) -> Samples:
@@ -142,6 +191,42 @@ def read_folder(path: Path) -> Samples:
         )
     x = read_images([(str(file), lambda file=file: file.open("rb")) for file, _, _ in files])  # type: ignore[misc]
     return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
+
+
+def read_levels(path: Path, levels: Sequence[str]) -> Samples:
+    """Read images from nested folders.
+
+    Parameters
+    ----------
+    path
+        The outermost folder.
+    levels
+        Names of the levels of folders below it, from the top: ``label``, ``split`` (with the folders train and test)
+        if there is one, and others, which become columns. Images may also be in deeper folders.
+
+    Raises
+    ------
+    ArtifactError
+        There are no images at this depth, or their sizes differ.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+    folders = [file.relative_to(path).parts[:-1] for file in files]
+    if shallow_files := [file for file, names in zip(files, folders, strict=True) if len(names) < len(levels)]:
+        raise ArtifactError(
+            f"dataset.levels: {shallow_files[0]} is not in {len(levels)} folders ({'/'.join(levels)}). Move it, or "
+            "change the levels."
+        )
+    if not files:
+        raise ArtifactError(f"{path} contains no images. Put images into folders ({'/'.join(levels)}).")
+    columns = {level: Column.from_values([names[index] for names in folders]) for index, level in enumerate(levels)}
+    split, labels = columns.pop("split", Column(np.zeros(len(files), dtype=np.int64), ("train",))), columns.pop("label")
+    if invalid_splits := sorted({*split.names} - {"train", "test"}):
+        raise ArtifactError(f"{path}: the folder of split '{invalid_splits[0]}' can't be used. Use train and test.")
+    test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
+    x = read_images([(str(file), lambda file=file: file.open("rb")) for file in files])  # type: ignore[misc]
+    return Samples(x, labels.codes, test, columns)
 
 
 def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: bool = False) -> npt.NDArray[np.uint8]:
@@ -180,7 +265,7 @@ def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: boo
     return x
 
 
-def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Convert labels to classes 0 to C-1. Integers stay as they are, other values are numbered in sorted order."""
     if not len(labels) or labels.ndim != 1:
         raise ArtifactError(f"{path} has labels of shape {labels.shape}. Use one label per sample.")
@@ -196,7 +281,7 @@ def encode_labels(path: Path, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
-def _prepare_inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _prepare_inputs(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if x.ndim == 4 and x.shape[-1] in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8 and x.ndim == 3:
@@ -223,6 +308,77 @@ def _prepare_inputs(path: Path, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
                 f"first those of sample {is_invalid.argmax()}. Use finite numbers in the range of float32."
             )
     return x
+
+
+def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any]]:
+    """Read the arrays of an .npz file that are not samples and can be columns."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for name in file.files:
+        if name not in NPZ_ARRAYS:
+            with suppress(ValueError):  # Python objects, which are not read
+                array = _flatten_column(file[name])
+                if array.ndim == 1 and array.dtype.kind in "iufbUSM":
+                    arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    return arrays
+
+
+def _find_columns(arrays: Mapping[str, npt.NDArray[Any]], size: int, tests: int) -> dict[str, Column]:
+    """Find arrays with one value per sample, and pairs of arrays of the training and test samples."""
+    columns = {name: array for name, array in arrays.items() if len(array) == size}
+    for name in (key.removesuffix("_train") for key in arrays if key.endswith("_train")):
+        parts = [arrays[f"{name}_train"], *([arrays[f"{name}_test"]] if f"{name}_test" in arrays else [])]
+        if [len(part) for part in parts] == [size - tests, *([tests] if tests else [])]:
+            columns[name] = np.concatenate(parts)
+    return {name: Column.from_values(array) for name, array in columns.items()}
+
+
+def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> dict[str, Column]:
+    """Read the columns of a table that are neither inputs nor labels, with one text, number or date per row."""
+    import pyarrow as pa
+
+    columns = {}
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if name in sample_columns or pa.types.is_nested(kind) or table.column_names.count(name) > 1:
+            continue
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)):
+            column, class_names = Column.from_values(table[name]), read_class_names(table, name)
+            if all(value.isdecimal() and int(value) < len(class_names) for value in column.names):
+                column = Column(column.codes, tuple(class_names[int(value)] for value in column.names))
+            columns[name] = column
+    return columns
+
+
+def read_class_names(table: pa.Table, name: str) -> Sequence[str]:
+    """Read the names of the classes that Hugging Face stores with a column. Empty if there are none."""
+    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
+    feature = (metadata.get("info") or {}).get("features", {}).get(name)
+    return feature.get("names") or () if isinstance(feature, dict) else ()
+
+
+def _is_numeric(kind: pa.DataType, name: str) -> bool:
+    """Whether a column has numbers for a feature. Text and image are read as such."""
+    import pyarrow as pa
+
+    return name not in INPUT_COLUMNS and (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def _read_features(table: pa.Table, source: str, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Read columns of numbers as features, shape (n, len(names))."""
+    import pyarrow as pa
+
+    for name in names:
+        if not _is_numeric(table[name].type, name):
+            raise ArtifactError(
+                f"dataset.input: column '{name}' of {source} contains {table[name].type}. Use columns of numbers, or "
+                "one column of texts or images."
+            )
+    features = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
+    prepared: npt.NDArray[np.float32] = _prepare_inputs(source, features)
+    return prepared
 
 
 def _require_equal_lengths(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

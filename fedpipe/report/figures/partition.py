@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,16 @@ MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 def draw_partition(key: str, settings: dict[str, Any], stem: Path, page: style.Page) -> None:
     """Draw the partition with this key and these settings."""
     path = layout.assignment_file(key)
-    counts = Assignment.read(path, files.read_recorded_sha256(path)).class_counts
-    style.save_figure(build_partition_figure(counts, settings, page), stem, page)
+    assignment = Assignment.read(path, files.read_recorded_sha256(path))
+    style.save_figure(build_partition_figure(assignment.class_counts, settings, page, assignment.names), stem, page)
 
 
-def build_partition_figure(counts: Integers, settings: dict[str, Any], page: style.Page) -> Figure:
+def build_partition_figure(
+    counts: Integers, settings: dict[str, Any], page: style.Page, client_names: Sequence[str] = ()
+) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
-    ``settings`` are those of the plan.
+    ``settings`` are those of the plan. If there are few clients, the rows have their names.
     """
     clients, classes = counts.shape
     names = class_names.get_class_names(settings["dataset"], classes)
@@ -49,6 +52,7 @@ def build_partition_figure(counts: Integers, settings: dict[str, Any], page: sty
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
         style.label_classes(cells.xaxis, names, int(page.characters * CELLS_FRACTION))
+        style.label_classes(cells.yaxis, client_names, page.characters)
         bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
         bars.set_xlabel("samples")
         bars.grid(visible=False, axis="y")

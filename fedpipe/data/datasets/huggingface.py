@@ -1,0 +1,167 @@
+"""A data set of Hugging Face's hub, or a folder in the format of its library."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage.files import compute_file_sha256
+from fedpipe.data.datasets.base import Samples, TableDataset
+from fedpipe.data.sources.fetch import Fetcher
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFace(TableDataset):
+    """A data set of texts, images or numbers on Hugging Face's hub, fetched by the library ``datasets``.
+
+    Install the library with ``pip install 'fedpipe[huggingface]'``. For example, FEMNIST with its writers:
+    ``{name: huggingface, path: flwrlabs/femnist, input: image, label: character, client: writer_id}`` with
+    ``partition: {scheme: natural}``. The splits train and test are used, or the only one. Jobs read the samples that
+    `fedpipe download` has stored, so that they need neither the network nor the library. The library's variables, such
+    as HF_HUB_OFFLINE and HF_HOME, have their effect on `fedpipe download`.
+
+    Parameters
+    ----------
+    path
+        Name of the repository, such as flwrlabs/femnist, or a folder.
+    revision
+        Commit, tag or branch of the repository. By default main. With a commit, the files can't change.
+    input
+        Column of texts or images, or a list of columns of numbers. By default text or image.
+    label
+        Column of the labels.
+    client
+        Column of the clients or domains for ``natural`` and ``by-domain``.
+    vocabulary
+        Number of token ids.
+    length
+        Token ids per text.
+    sha256
+        SHA-256 of the list of the data files and their hashes. `fedpipe download` fills it in.
+    """
+
+    path: str
+    revision: str | None = None
+    client: str | None = None
+
+    @override
+    def key_parameters(self) -> dict[str, Any]:
+        """Omit the revision, because the SHA-256 pins the files.
+
+        Raises
+        ------
+        SettingsError
+            The SHA-256 is not declared.
+        """
+        if not self.sha256:
+            raise SettingsError(
+                f"dataset.sha256: missing for {self.path}. Run `fedpipe download` with this study, which fills it in."
+            )
+        return {name: value for name, value in super().key_parameters().items() if name != "revision"}
+
+    @override
+    def find_missing_sha256(self, fetch: Fetcher) -> str | None:
+        return None if self.sha256 else self._compute_sha256(self._fetch_files())
+
+    @override
+    def load(self, fetch: Fetcher) -> Samples:
+        if (actual_sha256 := self._compute_sha256(self._fetch_files())) != self.sha256:
+            raise ArtifactError(
+                f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. Set "
+                "dataset.revision to the commit of the declared files, or dataset.sha256 to the new value."
+            )
+        from fedpipe.data.sources.formats import read_table
+
+        return self.make_samples(read_table(self._read_splits(), self.path, self.input_columns, self.label))
+
+    def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
+        """Fetch the data files: name and local path by split."""
+        from pathlib import Path
+
+        library = _import_library()
+        builder = self._call(library.load_dataset_builder)
+        urls = {split: [str(url) for url in files] for split, files in (builder.config.data_files or {}).items()}
+        if not urls:
+            raise ArtifactError(f"dataset.path: {self.path} has no data files. Use a repository with data files.")
+        try:
+            local_files = library.DownloadManager(builder.name).download(urls)
+        except Exception as error:  # any error of the network
+            raise self._fetch_error(error) from error
+        return {
+            split: [(PurePosixPath(url).name, Path(file)) for url, file in zip(urls[split], paths, strict=True)]
+            for split, paths in local_files.items()
+        }
+
+    def _compute_sha256(self, files: dict[str, list[tuple[str, Path]]]) -> str:
+        lines = (
+            f"{compute_file_sha256(path)}  {split}/{name}\n" for split in sorted(files) for name, path in files[split]
+        )
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def _read_splits(self) -> pa.Table:
+        """Read the columns of the splits, with a column split."""
+        import pyarrow as pa
+
+        splits = self._call(_import_library().load_dataset)
+        names = [name for name in ("train", "test") if name in splits] or [*splits]
+        if names not in (["train"], ["train", "test"]) and len(names) > 1:
+            raise ArtifactError(
+                f"dataset.path: {self.path} has the splits {', '.join(names)}. Use a data set with train and test, or "
+                "with one split."
+            )
+        tables = []
+        for name in names:
+            table = splits[name].data.table
+            used_names = {self.label, self.client, *(self.input_columns or ("text", "image"))}
+            table = table.select([column for column in table.column_names if column in used_names])
+            table = _import_library().table.embed_table_storage(table)  # images in files, too
+            split = "test" if name == "test" and len(names) > 1 else "train"
+            tables.append(table.append_column("split", pa.array([split] * len(table))))
+        columns = splits[names[0]].column_names
+        for key in ("label", "client"):
+            if (column := getattr(self, key)) is not None and column not in columns:
+                raise ArtifactError(
+                    f"dataset.{key}: '{column}' is not a column of {self.path}. Use one of: {', '.join(columns)}."
+                )
+        return pa.concat_tables(tables)
+
+    def _call(self, function: Any) -> Any:
+        """Call a function of the library for this repository or folder."""
+        try:
+            return function(self.path, revision=self.revision)
+        except Exception as error:  # any error of the library or the network
+            raise self._fetch_error(error) from error
+
+    def _fetch_error(self, error: Exception) -> ArtifactError:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return ArtifactError(
+            f"dataset.path: {self.path} can't be fetched ({reason}). Check its name and dataset.revision, and run "
+            "`fedpipe download` on a machine with a network."
+        )
+
+
+def _import_library() -> Any:
+    """Import Hugging Face's library.
+
+    Raises
+    ------
+    SettingsError
+        It is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise SettingsError(
+            "dataset.name: 'huggingface' needs the library datasets. Run `pip install 'fedpipe[huggingface]'`."
+        ) from None
+    return datasets

@@ -1,0 +1,150 @@
+"""Data sets of Hugging Face: local repositories in the library's format, read by the library without a network."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import layout
+from fedpipe.data import store
+from fedpipe.planning import download, planner
+from tests import small_studies as studies
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
+WRITERS = [f"f{number % 4:03}" for number in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, where the library has its cache, and without the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # read when the library was imported
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write_repository(columns: dict[str, Any], tests: int = 0, features: dict[str, Any] | None = None) -> None:
+    """Write the folder `repository` with Parquet files, as the library uploads them."""
+    import datasets
+
+    for split, rows in (("train", slice(tests, None)), ("test", slice(0, tests))):
+        if split == "train" or tests:
+            part = {name: list(values)[rows] for name, values in columns.items()}
+            table = datasets.Dataset.from_dict(part)
+            for name, feature in (features or {}).items():
+                table = table.cast_column(name, feature)
+            Path("repository/data").mkdir(parents=True, exist_ok=True)
+            table.to_parquet(f"repository/data/{split}-00000-of-00001.parquet")
+
+
+def encode_image(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def declare(**dataset: Any) -> planner.NewPlan:
+    """Write a study of the repository, run `fedpipe download` and plan."""
+    params = studies.settings(
+        dataset={"name": "huggingface", "path": "repository", "split": "pooled", **dataset},
+        federation={"clients": 3},
+    ) | {"partition": {"scheme": "natural"} if "client" in dataset else {"scheme": "iid"}}
+    if "vocabulary" in dataset:
+        params["model"] = {"name": "fasttext"}
+    studies.write(params, Path())
+    download.declare_dataset(None, Path("params.yaml"))
+    return studies.prepare(planner.loader.read_params(Path("params.yaml")))
+
+
+def load_samples(plan: planner.NewPlan) -> store.StoredSamples:
+    return store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+
+
+def test_images_with_writers() -> None:
+    import datasets
+
+    columns = {
+        "image": [{"bytes": encode_image(pixels), "path": None} for pixels in IMAGES],
+        "character": [number % 3 for number in range(60)],
+        "writer_id": WRITERS,
+        "hsf_id": range(60),
+    }
+    features = {"image": datasets.Image(), "character": datasets.ClassLabel(names=["a", "b", "c"])}
+    write_repository(columns, features=features)
+    plan = declare(input="image", label="character", client="writer_id")
+    samples = load_samples(plan)
+    assert np.array_equal(samples.x[:, 0].numpy(), IMAGES)
+    assert samples.y.tolist() == [number % 3 for number in range(60)]
+    assert samples.columns.keys() == {"writer_id"}
+    assert samples.columns["writer_id"].names == ("f000", "f001", "f002", "f003")
+    before = plan.runs[0].key
+    Path("repository").rename("elsewhere")
+    text = Path("params.yaml").read_text()
+    Path("params.yaml").write_text(text.replace("path: repository", "path: elsewhere"))
+    assert planner.make_plan(Path("params.yaml")).runs[0].key == before, "stored, and the path is not in the key"
+
+
+def test_tables_with_a_test_set() -> None:
+    columns = {"age": np.arange(60.0), "size": np.arange(60) * 2, "ill": [number % 2 == 0 for number in range(60)]}
+    write_repository(columns, tests=15)
+    samples = load_samples(declare(input=["age", "size"], label="ill"))
+    rows = np.r_[15:60, 0:15]
+    assert np.array_equal(samples.x.numpy(), np.stack([rows, rows * 2], axis=1).astype(np.float32))
+    assert samples.y.tolist() == [int(row % 2 == 0) for row in rows]
+    assert samples.test.tolist() == [False] * 45 + [True] * 15
+
+
+def test_images_in_files() -> None:
+    """A folder of images, which the library reads as its format imagefolder."""
+    for row, pixels in enumerate(IMAGES[:6]):
+        path = Path(f"repository/train/{'ab'[row % 2]}/{row}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_image(pixels))
+    samples = load_samples(declare())
+    assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
+    assert samples.y.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_texts() -> None:
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    samples = load_samples(declare(vocabulary=50, length=3))
+    assert samples.x[:2].tolist() == [[1, 5, 4], [1, 4, 0]]
+
+
+def test_the_files_are_pinned() -> None:
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    plan = declare(vocabulary=50, length=3)
+    write_repository({"text": ["a c", "b"] * 30, "label": [0, 1] * 30})
+    with pytest.raises(ArtifactError, match=r"^dataset\.sha256: [0-9a-f]{64} is declared, but repository has SHA-256"):
+        download.download_dataset(plan.runs[0].dataset)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "problem"),
+    [
+        ({"path": "flwrlabs/femnist"}, "dataset.path: flwrlabs/femnist can't be fetched ("),
+        ({"label": "lable"}, "dataset.label: 'lable' is not a column of repository. Use one of: text, label."),
+        ({"client": "writer"}, "dataset.client: 'writer' is not a column of repository. Use one of: text, label."),
+    ],
+    ids=["no-network", "label", "client"],
+)
+def test_a_mistake_names_the_key_and_its_cure(dataset: dict[str, Any], problem: str) -> None:
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    with pytest.raises(ArtifactError) as error:
+        declare(vocabulary=50, **dataset)
+    assert str(error.value).startswith(problem)
+
+
+def test_a_study_without_sha256_names_the_command() -> None:
+    studies.write(studies.settings(dataset={"name": "huggingface", "path": "flwrlabs/femnist"}), Path())
+    with pytest.raises(SettingsError, match=r"^dataset\.sha256: missing for flwrlabs/femnist\. Run `fedpipe download`"):
+        planner.make_plan(Path("params.yaml"))

@@ -1,0 +1,343 @@
+"""Partitions by a column of the data set: natural clients and domains, from each format to tables and results."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner
+
+import fedpipe
+from fedpipe.cli import app
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.data import store
+from fedpipe.data.assignment import Assignment, assign_samples
+from fedpipe.data.partitions.base import ColumnScheme
+from fedpipe.data.partitions.by_domain import ByDomain
+from fedpipe.data.partitions.natural import Natural
+from fedpipe.data.samples import Column
+from fedpipe.engine import collect
+from fedpipe.planning import download, planner
+from tests import small_studies as studies
+
+DIGITS = load_digits()
+IMAGES, PIXELS, LABELS = DIGITS.images[:600], DIGITS.data[:600], DIGITS.target[:600].astype(np.int64)
+WRITERS = np.array([f"w{number:02}" for number in np.random.default_rng(0).integers(0, 17, len(LABELS))])
+WRITERS[:3] = "few"
+FEDERATION = {"clients": 6, "rounds": 1, "participation": 1.0, "batch_size": 40, "learning_rate": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_study(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
+    base = studies.settings(dataset=dataset, federation=FEDERATION, **sections)
+    studies.write(base | {"partition": partition}, Path())
+
+
+def declare(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
+    """Write a study and run `fedpipe download`, which stores the data set and fills in its SHA-256."""
+    write_study({"split": "pooled", **dataset}, partition, **sections)
+    download.declare_dataset(None, Path("params.yaml"))
+
+
+def read_assignment(plan: planner.NewPlan) -> Assignment:
+    (key,) = plan.partitions
+    path = layout.assignment_file(key)
+    return Assignment.read(path, files.read_recorded_sha256(path))
+
+
+def encode_digit(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray((pixels * 15).astype(np.uint8)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def write_npz() -> dict[str, Any]:
+    np.savez("own.npz", x=PIXELS / 16, y=LABELS, writer=WRITERS)
+    return {"name": "npz", "path": "own.npz"}
+
+
+def write_split_npz() -> dict[str, Any]:
+    """Write training and test arrays, and bytes instead of texts."""
+    x, writer = PIXELS / 16, WRITERS.astype("S")
+    parts = {
+        "x_train": x[:450],
+        "y_train": LABELS[:450],
+        "x_test": x[450:],
+        "y_test": LABELS[450:],
+    }
+    np.savez("own.npz", **parts, writer_train=writer[:450], writer_test=writer[450:], other_train=np.arange(3))
+    return {"name": "npz", "path": "own.npz"}
+
+
+def write_images() -> dict[str, Any]:
+    """Write a table as Hugging Face does: images as structs, class names in the metadata."""
+    cells = [{"bytes": encode_digit(pixels), "path": None} for pixels in IMAGES]
+    table = pa.table({"image": cells, "label": LABELS, "writer": WRITERS})
+    features = {"label": {"names": [f"digit {number}" for number in range(10)], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    files.write_parquet(Path("own.parquet"), table.replace_schema_metadata(metadata))
+    return {"name": "parquet", "path": "own.parquet"}
+
+
+def write_features() -> dict[str, Any]:
+    frame = pd.DataFrame(PIXELS, columns=[f"p{column}" for column in range(64)])
+    frame.assign(digit=LABELS, writer=pd.Categorical(WRITERS)).to_parquet("own.parquet")
+    return {"name": "parquet", "path": "own.parquet", "input": [*frame.columns], "label": "digit"}
+
+
+def write_folder() -> dict[str, Any]:
+    for row, (pixels, label, writer) in enumerate(zip(IMAGES, LABELS, WRITERS, strict=True)):
+        path = Path(f"pictures/{writer}/{label}/{row:04}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_digit(pixels))
+    return {"name": "folder", "path": "pictures", "levels": ["writer", "label"]}
+
+
+@pytest.mark.parametrize("write", [write_npz, write_split_npz, write_images, write_features, write_folder])
+def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str, Any]]) -> None:
+    partition = {"scheme": "natural", "column": "writer", "minimum": 20}
+    declare(write(), partition, model={"name": "mlp", "hidden": [16]})
+    plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
+    assignment = read_assignment(plan)
+    samples = store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+    assert [*assignment.names] == sorted(assignment.names)
+    assert set(assignment.names) < {*WRITERS} - {"few"}
+    assert len(assignment.names) == 6
+    column = samples.columns["writer"]
+    for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
+        owned = np.sort(np.concatenate([train, test]))
+        assert np.array_equal(owned, np.flatnonzero(column.codes == column.names.index(name)))
+        assert len(owned) == (name == WRITERS).sum()
+        assert np.bincount(samples.y[owned]).sum() == len(owned)
+        assert sorted(samples.y[owned].tolist()) == sorted(LABELS[name == WRITERS].tolist())
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "codes"),
+    [
+        (np.array([10, 9, 10, 2]), ("2", "9", "10"), [2, 1, 2, 0]),
+        (["b", None, "a", "b"], ("a", "b"), [1, -1, 0, 1]),
+        (np.array([1.5, np.nan, -1.0, 1.5]), ("-1.0", "1.5"), [1, -1, 0, 1]),
+        (np.array([True, False]), ("False", "True"), [1, 0]),
+        (pa.chunked_array([["x"], ["y", "x"]]), ("x", "y"), [0, 1, 0]),
+        (pd.Categorical(["y", "x", None], categories=["y", "z", "x"]), ("x", "y", "z"), [1, 0, -1]),
+        (np.array([None, None], dtype=object), (), [-1, -1]),
+    ],
+    ids=["integers", "texts", "floats", "booleans", "chunks", "categories", "missing"],
+)
+def test_values_of_any_type_are_numbered_in_their_order(values: Any, names: tuple[str, ...], codes: list[int]) -> None:
+    column = Column.from_values(values)
+    assert column.names == names
+    assert column.codes.tolist() == codes
+
+
+def test_other_arrays_of_an_npz_are_no_columns() -> None:
+    """An array of another length, of two axes or of Python objects is ignored, as it always was."""
+    other = np.array([{"a": 1}, None], dtype=object)
+    np.savez("own.npz", x=PIXELS, y=LABELS, pixels=IMAGES, few=np.arange(3), thing=other)
+    declare({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
+    (run,) = planner.make_plan(Path("params.yaml")).runs
+    assert not store.load_samples(layout.dataset_file(run.dataset)).columns
+    assert files.read_pt(layout.dataset_file(run.dataset)).keys() == {"x", "y", "test"}, "stored as it always was"
+
+
+def test_folders_may_have_a_split_and_deeper_folders() -> None:
+    rows = {"train/cat/ann/1.png": 1, "train/dog/bob/old/1.png": 2, "test/dog/ann/1.png": 3}
+    for name, row in rows.items():
+        path = Path("pictures") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode_digit(IMAGES[row]))
+    settings = {"name": "folder", "path": "pictures", "levels": ["split", "label", "writer"]}
+    source: Any = registry.parse_component(component.DATASET, settings)
+    samples = source._read(Path("pictures"))
+    assert np.array_equal(samples.x[:, 0], (IMAGES[[3, 1, 2]] * 15).astype(np.uint8))
+    assert samples.y.tolist() == [1, 0, 1]
+    assert samples.test.tolist() == [True, False, False]
+    assert samples.columns["writer"].names == ("ann", "bob")
+    assert samples.columns["writer"].codes.tolist() == [0, 0, 1]
+    Path("pictures/train/cat/2.png").write_bytes(encode_digit(IMAGES[0]))
+    with pytest.raises(ArtifactError, match=r"^dataset\.levels: pictures/train/cat/2\.png is not in 3 folders"):
+        source._read(Path("pictures"))
+    with pytest.raises(SettingsError, match=r"^dataset\.levels: \[domain\] can't be used"):
+        registry.parse_component(component.DATASET, settings | {"levels": ["domain"]})
+
+
+# -- the schemes -------------------------------------------------------------------------------------------------------
+
+
+def assign(scheme: ColumnScheme, clients: int, *, official: bool, seed: int = 0) -> Assignment:
+    column = Column.from_values(WRITERS)
+    test = np.arange(len(WRITERS)) % 4 == 0
+    split: Any = "official" if official else "pooled"
+    labels = LABELS
+    table = assign_samples(scheme, labels, test, clients, split, 0.25, seed, columns={"writer": column})
+    return Assignment.from_table(table)
+
+
+def test_fewer_clients_are_drawn_with_the_seed() -> None:
+    drawn = {assign(Natural(), 5, official=False, seed=seed).names for seed in range(5)}
+    assert len(drawn) == 5
+    assert assign(Natural(), 5, official=False, seed=3).names in drawn
+    assert len({assign(Natural(seed=1), 5, official=False, seed=seed).names for seed in range(5)}) == 1
+    everyone = {assign(Natural(), 18, official=False, seed=seed).names for seed in range(3)}
+    assert everyone == {tuple(sorted({*WRITERS}))}
+
+
+def test_official_tests_go_to_the_writers_themselves() -> None:
+    assignment = assign(Natural(minimum=20), 6, official=True)
+    for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
+        (own,) = (name == WRITERS).nonzero()
+        assert np.array_equal(train, own[own % 4 != 0])
+        assert np.array_equal(test, own[own % 4 == 0])
+    assert np.array_equal(assignment.global_test, np.arange(0, len(WRITERS), 4)), "also tests of writers not drawn"
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_each_domain_has_clients_with_its_samples_only(official: bool) -> None:
+    domains = np.array(["sketch", "photo", "art"])[np.arange(len(WRITERS)) % 3]
+    column, labels = Column.from_values(domains), LABELS
+    test = np.arange(len(WRITERS)) % 4 == 0
+    split: Any = "official" if official else "pooled"
+    scheme = ByDomain(alpha=0.1, minimum=5)
+    assignments = [
+        Assignment.from_table(assign_samples(scheme, labels, test, 6, split, 0.25, seed, columns={"domain": column}))
+        for seed in (0, 0, 1)
+    ]
+    first, again, other = assignments
+    assert first.names == ("art 1", "art 2", "photo 1", "photo 2", "sketch 1", "sketch 2")
+    for name, train, own_test in zip(first.names, first.train, first.test, strict=True):
+        assert {*domains[np.concatenate([train, own_test])]} == {name.split()[0]}
+        assert len(train) + len(own_test) * (not official) >= 5
+    owned = np.concatenate([*first.train, *first.test])
+    assert np.array_equal(np.sort(owned), np.arange(len(WRITERS)))
+    assert np.array_equal(first.class_counts, again.class_counts)
+    assert not np.array_equal(first.class_counts, other.class_counts)
+    assert first.class_counts[0].argmax() != first.class_counts[1].argmax(), "alpha = 0.1"
+
+
+def test_as_many_clients_as_domains() -> None:
+    assignment = assign(ByDomain(), 18, official=False)
+    assert assignment.names == tuple(sorted({*WRITERS}))
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "clients", "problem"),
+    [
+        (Natural(column="wrter"), 3, "partition.column: 'wrter' is not a column of the data set, which has writer."),
+        (Natural(), 19, "federation.clients: 19 is more than the 18 clients of the data set. Use at most 18."),
+        (
+            Natural(minimum=20),
+            18,
+            "federation.clients: 18 is more than the 17 clients of the data set (1 have fewer than partition.minimum:",
+        ),
+        (ByDomain(), 20, "federation.clients: 20 can't be divided by the 18 domains of the data set. Use 18 or 36."),
+        (ByDomain(), 4, "federation.clients: 4 can't be divided by the 18 domains of the data set. Use 18."),
+        (ByDomain(minimum=2), 36, "partition.minimum: 2 for each of 2 clients is more than the 3 samples"),
+    ],
+    ids=["column", "clients", "minimum", "remainder", "few", "small-domain"],
+)
+def test_a_mistake_names_the_key_and_its_cure(scheme: ColumnScheme, clients: int, problem: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        assign(scheme, clients, official=False)
+    assert str(error.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "partition", "problem"),
+    [
+        ({}, {"column": "writer"}, "partition.column: 'writer' is not in the stored data set, which has only inputs"),
+        ({}, {}, "partition.column: missing, because it is not in the stored data set"),
+        (
+            {"writer": WRITERS, "age": np.arange(len(WRITERS))},
+            {},
+            "partition.column: missing, but the data set has several columns. Use one of: age, writer.",
+        ),
+        (
+            {"age": np.where(WRITERS == "few", np.nan, 1.0)},
+            {},
+            "partition.column: 'age' has no value for 3 of 600 samples, first for sample 0.",
+        ),
+        ({"writer": WRITERS}, {"minimum": 200}, "federation.clients: 6 is more than the 0 clients"),
+    ],
+    ids=["no-column", "no-column-named", "several", "missing", "minimum"],
+)
+def test_a_mistake_is_one_sentence_before_any_job(
+    arrays: dict[str, Any], partition: dict[str, Any], problem: str
+) -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS, **arrays)
+    declare({"name": "npz", "path": "own.npz"}, {"scheme": "natural", **partition})
+    with pytest.raises(SettingsError) as error:
+        planner.make_plan(Path("params.yaml"))
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)
+
+
+def test_a_published_data_set_has_no_column() -> None:
+    write_study({"name": "digits"}, {"scheme": "natural", "column": "writer"})
+    with pytest.raises(SettingsError, match=r"^dataset\.name: 'digits' is not stored yet"):
+        planner.make_plan(Path("params.yaml"))
+    download.declare_dataset(None, Path("params.yaml"))
+    with pytest.raises(SettingsError, match=r"^partition\.column: 'writer' is not in the stored data set"):
+        planner.make_plan(Path("params.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"input": ["p0", "nothing"]}, "own.parquet has no column 'nothing'."),
+        ({"input": ["p0", "writer"]}, "dataset.input: column 'writer' of own.parquet contains"),
+        ({"input": ["p0", "p0"]}, "dataset.input: p0, p0 contains a column twice"),
+        ({"input": None}, "own.parquet has the columns p0, p1,"),
+    ],
+    ids=["missing", "texts", "twice", "no-input"],
+)
+def test_features_that_can_not_be_used(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ArtifactError) as error:
+        declare(write_features() | settings, {"scheme": "natural"})
+    assert str(error.value).startswith(problem)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
+    """A study of one round, with a client of three samples, which has no test sample."""
+    dataset = write_npz() | {"test_fraction": 0.3}
+    declare(dataset, {"scheme": "natural"}, algorithms={"fedavg": {}})
+    text = Path("params.yaml").read_text().replace("clients: 6", "clients: 18")
+    Path("params.yaml").write_text(text)
+    preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False)
+    assert "\n   few " in preview.output
+    assert "\n   w07 " in preview.output
+    assert "1 of 18 clients have no test sample" in preview.stderr
+    assert preview.stderr.strip().endswith(": few.")
+    plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
+    assert any(warning.endswith(": few.") for warning in plan.warnings)
+    for run in studies.open_runs(plan):
+        list(run.run_segment(1))
+        collect.collect_rounds(run.files, 1, plan.keep_models)
+    results = fedpipe.load()
+    names = dict(zip(results.clients["client"], results.clients["client_name"], strict=True))
+    assert names == {-1: "server"} | dict(enumerate(sorted({*WRITERS})))
+    owned = results.partitions.query("client_name == 'w07'")["sample"]
+    assert np.array_equal(np.sort(owned), np.flatnonzero(WRITERS == "w07"))
