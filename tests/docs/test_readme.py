@@ -83,7 +83,7 @@ def test_languages_are_known() -> None:
     assert {block.language for block in blocks("docs/switching.md")} == {"sh", "yaml"}
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
-    assert len(STUDIES) == 10
+    assert len(STUDIES) == 11
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)

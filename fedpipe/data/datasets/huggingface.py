@@ -80,9 +80,9 @@ class HuggingFace(TableDataset):
                 f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. Set "
                 "dataset.revision to the commit of the declared files, or dataset.sha256 to the new value."
             )
-        from fedpipe.data.sources.formats import read_table
+        from fedpipe.data.sources.formats import convert_table
 
-        return self.make_samples(read_table(self._read_splits(), self.path, self.input_columns, self.label))
+        return self.make_samples(convert_table(self._read_splits(), self.path, self.input_columns, self.label))
 
     def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
         """Fetch the data files: name and local path by split."""

@@ -80,7 +80,7 @@ def read_npz(path: Path) -> Samples:
 
 
 def read_parquet(path: Path, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
-    """Read the columns of inputs and labels, and optionally ``split`` ("train", "test"). See :func:`read_table`.
+    """Read the columns of inputs and labels, and optionally ``split`` ("train", "test"). See :func:`convert_table`.
 
     Raises
     ------
@@ -91,10 +91,10 @@ def read_parquet(path: Path, inputs: Sequence[str] = (), label: str = "label") -
         table = decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
         raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
-    return read_table(table, str(path), inputs, label)
+    return convert_table(table, str(path), inputs, label)
 
 
-def read_table(table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
+def convert_table(table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
     """Convert a table to samples.
 
     Parameters
