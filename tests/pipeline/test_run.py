@@ -173,7 +173,7 @@ def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(projec
     assert [line.split(" (")[0] for line in lines[3:-1]] == [
         f"{number} of 3  {line.split('  ')[1].split(' (')[0]}" for number, line in enumerate(lines[3:-1], 1)
     ]
-    assert lines[-1].startswith("fedpipe: done. ")
+    assert lines[-1].startswith("fedpipe: done. "), lines
     assert run_in_terminal(project, "fedpipe", "run")[2:] == [NOTHING_TO_BE_DONE_MSG]
     verbose = run_command(project, "fedpipe", "run", "-v", "-n", "--forcerun", "table")
     assert verbose.stderr.splitlines()[0] == f"snakemake all {PROFILE} -n --forcerun table"
