@@ -172,7 +172,8 @@ class ProgressPrinter:
         return seconds / max(parallel_jobs, 1)
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._stream.write(f"{text}\n")  # one write, because another thread prints the end of the run
+        self._stream.flush()
 
 
 def read_log_tail(logs: Sequence[Path], limit: int, error: str) -> tuple[Path, list[str]]:

@@ -101,7 +101,7 @@ onsuccess:
     if workflow.is_main_process and "all" in (
         workflow.dag_settings.targets or ["all"]
     ):
-        print(STUDY_DAG.format_done_message(), file=sys.stderr)
+        sys.stderr.write(f"{STUDY_DAG.format_done_message()}\n")
 
 
 CONDA = dag.escape_braces(f"{workflow.basedir}/workflow/envs/fedpipe.yaml")
