@@ -706,7 +706,7 @@ def test_parameters_are_checked(name: str, parameters: dict[str, float], key: st
 
 
 def test_properties_are_checked_for_each_scheme() -> None:
-    """If this fails, add the new scheme to SCHEMES. The exceptions have tests of their own properties."""
+    """If this fails, add the new scheme to SCHEMES. Other files test the exceptions."""
     tested_names = {registry.get_component_name(component.PARTITION, type(scheme)) for scheme in SCHEMES}
     exceptions = {"dirichlet-overlap", "file", "natural", "by-domain"}  # clients share samples, or data assign them
     assert tested_names | exceptions == set(registry.list_components(component.PARTITION))

@@ -19,7 +19,7 @@ PAGE = "docs/check-method.md"
 def test_the_plain_loop_computes_the_same_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: dict[str, float]
 ) -> None:
-    """With noise, too, which gives clients rows of their own."""
+    """With noise, too. Then each client has separate rows."""
     monkeypatch.chdir(tmp_path)
     code = {block.language: block.text for block in blocks(PAGE)}
     study = yaml.safe_load(code["yaml"])

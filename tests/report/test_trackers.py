@@ -105,7 +105,7 @@ def read_mlflow(folder: Path) -> dict[str, Record]:
         history: History = {}
         for name in run.data.metrics:
             steps = [metric.step for metric in client.get_metric_history(run.info.run_id, name)]
-            assert len(steps) == len(set(steps)), "no round is logged twice"
+            assert len(steps) == len(set(steps)), "each round is logged once"
             history[name] = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
         assert run.info.run_name not in records
         records[run.info.run_name] = Record(run.data.tags["fedpipe.group"], run.data.params, history)

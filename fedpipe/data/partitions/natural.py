@@ -20,8 +20,8 @@ class Natural(ColumnScheme):
     The column is an array of the .npz file, a column of the table, or a level of the folder. Its values can be texts
     or numbers. They are the clients' names in tables and previews. Clients are numbered in the order of their names.
 
-    If ``federation.clients`` is less than the number of values, the clients are drawn with the seed, and no client has
-    the other samples. If ``dataset.split`` is official, a client's test samples are those of the test set with its
+    If ``federation.clients`` is less than the number of values, the seed decides which values become clients. The other
+    samples are unused. If ``dataset.split`` is official, a client's test samples are those of the test set with its
     value, and the global test set is complete. If it is pooled, each client sets aside a fraction of its samples.
 
     Source: the partition by user of LEAF (Caldas et al., LEAF: A Benchmark for Federated Settings, 2018).

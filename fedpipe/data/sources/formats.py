@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -189,7 +190,7 @@ def read_folder(path: Path) -> Samples:
         raise ArtifactError(
             f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
         )
-    x = read_images([(str(file), lambda file=file: file.open("rb")) for file, _, _ in files])  # type: ignore[misc]
+    x = _read_image_files([file for file, _, _ in files])
     return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
 
 
@@ -225,8 +226,17 @@ def read_levels(path: Path, levels: Sequence[str]) -> Samples:
     if invalid_splits := sorted({*split.names} - {"train", "test"}):
         raise ArtifactError(f"{path}: the folder of split '{invalid_splits[0]}' can't be used. Use train and test.")
     test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
-    x = read_images([(str(file), lambda file=file: file.open("rb")) for file in files])  # type: ignore[misc]
+    x = _read_image_files(files)
     return Samples(x, labels.codes, test, columns)
+
+
+def _read_image_files(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
+    """Read files with images, shape (n, channels, height, width)."""
+
+    def open_file(file: Path) -> IO[bytes]:
+        return file.open("rb")
+
+    return read_images([(str(file), partial(open_file, file)) for file in files])
 
 
 def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: bool = False) -> npt.NDArray[np.uint8]:
