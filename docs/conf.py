@@ -91,8 +91,9 @@ html_title = "fedpipe"
 def adapt(app, name, source):
     """GitHub's inline mathematics as MyST's; README begins the tree of pages."""
     source[0] = re.sub(r"\$`(.+?)`\$", r"{math}`\1`", source[0], flags=re.S)
-    if name == root_doc:  # badges are for GitHub
-        source[0] = re.sub(r"^\[!\[.*\n", "", source[0], flags=re.M) + CONTENTS
+    if name == root_doc:  # badges and the index of pages are for GitHub
+        text = re.sub(r"^\[!\[.*\n", "", source[0], flags=re.M)
+        source[0] = text.replace(", [all pages](docs/README.md)", "") + CONTENTS
 
 
 def complete(app, exception):

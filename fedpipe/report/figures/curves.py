@@ -25,6 +25,7 @@ from fedpipe.settings.base import Metric
 
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
 REFERENCE_ALGORITHM = "fedavg"  #: gray reference in small multiples. Without it, the first line
+MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
@@ -86,7 +87,7 @@ def _build_panels(
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(figure, axes, len(panels), protocols, frame["round"], metric)
+    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
@@ -118,8 +119,9 @@ def _build_small_multiples(
             {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
-        ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=style.get_small_size())
-    _label_axes(figure, axes, len(panels), protocols, frame["round"], metric)
+        size = style.get_small_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
+        ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=size)
+    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [
         name for name in (*(format_metric(name, metric) for name in protocols), reference_label) if name in handles
@@ -136,9 +138,9 @@ def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _wrap_title(name: str, point: str, width: int) -> str:
-    """Wrap the title of a panel."""
-    lines = (textwrap.fill(line, width, break_long_words=False) for line in (*name.split("\n"), point) if line)
-    return "\n".join(lines)
+    """Wrap the title of a panel. Only the grid point, which may have long numbers, is wrapped within words."""
+    lines = [textwrap.fill(line, width, break_long_words=False) for line in name.split("\n")]
+    return "\n".join([*lines, *textwrap.wrap(point, width)])
 
 
 def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
@@ -151,20 +153,25 @@ def _find_coinciding_lines(panel: pd.DataFrame) -> list[list[str]]:
 
 
 def _label_axes(
-    figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: list[str], rounds: pd.Series, metric: Metric
+    figure: Figure, axes: npt.NDArray[Any], panels: int, protocols: list[str], ticks: list[float], metric: Metric
 ) -> None:
     """Label the outer axes, and hide unused axes."""
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
-    columns = axes.shape[1]
-    ticks = style.choose_round_ticks(rounds, 3 if columns > 3 else 5)  # enough room for 4 digits
     for ax in axes.flat:
         ax.set_xticks(ticks)
-    for ax in axes[-1]:
+    for ax in axes.flat[:panels][-axes.shape[1] :]:  # the lowest panel of each column
         ax.set_xlabel("round")
+        ax.tick_params(labelbottom=True)
     for ax in axes.flat[panels:]:
         ax.set_axis_off()
     label = f"{'test ' if is_test else ''}{METRICS[metric].head}"
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
+
+
+def _choose_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
+    """Choose ticks among the rounds, with enough room for four digits."""
+    max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
+    return style.choose_round_ticks(rounds, max_ticks)
 
 
 def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **line_style: Any) -> None:

@@ -69,6 +69,10 @@ class Page(NamedTuple):
             "ytick.labelsize": small,
         }
 
+    def get_panel_width(self, columns: int) -> float:
+        """Get the width of a panel in em if there are this many columns."""
+        return self.width / self.em / columns
+
     def arrange_panels(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
         """Arrange panels in rows of equal length that fit the page.
 
