@@ -71,11 +71,11 @@ def prepare_job(case_name: str, folder: Path, options: argparse.Namespace) -> Jo
     np.save(folder / "y.npy", y)
     plan: dict[str, Any] = assign_clients(case, y)
     torch.save(plan, folder / "plan.pt")
-    run = open_run(folder / "initial", Job(str(folder), case_name, options.rounds, options.threads))
+    run = open_run(folder / "initial", Job(str(folder), case_name, options.rounds, options.threads, options.seed))
     plan["schedule"] = [run.participants(number) for number in range(1, options.rounds + 2)]
     plan["initial"] = list(run.algorithm.net.parameters(run.make_initial_model(0)).values())
     torch.save(plan, folder / "plan.pt")
-    return Job(str(folder), case_name, options.rounds, options.threads)
+    return Job(str(folder), case_name, options.rounds, options.threads, options.seed)
 
 
 def explain_absence(system: str, options: argparse.Namespace) -> str | None:
@@ -120,6 +120,7 @@ def describe_machine(options: argparse.Namespace) -> Row:
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "rounds": options.rounds,
+        "seed": options.seed,
         "images": "synthetic" if options.synthetic else "published",
         "samples": options.samples or "all",
     }
@@ -275,6 +276,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="number of samples (default all)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples (default 0)")
     parser.add_argument("--tolerance", type=float, default=5.0, help="points of accuracy (default 5)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file, after each system")
     parser.add_argument("--add", type=Path, nargs="+", default=[], help="JSON files with cases of other runs to show")

@@ -15,6 +15,7 @@ from peer_systems.job import Clock, Job
 def main(system: str, job_file: str) -> None:
     job, clock = Job(**json.loads(Path(job_file).read_text())), Clock()
     torch.set_num_threads(job.threads)
+    torch.manual_seed(job.seed)
     results = Path(job.folder).absolute() / system
     parameters = importlib.import_module(f"peer_systems.{system.replace('-', '_')}").run(job, clock)
     torch.save([value.detach().cpu().clone() for value in parameters], results.with_suffix(".pt"))

@@ -65,7 +65,11 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     add_hooks(module.FedAvgServer, "train_one_round", clock.begin_round, clock.end_round)
     add_hooks(module.FedAvgClient, "evaluate", clock.begin_evaluation, clock.end_evaluation)
     overrides = {"method": "fedavg", "dataset.name": name, "model.name": "peers", "optimizer.lr": case.learning_rate}
-    overrides |= {"common.join_ratio": case.participation, "common.batch_size": case.batch_size}
+    overrides |= {
+        "common.seed": job.seed,
+        "common.join_ratio": case.participation,
+        "common.batch_size": case.batch_size,
+    }
     overrides |= {"common.global_epoch": job.rounds + 1, "common.local_epoch": 1, "common.use_cuda": "false"}
     sys.argv = ["main.py", *(f"{key}={value}" for key, value in overrides.items())]
     runpy.run_path("main.py", run_name="__main__")

@@ -21,7 +21,9 @@ from peer_systems.job import Clock, Job, add_hooks
 def read_job(path: Path) -> Job:
     """Read a job, once per process."""
     torch.set_num_threads(1)  # each of Flower's actors has one core
-    return Job(**json.loads(path.read_text()))
+    job = Job(**json.loads(path.read_text()))
+    torch.manual_seed(job.seed)
+    return job
 
 
 def make_client_app(job_file: Path) -> Any:

@@ -39,7 +39,7 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     algorithms = importlib.import_module("fluke.algorithms.fedavg")
     evaluation = importlib.import_module("fluke.evaluation")
     environment, case = fluke.FlukeENV(), job.case
-    environment.set_seed(0)
+    environment.set_seed(job.seed)
     environment.set_device("cpu")
     environment.set_evaluator(evaluation.ClassificationEval(eval_every=1, n_classes=CLASSES))
     client = {"batch_size": case.batch_size, "local_epochs": 1, "loss": "CrossEntropyLoss"}

@@ -89,6 +89,7 @@ class Job:
     case_name: str
     rounds: int  #: measured rounds
     threads: int
+    seed: int = 0  #: of the order of the samples
     clone: str | None = None
 
     @property
