@@ -258,7 +258,7 @@ def draw_figure(path: Path, rows: Sequence[Row]) -> None:
             ax.grid(axis="y", visible=False)
             ax.set_xlim(0, 1.12 * max(total, default=1))
             ax.set_title(CASES[name].title)
-        figure.supxlabel("Seconds per round")
+        figure.supxlabel("Seconds per round", fontsize=page.font_size)
         handles, texts = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles[::-1], texts[::-1], loc="outside upper left", ncols=2)
         figure.savefig(path, metadata={"Date": None, "Creator": None} if path.suffix == ".svg" else None)

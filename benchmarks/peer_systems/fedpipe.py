@@ -44,7 +44,7 @@ def open_run(folder: Path, job: Job) -> Run:
 
 
 def run(job: Job, clock: Clock) -> Sequence[Tensor]:
-    """Run fedpipe, which evaluates the global model on all test samples after each round."""
+    """Run fedpipe, which evaluates each client's model and the global model after each round."""
     experiment = open_run(Path("runs"), job)
     for number in experiment.run_segment(job.rounds + 1):
         if number:
