@@ -12,7 +12,7 @@ and its children, in which a shared page counts once.
 
 Accuracy is that of the final global model on all test samples, which this program computes. BatchNorm uses the
 statistics of the batch there, because PFLlib does not average running statistics. If an accuracy is more than
-``--tolerance`` points from the median of its case, or a system fails, the program ends with an error after all
+``--tolerance`` points (by default that of the case) from the median, or a system fails, the program ends with an error after all
 systems.
 
 fluke and Flower are installed packages. PFLlib (github.com/TsingZ0/PFLlib) and FL-bench (github.com/KarhouTam/FL-bench)
@@ -200,17 +200,18 @@ def compute_accuracy(job: Job, network: nn.Module) -> float:
     return 100 * correct / len(samples)
 
 
-def find_deviations(rows: Sequence[Row], tolerance: float) -> list[str]:
+def find_deviations(rows: Sequence[Row], tolerance: float | None) -> list[str]:
     """Find accuracies that are far from the median of their case. Return a sentence for each."""
     sentences = []
     for case_name, case_rows in group_by_case(rows):
+        limit = CASES[case_name].tolerance if tolerance is None else tolerance
         accuracies = {row["system"]: row["accuracy"] for row in case_rows if "accuracy" in row}
         for system, accuracy in accuracies.items():
             median = statistics.median(accuracies.values())
-            if abs(accuracy - median) > tolerance:
+            if abs(accuracy - median) > limit:
                 sentences.append(
                     f"{case_name}: {SYSTEMS[system]} has accuracy {accuracy:.1f}, but the median is {median:.1f}. The "
-                    f"difference is larger than --tolerance {tolerance:g}, so this system trains in another way, and "
+                    f"difference is larger than --tolerance {limit:g}, so this system trains in another way, and "
                     "its times can't be compared. Find out what differs, or set a larger tolerance."
                 )
     return sentences
@@ -277,7 +278,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples (default 0)")
-    parser.add_argument("--tolerance", type=float, default=5.0, help="points of accuracy (default 5)")
+    parser.add_argument("--tolerance", type=float, help="points of accuracy (default: that of the case)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file, after each system")
     parser.add_argument("--add", type=Path, nargs="+", default=[], help="JSON files with cases of other runs to show")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
