@@ -12,8 +12,8 @@ and its children, in which a shared page counts once.
 
 Accuracy is that of the final global model on all test samples, which this program computes. BatchNorm uses the
 statistics of the batch there, because PFLlib does not average running statistics. If an accuracy is more than
-``--tolerance`` points (by default that of the case) from the median, or a system fails, the program ends with an error after all
-systems.
+``--tolerance`` points (by default that of the case) from the median, or a system fails, the program ends with an error
+after all systems.
 
 fluke and Flower are installed packages. PFLlib (github.com/TsingZ0/PFLlib) and FL-bench (github.com/KarhouTam/FL-bench)
 are clones, which the program copies. The Python of this program needs the packages that they import. The table gives
