@@ -1,6 +1,6 @@
 """Compare a round of FedAvg on MNIST's shape with the speed of the machine and with a plain PyTorch loop.
 
-    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--precision NAME] [--pfllib FOLDER] [--json FILE]
+    python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--precision NAME] [--json FILE]
 
 The benchmark has 20 clients, Dirichlet(0.1) over 70,000 samples, a split of 75/25 for each client, the 4-layer CNN of
 cwFedAvg, batches of 10, SGD and one local epoch. Every client is evaluated on its test split after the round. Pixels
@@ -9,11 +9,6 @@ the float32 rate of the same cores (25.5 MFLOP per training sample, 8.5 per eval
 over the same batches, and (on a CPU) the time of a loop with only PyTorch's kernels in their best layout. The rate is
 that of large matrix products, on a CPU with the faster of BLAS and oneDNN. ``--precision`` is the precision of
 fedpipe's round. All other loops use float32.
-
-With ``--pfllib``, a clone of PFLlib (github.com/TsingZ0/PFLlib), FedAvg of PFLlib trains the same model on the same
-samples of the same clients, with main.py in a copy of its code. This is measured twice: as published, with an
-evaluation of the global model on all test and training samples before each round, and without it. PFLlib omits the
-last, smaller batch of a client.
 """
 
 from __future__ import annotations
@@ -23,11 +18,7 @@ import gzip
 import json
 import os
 import platform
-import re
 import resource
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -196,34 +187,6 @@ def bare_loop(clients: FederatedData, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def measure_pfllib(clone: Path, python: str, clients: FederatedData, rounds: int, threads: int) -> dict[str, float]:
-    """Seconds of a round of PFLlib's FedAvg, with and without its evaluation."""
-    seconds = {}
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(clone / "system", Path(folder) / "system")
-        for part, samples_by_client in (("train", clients.train), ("test", clients.test)):
-            data = Path(folder) / "dataset/MNIST" / part
-            data.mkdir(parents=True)
-            for client, samples in enumerate(samples_by_client):
-                x, y = clients.gather(samples)
-                np.savez(data / str(client), data=np.array({"x": x.cpu().numpy(), "y": y.cpu().numpy()}))
-        arguments = ["-algo", "FedAvg", "-data", "MNIST", "-m", "CNN", "-nc", CLIENTS, "-lbs", BATCH, "-lr", RATE]
-        arguments += ["-gr", rounds, "-dev", clients.device.type]  # PFLlib runs one more round, which is for warming up
-        for name, gap in (("round", 1), ("training", rounds + 1)):
-            command = [python, "main.py", *map(str, arguments), "-eg", str(gap)]
-            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-            process = subprocess.run(
-                command, cwd=Path(folder) / "system", env=environment, capture_output=True, text=True
-            )
-            times = [float(text) for text in re.findall(r"- time cost -+ (\S+)", process.stdout)]
-            if process.returncode or len(times) != rounds + 1:
-                raise SystemExit(
-                    f"PFLlib failed: {' '.join(command)}\n{process.stdout[-1000:]}{process.stderr[-3000:]}"
-                )
-            seconds[name] = float(np.mean(times[1:]))
-    return seconds
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -240,19 +203,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--stack", default="auto", type=lambda text: text if text == "auto" else int(text))
-    parser.add_argument("--pfllib", type=Path, help="clone of PFLlib to measure in the same run")
-    parser.add_argument("--pfllib-python", default=sys.executable, help="Python with the packages that PFLlib imports")
     options = parser.parse_args()
-    python = str(Path(shutil.which(options.pfllib_python) or options.pfllib_python).absolute())
-    if options.pfllib and not (options.pfllib / "system/main.py").is_file():
-        parser.error(f"--pfllib: {options.pfllib} is not a clone of PFLlib. It needs system/main.py.")
-    if options.pfllib:
-        process = subprocess.run(
-            [python, "main.py", "--help"], cwd=options.pfllib / "system", capture_output=True, text=True
-        )
-        if process.returncode:
-            message = f"--pfllib-python: PFLlib does not start with {python}. Use a Python with its packages."
-            parser.error(f"{message}\n{process.stderr[-1000:]}")
 
     files = Stopwatch(
         storage_files, tuple(name for name in vars(storage_files) if name.startswith(("write_", "read_")))
@@ -308,14 +259,6 @@ def main() -> None:
     if options.device == "cpu":
         bare = bare_loop(clients, options.threads)
         figures |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
-    if options.pfllib:
-        pfllib_seconds = measure_pfllib(options.pfllib, python, clients, options.rounds, options.threads)
-        figures |= {
-            "pfllib_seconds_per_round": pfllib_seconds["round"],
-            "pfllib_over_fedpipe": pfllib_seconds["round"] / seconds,
-            "pfllib_training_seconds": pfllib_seconds["training"],
-            "pfllib_training_over_training": pfllib_seconds["training"] / train,
-        }
     for name, value in figures.items():
         print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")
     if options.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -21,31 +22,46 @@ SMALL = {
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
     "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
+    "peers": ("--synthetic", "--samples", "1000", "--rounds", "1", "--threads", "1", "--case", "mnist"),
     "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
     "startup": ("--repeats", "1", "--seeds", "1"),
     "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
 }
 
 
-#: Imitates PFLlib: reads each client's samples, and prints other seconds if it would not evaluate.
-PFLLIB = """
+#: Imitates PFLlib's FedAvg, but it does not train.
+UNTRAINED_PFLLIB = {
+    "system/flcore/trainmodel/models.py": "",
+    "system/flcore/servers/serveravg.py": """
+class FedAvg:
+    clients = range(1000)
+
+    def evaluate(self):
+        pass
+
+    def aggregate_parameters(self):
+        assert len(self.selected) == 10
+""",
+    "system/main.py": """
 import sys
+from pathlib import Path
 import numpy as np
-if "--help" in sys.argv:
-    sys.exit()
+from flcore.servers.serveravg import FedAvg
+from flcore.trainmodel.models import FedAvgCNN
+
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-sizes = {"train": 0, "test": 0}
-for part in sizes:
+for part, size in (("train", 10), ("test", 5)):
     for client in range(int(arguments["-nc"])):
-        with open(f"../dataset/{arguments['-data']}/{part}/{client}.npz", "rb") as file:
-            data = np.load(file, allow_pickle=True)["data"].tolist()
-        assert data["x"].shape == (len(data["y"]), 1, 28, 28) and data["x"].dtype == np.float32
-        sizes[part] += len(data["y"])
-rounds = int(arguments["-gr"]) + 1
-for number in range(rounds):
-    seconds = (100 if number == 0 else sizes["train"]) + (0 if int(arguments["-eg"]) >= rounds else sizes["test"])
-    print("-" * 25, "time cost", "-" * 25, float(seconds))
-"""
+        data = np.load(f"../dataset/MNIST/{part}/{client}.npz", allow_pickle=True)["data"].item()
+        assert data["x"].shape == (size, 1, 28, 28) and data["x"].min() >= -1 and data["y"].shape == (size,)
+server = FedAvg()
+server.global_model = FedAvgCNN(in_features=1, num_classes=10, dim=1024)
+for _ in range(int(arguments["-gr"]) + 1):
+    server.selected = server.select_clients()
+    server.evaluate()
+    server.aggregate_parameters()
+""",
+}
 
 
 def run(name: str, json_file: Path | None = None, *options: str) -> Any:
@@ -55,6 +71,14 @@ def run(name: str, json_file: Path | None = None, *options: str) -> Any:
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout if json_file is None else json.loads(json_file.read_text())
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is installed."""
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def test_every_program_is_run_by_a_test() -> None:
@@ -73,31 +97,44 @@ def test_a_round(tmp_path: Path) -> None:
     assert figures["bare_loop_seconds"] / figures["bare_loop_over_training"] < seconds
 
 
-@pytest.mark.slow
-def test_a_round_beside_pfllib(tmp_path: Path) -> None:
-    """PFLlib gets all samples, and its first round, which is for warming up, does not count."""
-    (tmp_path / "system").mkdir()
-    (tmp_path / "system/main.py").write_text(PFLLIB)
-    figures = run("round", tmp_path / "figures.json", "--pfllib", str(tmp_path), "--precision", "bfloat16")
-    assert figures["precision"] == "bfloat16"
-    assert figures["pfllib_seconds_per_round"] == 1000
-    assert figures["pfllib_training_seconds"] == figures["training_samples"]
-    assert figures["pfllib_over_fedpipe"] == 1000 / figures["seconds_per_round"]
-    training = figures["plain_loop_seconds"] / figures["plain_loop_over_training"]
-    assert figures["pfllib_training_over_training"] == pytest.approx(figures["training_samples"] / training)
+def test_missing_peers(tmp_path: Path) -> None:
+    """fedpipe is measured, and each missing system has a reason in the table."""
+    missing = {"fluke": "fluke-fl", "flower": "flwr"}
+    missing = {name: package for name, package in missing.items() if not is_installed(package)}
+    systems = ("--system", "fedpipe", "pfllib", "fl-bench", *missing)
+    table, figure = tmp_path / "table.md", tmp_path / "figure.svg"
+    outputs = ("--markdown", str(table), "--figure", str(figure))
+    rows = run("peers", tmp_path / "figures.json", *systems, "--fl-bench", str(tmp_path), *outputs)["rows"]
+    fedpipe, *peers = rows
+    assert fedpipe["round_seconds"] == [fedpipe["seconds_per_round"]]
+    training = fedpipe["seconds_per_round"] - fedpipe["evaluation_seconds"][0]
+    assert fedpipe["seconds_without_evaluation"] == pytest.approx(training)
+    assert 0 < training < fedpipe["seconds_per_round"]
+    assert fedpipe["peak_memory_gib"] > 0.1  # PyTorch alone needs more
+    reasons = {row["system"]: row["reason"] for row in peers}
+    assert "--pfllib is missing" in reasons["pfllib"]
+    assert f"--fl-bench: {tmp_path} is not a clone" in reasons["fl-bench"]
+    assert all(package in reasons[name] for name, package in missing.items())
+    text = table.read_text()
+    assert len(re.findall(r"^\| fedpipe \| .* 1\.00 \| .* 1\.00 \|", text, flags=re.M)) == 1
+    assert all(reason in text for reason in reasons.values())
+    assert ">fedpipe<" in figure.read_text()
 
 
 @pytest.mark.slow
-def test_what_is_no_pfllib_or_does_not_start_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/round.py"), "--pfllib", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"--pfllib: {tmp_path} is not a clone of PFLlib" in done.stderr
-    (tmp_path / "system").mkdir()
-    (tmp_path / "system/main.py").write_text("import what_pfllib_needs\n")
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "No module named 'what_pfllib_needs'" in done.stderr
+def test_a_peer_that_trains_in_another_way(tmp_path: Path) -> None:
+    """A peer gets the same samples and participants. If its accuracy differs, the program fails after all systems."""
+    for name, text in UNTRAINED_PFLLIB.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, str(ROOT / "benchmarks/peers.py"), "--synthetic", "--samples", "20000", "--rounds", "2"]
+    command += ["--case", "clients", "--system", "fedpipe", "pfllib", "--threads", "1", "--pfllib", str(tmp_path)]
+    process = subprocess.run([*command, "--json", str(figures)], cwd=ROOT, capture_output=True, text=True)
+    fedpipe, pfllib = json.loads(figures.read_text())["rows"]
+    assert fedpipe["accuracy"] > 30 > 20 > pfllib["accuracy"]
+    assert process.returncode == 1
+    assert f"PFLlib has accuracy {pfllib['accuracy']:.1f}" in process.stderr
 
 
 @pytest.mark.slow
