@@ -53,6 +53,11 @@ class ArtifactError(UserError):
     """A stored file is missing, damaged, or differs from its manifest."""
 
 
+def format_error(error: Exception) -> str:
+    """Format an error of a library on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def format_validation_errors(
     error: ValidationError, settings: Any, prefix: str, list_known_keys: Callable[[Location], Sequence[str]]
 ) -> list[str]:

@@ -530,6 +530,39 @@ def test_a_folder_of_grey_images_without_test_set() -> None:
     assert not samples.test.any()
 
 
+def test_images_of_several_sizes_are_cropped_to_squares_and_resized() -> None:
+    """A checkerboard of 2x2 pixels, between stripes that are cropped."""
+    board = np.kron(np.tile([[0, 200], [200, 0]], (4, 4)), np.ones((2, 2))).astype(np.uint8)
+    wide = np.pad(board, ((0, 0), (5, 5)), constant_values=77)
+    tall = np.pad(board, ((3, 3), (0, 0)), constant_values=77)
+    for name, pixels in (("ant/board", board), ("ant/tall", tall), ("dog/wide", wide)):
+        Path("pictures", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("pictures", f"{name}.png").write_bytes(encode_image(pixels))
+    samples, facts = load_custom_dataset(name="folder", path="pictures", image_size=16)
+    assert facts == DatasetInfo((1, 16, 16), 2, 3, 0)
+    assert all(np.array_equal(image[0], board) for image in samples.x)
+    small, _ = load_custom_dataset(name="folder", path="pictures", image_size=4)
+    assert (small.x[0, 0, 1:3, 1:3] == 100).all(), "a pixel is a weighted mean"
+    table = {"image": [encode_image(board), encode_image(wide)], "label": [0, 1]}
+    pd.DataFrame(table).to_parquet("own.parquet")
+    assert np.array_equal(load_custom_dataset(name="parquet", path="own.parquet", image_size=16)[0].x, samples.x[:2])
+    with pytest.raises(ArtifactError, match=r"^own\.parquet, row 1 has 26x16 pixels.*dataset\.image_size"):
+        load_custom_dataset(name="parquet", path="own.parquet")
+    with pytest.raises(SettingsError, match=r"^dataset\.image_size: 0 "):
+        parser.parse_dataset({"name": "parquet", "path": "own.parquet", "image_size": 0})
+
+
+def test_a_text_can_be_a_sequence_of_characters() -> None:
+    pd.DataFrame({"text": ["aab b", "Ba"], "label": [0, 1]}).to_parquet("own.parquet")
+    samples, facts = load_custom_dataset(
+        name="parquet", path="own.parquet", tokens="characters", length=6, vocabulary=8
+    )
+    assert samples.x.tolist() == [[1, 4, 4, 5, 6, 5], [1, 7, 4, 0, 0, 0]]
+    assert facts.vocabulary == 8
+    with pytest.raises(SettingsError, match=r"^dataset\.tokens: 'letters' .*'words' or 'characters'"):
+        parser.parse_dataset({"name": "parquet", "path": "own.parquet", "tokens": "letters"})
+
+
 def test_a_folder_is_known_by_its_files() -> None:
     write_folder("dog/1.png", "ant/1.png")
     section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})

@@ -1,55 +1,22 @@
 """Data sets of Hugging Face: local repositories in the library's format, read by the library without a network."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
 from fedpipe.planning import download, planner
 from tests import small_studies as studies
+from tests.data.repositories import encode_image, write_repository
+
+pytestmark = pytest.mark.usefixtures("offline")
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
 WRITERS = [f"f{number % 4:03}" for number in range(60)]
-
-
-@pytest.fixture(autouse=True)
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work in an empty folder, where the library has its cache, and without the hub."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    import datasets
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # read when the library was imported
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-def write_repository(columns: dict[str, Any], tests: int = 0, features: dict[str, Any] | None = None) -> None:
-    """Write the folder `repository` with Parquet files, as the library uploads them."""
-    import datasets
-
-    for split, rows in (("train", slice(tests, None)), ("test", slice(0, tests))):
-        if split == "train" or tests:
-            part = {name: list(values)[rows] for name, values in columns.items()}
-            table = datasets.Dataset.from_dict(part)
-            for name, feature in (features or {}).items():
-                table = table.cast_column(name, feature)
-            Path("repository/data").mkdir(parents=True, exist_ok=True)
-            table.to_parquet(f"repository/data/{split}-00000-of-00001.parquet")
-
-
-def encode_image(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return buffer.getvalue()
 
 
 def declare(**dataset: Any) -> planner.NewPlan:

@@ -21,11 +21,17 @@ from fedpipe.models.base import FunctionalNetwork, Model, compute_class_relation
 from fedpipe.models.purity import require_pure_network
 
 CLASSES = 7
-SHAPES = {"bilstm": (6,), "fasttext": (6,), "feddw_resnet18": (3, 6, 5), "resnet18": (3, 6, 5), "vgg16": (3, 32, 33)}
+TOKEN_FAMILIES = ("bilstm", "fasttext", "lstm")
+SHAPES = dict.fromkeys(TOKEN_FAMILIES, (6,)) | {
+    "feddw_resnet18": (3, 6, 5),
+    "resnet18": (3, 6, 5),
+    "vgg16": (3, 32, 33),
+}
 SHAPE = (3, 20, 16)  #: an input with unequal sides for all other families
 PARAMETERS: dict[str, dict[str, Any]] = {
     "bilstm": {"vocabulary": 30},
     "fasttext": {"vocabulary": 30},
+    "lstm": {"vocabulary": 30},
     "vgg16": {"weights": None},  # frozen, which is fast. test_vgg16.py trains it
 }
 NAMES = registry.list_components(component.MODEL)
@@ -124,6 +130,7 @@ def test_parameters_of_mlp() -> None:
         ("resnet18", TINY, 200, 11_279_112),
         ("bilstm", IMDB, 2, 1_593_858),
         ("fasttext", NEWS, 4, 3_157_508),
+        ("lstm", (81,), 80, 820_000),
     ],
 )
 def test_parameters(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
@@ -145,6 +152,18 @@ def test_parameters_of_bilstm() -> None:
     lstm = 2 * 4 * (128 * 128 + 128 * 128 + 128 + 128)
     layers = (256 * 128 + 128) + (128 * 128 + 128) + (128 * 2 + 2)
     assert count_parameters("bilstm", IMDB, 2) == 10_000 * 128 + lstm + layers
+
+
+def test_parameters_of_lstm() -> None:
+    lstm = 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2)
+    assert count_parameters("lstm", (81,), 80) == 90 * 8 + lstm + (256 * 80 + 80)
+
+
+def test_the_lstm_reads_the_last_token_before_the_padding() -> None:
+    network = build_model("lstm").build((6,), CLASSES)
+    short, padded = torch.tensor([[1, 5, 9]]), torch.tensor([[1, 5, 9, 0, 0, 0]])
+    assert torch.allclose(network(short), network(padded), rtol=1e-5)
+    assert not torch.allclose(network(short), network(torch.tensor([[1, 5, 9, 4, 0, 0]])), rtol=1e-3)
 
 
 def test_parameters_of_fasttext() -> None:
@@ -327,8 +346,8 @@ def test_stacked_gradients_are_those_of_each_model(name: str) -> None:
         assert all(torch.allclose(gradients[name][index], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
 
 
-def test_only_the_lstm_can_not_be_stacked() -> None:
-    assert [name for name in NAMES if not build_model(name).is_stackable] == ["bilstm"]
+def test_only_lstms_can_not_be_stacked() -> None:
+    assert [name for name in NAMES if not build_model(name).is_stackable] == ["bilstm", "lstm"]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +359,7 @@ def test_only_the_lstm_can_not_be_stacked() -> None:
         *[(name, (784,)) for name in ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet", "vgg16")],
         *[(name, (1, 64, 64)) for name in ("resnet18", "vgg16")],
         ("vgg16", (3, 31, 32)),
-        *[(name, (1, 28, 28)) for name in ("bilstm", "fasttext")],
+        *[(name, (1, 28, 28)) for name in TOKEN_FAMILIES],
     ],
 )
 def test_a_family_rejects_other_inputs(name: str, shape: tuple[int, ...]) -> None:
@@ -358,6 +377,7 @@ def test_a_family_rejects_other_inputs(name: str, shape: tuple[int, ...]) -> Non
         *[(name, (1, 16, 16)) for name in ("cnn4", "cnn5", "feddw_cnn", "lenet")],
         *[(name, (1, 1, 1)) for name in ("feddw_resnet18", "mobilenet", "shufflenet")],
         ("fasttext", (1,)),
+        ("lstm", (1,)),
         ("mlp", (3,)),
         ("resnet18", (3, 1, 1)),
         ("vgg16", (3, 32, 32)),

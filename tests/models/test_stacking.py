@@ -38,7 +38,10 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "shufflenet": ((3, 16, 16), {}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
-UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {"bilstm": ((7,), {"vocabulary": 50})}
+UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "bilstm": ((7,), {"vocabulary": 50}),
+    "lstm": ((7,), {"vocabulary": 50}),
+}
 STACKABLE = [
     name
     for name in registry.list_components(component.MODEL)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,13 @@ from fedpipe.data.samples import Samples as Samples  # re-exported for files tha
 from fedpipe.data.sources import formats, text
 from fedpipe.data.sources.fetch import Fetcher, PublishedFile
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Vocabulary = Annotated[int, Field(ge=5)]
 Length = Annotated[int, Field(ge=1)]
+ImageSize = Annotated[int, Field(ge=1)]
+Tokens = Literal["words", "characters"]
 
 
 class DatasetInfo(NamedTuple):
@@ -195,7 +200,7 @@ class PublishedImages(PublishedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(PublishedDataset):
-    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.read_parquet`)."""
+    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.convert_table`)."""
 
     suffix: ClassVar[str] = ".parquet"
     vocabulary: Vocabulary
@@ -207,7 +212,7 @@ class PublishedTexts(PublishedDataset):
 
     @override
     def _read_substitute(self, path: Path) -> Samples:
-        table = formats.read_parquet(path)
+        table = formats.convert_table(formats.load_table(path), str(path))
         if table.texts is None:
             raise ArtifactError(f"{path} contains images. Use a table with a column text.")
         return self._encode_texts(table.texts, table.labels, table.test)
@@ -263,8 +268,10 @@ class TableDataset(PinnedDataset):
 
     input: str | tuple[str, ...] | None = None
     label: str = "label"
+    tokens: Tokens = "words"
     vocabulary: Vocabulary = 10_000
     length: Length = 200
+    image_size: ImageSize | None = None
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
@@ -276,10 +283,12 @@ class TableDataset(PinnedDataset):
         """Columns of the inputs. Empty for the default, text or image."""
         return (self.input,) if isinstance(self.input, str) else self.input or ()
 
-    def make_samples(self, table: formats.TableSamples) -> Samples:
-        """Convert texts to token ids like IMDB's. Images and numbers stay as they are."""
-        x = table.arrays
-        if table.texts is not None:
-            x = text.encode_texts(table.texts, table.test, text.make_word_analyzer(), self.vocabulary, self.length)
+    def make_samples(self, table: pa.Table, source: str) -> Samples:
+        """Convert texts to token ids. Images and numbers stay as they are. ``source`` names the table in errors."""
+        columns = formats.convert_table(table, source, self.input_columns, self.label, self.image_size)
+        x = columns.arrays
+        if columns.texts is not None:
+            analyze = text.make_word_analyzer() if self.tokens == "words" else list
+            x = text.encode_texts(columns.texts, columns.test, analyze, self.vocabulary, self.length)
         assert x is not None
-        return Samples(x, table.labels, table.test, table.columns)
+        return Samples(x, columns.labels, columns.test, columns.columns)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError
-from fedpipe.data.datasets.base import Samples, UserDataset
+from fedpipe.data.datasets.base import ImageSize, Samples, UserDataset
 
 
 def _require_label(levels: tuple[str, ...]) -> tuple[str, ...]:
@@ -22,7 +22,7 @@ def _require_label(levels: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(UserDataset):
-    """Your own images, all of one size, in one folder per class, below train and test or directly.
+    """Your own images, in one folder per class, below train and test or directly.
 
     Images are gray if all of them are. Without the folders train and test there is no test set.
 
@@ -36,10 +36,14 @@ class Folder(UserDataset):
         The folder.
     sha256
         SHA-256 of the list of its files and their hashes. `fedpipe download` fills it in.
+    image_size
+        Width and height of the images in pixels. They are cropped to squares and resized. By default, they must have
+        one size.
     levels
         Names of the levels of folders, from the top. By default split and label, or label only.
     """
 
+    image_size: ImageSize | None = None
     levels: Annotated[tuple[str, ...], AfterValidator(_require_label)] = ()
 
     @override
@@ -51,6 +55,8 @@ class Folder(UserDataset):
 
     @override
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.sources.formats import read_folder, read_levels
+        from fedpipe.data.sources.images import read_folder, read_levels
 
-        return read_levels(path, self.levels) if self.levels else read_folder(path)
+        if self.levels:
+            return read_levels(path, self.levels, self.image_size)
+        return read_folder(path, self.image_size)

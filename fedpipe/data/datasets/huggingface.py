@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.errors import ArtifactError, SettingsError, format_error
 from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.data.datasets.base import Samples, TableDataset
 from fedpipe.data.sources.fetch import Fetcher
@@ -26,9 +26,10 @@ class HuggingFace(TableDataset):
 
     Install the library with ``pip install 'fedpipe[huggingface]'``. For example, FEMNIST with its writers:
     ``{name: huggingface, path: flwrlabs/femnist, input: image, label: character, client: writer_id}`` with
-    ``partition: {scheme: natural}``. The splits train and test are used, or the only one. Jobs read the samples that
-    `fedpipe download` has stored, so that they need neither the network nor the library. The library's variables, such
-    as HF_HUB_OFFLINE and HF_HOME, have their effect on `fedpipe download`.
+    ``partition: {scheme: natural}``. The folder ``studies/natural`` has more examples. The splits train and test are
+    used, or the only one. Jobs read the samples that `fedpipe download` has stored, so that they need neither the
+    network nor the library. The library's variables, such as HF_HUB_OFFLINE and HF_HOME, have their effect on
+    `fedpipe download`.
 
     Parameters
     ----------
@@ -42,10 +43,15 @@ class HuggingFace(TableDataset):
         Column of the labels.
     client
         Column of the clients or domains for ``natural`` and ``by-domain``.
+    tokens
+        Tokens of a text: words (in lower case, as in IMDB) or characters.
     vocabulary
         Number of token ids.
     length
         Token ids per text.
+    image_size
+        Width and height of the images in pixels. They are cropped to squares and resized. By default, they must have
+        one size.
     sha256
         SHA-256 of the list of the data files and their hashes. `fedpipe download` fills it in.
     """
@@ -80,9 +86,7 @@ class HuggingFace(TableDataset):
                 f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. Set "
                 "dataset.revision to the commit of the declared files, or dataset.sha256 to the new value."
             )
-        from fedpipe.data.sources.formats import convert_table
-
-        return self.make_samples(convert_table(self._read_splits(), self.path, self.input_columns, self.label))
+        return self.make_samples(self._read_splits(), self.path)
 
     def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
         """Fetch the data files: name and local path by split."""
@@ -143,7 +147,7 @@ class HuggingFace(TableDataset):
             raise self._fetch_error(error) from error
 
     def _fetch_error(self, error: Exception) -> ArtifactError:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = format_error(error)
         return ArtifactError(
             f"dataset.path: {self.path} can't be fetched ({reason}). Check its name and dataset.revision, and run "
             "`fedpipe download` on a machine with a network."

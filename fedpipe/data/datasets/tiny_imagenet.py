@@ -45,7 +45,7 @@ class TinyImageNet(PublishedImages):
 
     @override
     def _read(self, files: Sequence[Path]) -> Samples:
-        from fedpipe.data.sources.formats import read_images
+        from fedpipe.data.sources.images import read_images
 
         (path,) = files
         with zipfile.ZipFile(path) as archive:
@@ -62,7 +62,7 @@ class TinyImageNet(PublishedImages):
             def make_opener(name: str) -> Callable[[], IO[bytes]]:
                 return lambda: archive.open(name)
 
-            x = read_images([(f"{path}, {name}", make_opener(name)) for name in names], color=True)
+            x = read_images([(f"{path}, {name}", make_opener(name)) for name in names], is_color=True)
         y = np.searchsorted(ids, labels)
         return Samples(x, y, np.arange(len(y)) >= len(train))
 

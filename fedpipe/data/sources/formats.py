@@ -1,11 +1,10 @@
-"""Reads samples from .npz files, Parquet tables and folders of images."""
+"""Reads samples from .npz files and Parquet tables."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -13,18 +12,17 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.core.errors import ArtifactError, suggest_name
+from fedpipe.core.errors import ArtifactError, format_error, suggest_name
 from fedpipe.core.storage.files import decode_parquet
 from fedpipe.data.samples import Column, Samples
+from fedpipe.data.sources.images import read_images
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from PIL import Image
 
 CHANNELS = (1, 3)  #: of gray and of color images
 INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
 NPZ_ARRAYS = ("x", "y", "test", "x_train", "y_train", "x_test", "y_test")  #: arrays of samples in an .npz file
-HIGH_DEPTH_MODES = ("I", "F")  #: prefixes of Pillow's modes with more than 8 bits, which it clips at 255
 
 
 class TableSamples(NamedTuple):
@@ -54,7 +52,7 @@ def read_npz(path: Path) -> Samples:
             arrays = {name: file[name] for name in file.files if name in NPZ_ARRAYS}
             other_arrays = _read_other_arrays(file)
     except Exception as error:  # any error of zip, NumPy or the system
-        raise ArtifactError(f"{path} can't be read as .npz ({_format_error(error)}).") from error
+        raise ArtifactError(f"{path} can't be read as .npz ({format_error(error)}).") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
         raise ArtifactError(f"{path} lacks {unpaired.pop()}. Use both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
@@ -80,8 +78,8 @@ def read_npz(path: Path) -> Samples:
     return Samples(_prepare_inputs(path, x), labels, test, _find_columns(other_arrays, len(labels), tests))
 
 
-def read_parquet(path: Path, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
-    """Read the columns of inputs and labels, and optionally ``split`` ("train", "test"). See :func:`convert_table`.
+def load_table(path: Path) -> pa.Table:
+    """Read a Parquet file.
 
     Raises
     ------
@@ -89,13 +87,14 @@ def read_parquet(path: Path, inputs: Sequence[str] = (), label: str = "label") -
         The file has another format.
     """
     try:
-        table = decode_parquet(path)
+        return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        raise ArtifactError(f"{path} can't be read as Parquet ({_format_error(error)}).") from error
-    return convert_table(table, str(path), inputs, label)
+        raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}).") from error
 
 
-def convert_table(table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label") -> TableSamples:
+def convert_table(
+    table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label", image_size: int | None = None
+) -> TableSamples:
     """Convert a table to samples.
 
     Parameters
@@ -109,6 +108,8 @@ def convert_table(table: pa.Table, source: str, inputs: Sequence[str] = (), labe
         ``image``.
     label
         Column of the labels. The column ``split`` ("train", "test") marks test samples.
+    image_size
+        Width and height of the images. If None, they must have one size.
 
     Raises
     ------
@@ -156,123 +157,8 @@ def convert_table(table: pa.Table, source: str, inputs: Sequence[str] = (), labe
     def make_opener(cell: bytes) -> Callable[[], IO[bytes]]:
         return lambda: BytesIO(cell)
 
-    images = read_images([(f"{source}, row {row}", make_opener(cell)) for row, cell in enumerate(cells)])
+    images = read_images([(f"{source}, row {row}", make_opener(cell)) for row, cell in enumerate(cells)], image_size)
     return TableSamples(None, images, labels, test, other_columns)
-
-
-def read_folder(path: Path) -> Samples:
-    """Read images from one folder per class, below ``train`` and ``test`` or directly. Classes are sorted by name.
-
-    Raises
-    ------
-    ArtifactError
-        There are no images, or their sizes differ.
-    """
-    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
-
-    split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()] or [path]
-    try:
-        classes, index = find_classes(str(split_folders[0]))
-    except OSError as error:
-        raise ArtifactError(f"{split_folders[0]} contains no folders. Use one folder per class.") from error
-    files: list[tuple[Path, int, bool]] = []
-    for split in split_folders:
-        for folder in sorted(path for path in split.iterdir() if path.is_dir()):
-            if folder.name not in index:
-                raise ArtifactError(
-                    f"{folder}: class '{folder.name}' is not in {split_folders[0]}. Use the same classes in both."
-                )
-            image_files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
-            files += [
-                (file, index[folder.name], split.name == "test" and len(split_folders) == 2) for file in image_files
-            ]
-    if not files:
-        raise ArtifactError(
-            f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
-        )
-    x = _read_image_files([file for file, _, _ in files])
-    return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
-
-
-def read_levels(path: Path, levels: Sequence[str]) -> Samples:
-    """Read images from nested folders.
-
-    Parameters
-    ----------
-    path
-        The outermost folder.
-    levels
-        Names of the levels of folders below it, from the top: ``label``, ``split`` (with the folders train and test)
-        if there is one, and others, which become columns. Images may also be in deeper folders.
-
-    Raises
-    ------
-    ArtifactError
-        There are no images at this depth, or their sizes differ.
-    """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
-    folders = [file.relative_to(path).parts[:-1] for file in files]
-    if shallow_files := [file for file, names in zip(files, folders, strict=True) if len(names) < len(levels)]:
-        raise ArtifactError(
-            f"dataset.levels: {shallow_files[0]} is not in {len(levels)} folders ({'/'.join(levels)}). Move it, or "
-            "change the levels."
-        )
-    if not files:
-        raise ArtifactError(f"{path} contains no images. Put images into folders ({'/'.join(levels)}).")
-    columns = {level: Column.from_values([names[index] for names in folders]) for index, level in enumerate(levels)}
-    split, labels = columns.pop("split", Column(np.zeros(len(files), dtype=np.int64), ("train",))), columns.pop("label")
-    if invalid_splits := sorted({*split.names} - {"train", "test"}):
-        raise ArtifactError(f"{path}: the folder of split '{invalid_splits[0]}' can't be used. Use train and test.")
-    test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
-    x = _read_image_files(files)
-    return Samples(x, labels.codes, test, columns)
-
-
-def _read_image_files(files: Sequence[Path]) -> npt.NDArray[np.uint8]:
-    """Read files with images, shape (n, channels, height, width)."""
-
-    def open_file(file: Path) -> IO[bytes]:
-        return file.open("rb")
-
-    return read_images([(str(file), partial(open_file, file)) for file in files])
-
-
-def read_images(files: Sequence[tuple[str, Callable[[], IO[bytes]]]], color: bool = False) -> npt.NDArray[np.uint8]:
-    """Decode images of one size, shape (n, c, h, w). They are gray if all files are gray and ``color`` is false.
-
-    ``files`` are pairs of a name (for errors) and a function that opens the file.
-
-    Raises
-    ------
-    ArtifactError
-        A file is not an image, has another size, or has more than 8 bits per channel.
-    """
-    modes = {
-        name: _decode_image(name, open_file, lambda image: image.mode)
-        for name, open_file in files[: 0 if color else None]
-    }
-    if high_depth_images := [name for name, mode in modes.items() if mode.startswith(HIGH_DEPTH_MODES)]:
-        raise ArtifactError(
-            f"{high_depth_images[0]} has more than 8 bits per channel (Pillow's mode {modes[high_depth_images[0]]}). "
-            "Use images with 8 bits, or floating-point numbers in an .npz file."
-        )
-    mode = "L" if modes and set(modes.values()) <= {"1", "L"} else "RGB"
-    x: npt.NDArray[np.uint8] | None = None
-    for row, (name, open_file) in enumerate(files):
-        pixels = _decode_image(name, open_file, lambda image: np.asarray(image.convert(mode)))
-        pixels = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
-        if x is None:
-            x = np.empty((len(files), *pixels.shape), dtype=np.uint8)
-        if pixels.shape != x.shape[1:]:
-            raise ArtifactError(
-                f"{name} has {pixels.shape[2]}x{pixels.shape[1]} pixels, but others have "
-                f"{x.shape[3]}x{x.shape[2]}. Use images of one size."
-            )
-        x[row] = pixels
-    assert x is not None
-    return x
 
 
 def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -421,17 +307,3 @@ def _parse_test_mask(values: npt.NDArray[Any], path: Path) -> npt.NDArray[np.boo
 def _flatten_column(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Flatten an array with one value per sample."""
     return array.ravel() if array.size == len(array) else array
-
-
-def _decode_image(name: str, open_file: Callable[[], IO[bytes]], extract: Callable[[Image.Image], Any]) -> Any:
-    from PIL import Image
-
-    try:
-        with open_file() as stream, Image.open(stream) as image:
-            return extract(image)
-    except Exception as error:  # any error of Pillow or the system
-        raise ArtifactError(f"{name} can't be read as an image ({_format_error(error)}).") from error
-
-
-def _format_error(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,167 @@
+"""Reads images from files and folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedpipe.core.errors import ArtifactError, format_error
+from fedpipe.data.samples import Column, Samples
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+HIGH_DEPTH_MODES = ("I", "F")  #: prefixes of Pillow's modes with more than 8 bits, which it clips at 255
+
+
+def read_folder(path: Path, image_size: int | None = None) -> Samples:
+    """Read images from one folder per class, below ``train`` and ``test`` or directly. Classes are sorted by name.
+
+    Raises
+    ------
+    ArtifactError
+        There are no images, or their sizes differ.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
+
+    split_folders = [path / split for split in ("train", "test") if (path / split).is_dir()] or [path]
+    try:
+        classes, index = find_classes(str(split_folders[0]))
+    except OSError as error:
+        raise ArtifactError(f"{split_folders[0]} contains no folders. Use one folder per class.") from error
+    files: list[tuple[Path, int, bool]] = []
+    for split in split_folders:
+        for folder in sorted(path for path in split.iterdir() if path.is_dir()):
+            if folder.name not in index:
+                raise ArtifactError(
+                    f"{folder}: class '{folder.name}' is not in {split_folders[0]}. Use the same classes in both."
+                )
+            image_files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+            files += [
+                (file, index[folder.name], split.name == "test" and len(split_folders) == 2) for file in image_files
+            ]
+    if not files:
+        raise ArtifactError(
+            f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
+        )
+    x = _read_image_files([file for file, _, _ in files], image_size)
+    return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
+
+
+def read_levels(path: Path, levels: Sequence[str], image_size: int | None = None) -> Samples:
+    """Read images from nested folders.
+
+    Parameters
+    ----------
+    path
+        The outermost folder.
+    levels
+        Names of the levels of folders below it, from the top: ``label``, ``split`` (with the folders train and test)
+        if there is one, and others, which become columns. Images may also be in deeper folders.
+    image_size
+        See :func:`read_images`.
+
+    Raises
+    ------
+    ArtifactError
+        There are no images at this depth, or their sizes differ.
+    """
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+    folders = [file.relative_to(path).parts[:-1] for file in files]
+    if shallow_files := [file for file, names in zip(files, folders, strict=True) if len(names) < len(levels)]:
+        raise ArtifactError(
+            f"dataset.levels: {shallow_files[0]} is not in {len(levels)} folders ({'/'.join(levels)}). Move it, or "
+            "change the levels."
+        )
+    if not files:
+        raise ArtifactError(f"{path} contains no images. Put images into folders ({'/'.join(levels)}).")
+    columns = {level: Column.from_values([names[index] for names in folders]) for index, level in enumerate(levels)}
+    split, labels = columns.pop("split", Column(np.zeros(len(files), dtype=np.int64), ("train",))), columns.pop("label")
+    if invalid_splits := sorted({*split.names} - {"train", "test"}):
+        raise ArtifactError(f"{path}: the folder of split '{invalid_splits[0]}' can't be used. Use train and test.")
+    test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
+    x = _read_image_files(files, image_size)
+    return Samples(x, labels.codes, test, columns)
+
+
+def _read_image_files(files: Sequence[Path], image_size: int | None) -> npt.NDArray[np.uint8]:
+    """Read files with images, shape (n, channels, height, width)."""
+
+    def open_file(file: Path) -> IO[bytes]:
+        return file.open("rb")
+
+    return read_images([(str(file), partial(open_file, file)) for file in files], image_size)
+
+
+def read_images(
+    files: Sequence[tuple[str, Callable[[], IO[bytes]]]], image_size: int | None = None, *, is_color: bool = False
+) -> npt.NDArray[np.uint8]:
+    """Decode images.
+
+    Parameters
+    ----------
+    files
+        n pairs of a name (for errors) and a function that opens the file.
+    image_size
+        Width and height to which the largest square in the middle of each image is resized. If None, all images must
+        have one size.
+    is_color
+        Whether the result has three channels even if all images are gray.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (n, 1 or 3, h, w).
+
+    Raises
+    ------
+    ArtifactError
+        A file is not an image, has another size, or has more than 8 bits per channel.
+    """
+    modes = {
+        name: _decode_image(name, open_file, lambda image: image.mode)
+        for name, open_file in files[: 0 if is_color else None]
+    }
+    if high_depth_images := [name for name, mode in modes.items() if mode.startswith(HIGH_DEPTH_MODES)]:
+        raise ArtifactError(
+            f"{high_depth_images[0]} has more than 8 bits per channel (Pillow's mode {modes[high_depth_images[0]]}). "
+            "Use images with 8 bits, or floating-point numbers in an .npz file."
+        )
+    mode = "L" if modes and set(modes.values()) <= {"1", "L"} else "RGB"
+    x: npt.NDArray[np.uint8] | None = None
+    for row, (name, open_file) in enumerate(files):
+        pixels = _decode_image(name, open_file, lambda image: np.asarray(_resize(image.convert(mode), image_size)))
+        pixels = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+        if x is None:
+            x = np.empty((len(files), *pixels.shape), dtype=np.uint8)
+        if pixels.shape != x.shape[1:]:
+            raise ArtifactError(
+                f"{name} has {pixels.shape[2]}x{pixels.shape[1]} pixels, but others have "
+                f"{x.shape[3]}x{x.shape[2]}. Use images of one size, or set dataset.image_size."
+            )
+        x[row] = pixels
+    assert x is not None
+    return x
+
+
+def _resize(image: Image.Image, size: int | None) -> Image.Image:
+    from PIL import Image, ImageOps
+
+    return image if size is None else ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+
+
+def _decode_image(name: str, open_file: Callable[[], IO[bytes]], extract: Callable[[Image.Image], Any]) -> Any:
+    from PIL import Image
+
+    try:
+        with open_file() as stream, Image.open(stream) as image:
+            return extract(image)
+    except Exception as error:  # any error of Pillow or the system
+        raise ArtifactError(f"{name} can't be read as an image ({format_error(error)}).") from error
