@@ -20,9 +20,9 @@ DriftingClients = Annotated[float, Field(gt=0, le=1)] | tuple[Annotated[int, Fie
 class Drift(Choice):
     """A concept drift: from a round on, some clients have the new concept in all of their samples.
 
-    The label drift of a group of clients is that of FedDrift (Jothimurugesan et al., Federated Learning under
-    Distributed Concept Drift, AISTATS 2023), whose MNIST-2 swaps two classes. The rotations are those of IFCA (Ghosh et
-    al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020).
+    A drift of some clients is the problem of FedDrift (Jothimurugesan et al., Federated Learning under Distributed
+    Concept Drift, AISTATS 2023). The rotations are those of the clusters of IFCA (Ghosh et al., An Efficient Framework
+    for Clustered Federated Learning, NeurIPS 2020).
     """
 
     round: int = Field(ge=1, strict=True, description="First round with the new concept.")
