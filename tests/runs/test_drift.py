@@ -283,6 +283,13 @@ def test_diagnostics_have_the_samples_of_their_round() -> None:
             head = torch.cat([gradient["head.weight"].flatten(), gradient["head.bias"]])
             assert norms[client] == pytest.approx(float(head.norm()), rel=1e-6)
     assert not torch.equal(counts[1][1], counts[2][1])
+    rows = {(row["round"], row["client"]): row for row in read_rows(run) if row["protocol"] == "finetuned-on-local"}
+    for number in (1, 2):
+        clients = run.clients.select_round(number)
+        for local in local_models.compute_personal_models(run, number, finetune_epochs=1):
+            x, y = clients.gather(clients.test[local.client])
+            loss = float(F.cross_entropy(run.algorithm.net(local.model, x), y))
+            assert loss == pytest.approx(rows[number, local.client]["loss"], rel=1e-5)
 
 
 @dataclass(frozen=True, kw_only=True)
