@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedpipe.analysis import stored_files
+from fedpipe.analysis.cells import find_cell
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
@@ -371,8 +372,8 @@ class Results:
 
         With them you can compare a method with your own training loop. Each client has batches in each round, also if
         it does not participate. The rows are those of the data set, and of the column ``sample`` of
-        :attr:`partitions`, except with ``dataset.feature_noise`` or ``label_noise``, which give clients rows of their
-        own.
+        :attr:`partitions`, except with ``dataset.feature_noise``, ``label_noise`` or ``federation.drift``, which add
+        rows of single clients.
 
         Parameters
         ----------
@@ -399,25 +400,36 @@ class Results:
     def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
         """All samples of the run, without augmentation: inputs, shape ``(n, *shape)``, and classes, shape ``(n,)``.
 
-        They have the noise of ``dataset.feature_noise`` and ``label_noise``. :meth:`batches` has rows of them.
+        They have the noise of ``dataset.feature_noise`` and ``label_noise``. With ``federation.drift``, the last rows
+        are those of the new concept. :meth:`batches` has rows of them.
         """
         with self._enter_folder():
             clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
             return clients.gather(np.arange(len(clients.y)))
 
     def test(
-        self, algorithm: str, seed: int | None = None, *, client: int | None = None, **grid: Any
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int | None = None,
+        round: int | None = None,
+        **grid: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Inputs for the run's models and classes of the global test set, or of a client's local one."""
+        """Inputs for the run's models and classes of the global test set, or of a client's local one.
+
+        With ``federation.drift``, the samples of a client depend on the ``round``, which is the last by default.
+        """
         with self._enter_folder():
-            run = self._open_run(self._find_cell(algorithm, seed, grid))
+            cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
+            run = self._open_run(cell)
             if client is None:
                 return run.clients.gather(run.clients.global_test)
             stored_files.require_client(client, len(run.clients))
             clients: FederatedData = run.clients
             if run.new_clients and client in run.new_clients.clients.ids:
                 clients = run.new_clients.clients
-            return clients.gather(clients.test[client])
+            return clients.gather(clients.select_round(number).test[client])
 
     # -- finding runs ------------------------------------------------------------------------------------------------
 
@@ -428,32 +440,7 @@ class Results:
             yield
 
     def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
-        if algorithm not in self.plan.algorithms:
-            raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, self.plan.algorithms)}")
-        seed = self.plan.seeds[0] if seed is None else seed
-        if seed not in self.plan.seeds:
-            raise SettingsError(f"seed: {seed} is not in the study. Use one of {list(self.plan.seeds)}.")
-        full_names = dict(zip(results.shorten_names(self.plan.grid), self.plan.grid, strict=True))
-        names = {name: name for name in self.plan.grid} | full_names
-        if unknown_names := [name for name in grid if name not in names]:
-            raise SettingsError(
-                f"'{unknown_names[0]}' is not in the study's grid. {suggest_name(unknown_names[0], list(full_names))}"
-            )
-        point = {names[name]: value for name, value in grid.items()}
-        matching_cells = [
-            cell
-            for cell in self.plan.cells
-            if (cell.algorithm, cell.seed) == (algorithm, seed)
-            and all(name in cell.grid and cell.grid[name] == value for name, value in point.items())
-        ]
-        if len(matching_cells) != 1:
-            short = dict(zip(self.plan.grid, results.shorten_names(self.plan.grid), strict=True))
-            cells = [cell for cell in self.plan.cells if (cell.algorithm, cell.seed) == (algorithm, seed)]
-            points = "; ".join(
-                ", ".join(f"{short[name]}={value!r}" for name, value in cell.grid.items()) for cell in cells
-            )
-            raise SettingsError(f"{algorithm}: {len(matching_cells)} points of the grid match. Name one of: {points}.")
-        return matching_cells[0]
+        return find_cell(self.plan, algorithm, seed, grid)
 
     def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0

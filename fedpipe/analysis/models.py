@@ -57,7 +57,7 @@ def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[
     if client not in run.clients.ids:
         raise SettingsError(f"client: {client} is held out and has no batches. Use one of {list(run.clients.ids)}.")
     algorithm = run.algorithm.bind_round(round_number, run.settings.seed)
-    client_run = ClientRun(algorithm, run.clients, round_number, client)
+    client_run = ClientRun(algorithm, run.clients.select_round(round_number), round_number, client)
     passes = [pass_ for pass_ in get_passes(algorithm, "train", 1) if isinstance(pass_, Train)]
     if stream not in (streams := list(dict.fromkeys(training.stream for training in passes))):
         raise SettingsError(f"stream: no Train pass has the stream '{stream}'. Use one of: {', '.join(streams)}.")
@@ -124,7 +124,7 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
         raise SettingsError(
             f"client: {client} is not a client of this run. Use a number from 0 to {len(run.clients) - 1}."
         )
-    task = run.make_task("receive", round_number + 1, [client], ["global"])
+    task = run.make_task("receive", round_number + 1, [client], ["global"], samples_round=round_number)
     algorithm, clients = run.algorithm, run.clients
     if run.new_clients and client in run.new_clients.clients.ids:
         algorithm, clients = run.new_clients.algorithm, run.new_clients.clients

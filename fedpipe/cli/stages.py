@@ -79,8 +79,8 @@ def partition(
         ]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
-        for name, settings, assignment in previews:
-            typer.echo(render_preview(name, settings, assignment.class_counts, assignment.names))
+        for name, settings, assignment, held_out in previews:
+            typer.echo(render_preview(name, settings, assignment.class_counts, assignment.names, held_out))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:

@@ -13,7 +13,8 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract, replay
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.checkpoint import Checkpoint, prune_states
-from fedpipe.engine.clients import evaluation, frozen
+from fedpipe.engine.clients import drift, evaluation, frozen
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_input_paths, load_federated_data
@@ -47,21 +48,18 @@ from fedpipe.engine.environment import (
     select_device,
 )
 from fedpipe.engine.new_clients import NewClients
-from fedpipe.engine.server.device import use_device_of
+from fedpipe.engine.server.device import choose_storage_device, use_device_of
 from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import Stack
-from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state, size_in_bytes
+from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
 from fedpipe.engine.weights import WeightedUploads, compute_weights, select_participants
-from fedpipe.models.base import FunctionalNetwork, Model, Network
+from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 from fedpipe.settings.params import single_initial_model_error
 
 WIDTH_ON_GPU = 32  #: clients per stack if `execution.stack` is auto
-#: Maximum bytes on a GPU of the server's states, uploads and kept states of a round. If there are more, all of them are
-#: on the CPU. It is fixed, because bits depend on the server's device.
-MAX_DEVICE_BYTES = 2**32
 
 
 class Run:
@@ -106,8 +104,9 @@ class Run:
             self.clients = frozen.with_features(
                 self.clients, base, frozen.get_features_path(settings), threads, describe_versions(self._device)
             )
-            build = functools.partial(_build_above_base, family, build_network)
-        all_clients, new_ids = self.clients, self.federation.draw_held_out(settings.seed)
+            build = functools.partial(frozen.build_above_base, family, build_network)
+        all_clients = drift.add_drift(self.clients, self.federation)
+        new_ids = self.federation.draw_held_out(settings.seed)
         self.clients = all_clients.only({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
@@ -119,7 +118,9 @@ class Run:
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = init_server(self._bind_algorithm(0), self.make_initial_model)
             initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
-        self._storage_device = self._choose_storage_device(server, initial_kept_state)
+        self._storage_device = choose_storage_device(
+            self._device, server, initial_kept_state, self.make_initial_model, federation.participants
+        )
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
@@ -129,28 +130,15 @@ class Run:
         self._file_stamps = {
             path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
         }
-        self._initial_score_cache: dict[int, Mapping[Test, Score]] = {}
+        self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[Test, Score]]](dict)
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
         self._is_copy = False
-
-    def _choose_storage_device(self, server: State, initial_kept_state: State) -> torch.device:
-        """Choose the device of states between passes: the job's device, or the CPU if they are too large."""
-        if self._device.type == "cpu":
-            return self._device
-        client_bytes = size_in_bytes(
-            [self.make_initial_model(0), initial_kept_state, initial_kept_state]
-        )  # uploads, kept states, and previous kept states
-        needed_bytes = 2 * size_in_bytes(server) + self.federation.participants * client_bytes
-        return self._device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 
     def with_files(self, files: RunFiles) -> Run:
         """Open the same run in another folder, a copy of its first rounds."""
         other = copy.copy(self)
-        other.files, other.checkpoint, other._is_copy = (
-            files,
-            Checkpoint(files, self._initial_kept_state, self._storage_device),
-            True,
-        )
+        other.files, other._is_copy = files, True
+        other.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         other._was_complete = {}
         return other
 
@@ -205,13 +193,23 @@ class Run:
         ids: Sequence[int],
         tests: Sequence[Test] = (),
         participants: Sequence[int] | None = None,
+        samples_round: int | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
         server, get_positions = self.load_server_state(round_number - 1), self.clients.get_positions
         send = functools.partial(make_download, self._bind_algorithm(round_number), server, get_positions)
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
-        metrics = self.evaluation.recorded_metrics
-        return ClientTask(phase, round_number, ids, get_kept_state, send, tests, participants, metrics=metrics)
+        return ClientTask(
+            phase,
+            round_number,
+            ids,
+            get_kept_state,
+            send,
+            tests,
+            participants,
+            metrics=self.evaluation.recorded_metrics,
+            samples_round=samples_round,
+        )
 
     def initialize(self) -> None:
         """Write round 0: the server's initial state."""
@@ -385,7 +383,12 @@ class Run:
                 last = self.checkpoint.read_state_json(round_number)["last"]
                 last_rounds = {client: last[client] for client in self.clients.ids}
                 kept_table = evaluation.make_kept_table(
-                    self.evaluation, round_number, last_rounds, self._read_last_accuracies, self._score_initial_models
+                    self.evaluation,
+                    round_number,
+                    self.clients,
+                    last_rounds,
+                    self._read_last_accuracies,
+                    functools.partial(self._score_initial_models, round_number),
                 )
                 metrics = pa.concat_tables([metrics, kept_table])
             hashes[files.metrics.name] = write_parquet(files.metrics, metrics)
@@ -406,12 +409,14 @@ class Run:
         path = self.files.round(round_number).kept_accuracies
         return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
 
-    def _score_initial_models(self, ids: Sequence[int], tests: Sequence[Test]) -> dict[int, Mapping[Test, Score]]:
-        """Score the initial models of clients, each once per process."""
-        new_clients = [client for client in ids if client not in self._initial_score_cache]
-        outcomes = self.executor.run(self.make_task("begin", 1, new_clients, tests))
-        self._initial_score_cache |= {outcome.client: outcome.scores for outcome in outcomes}
-        return {client: self._initial_score_cache[client] for client in ids}
+    def _score_initial_models(
+        self, round_number: int, ids: Sequence[int], tests: Sequence[Test]
+    ) -> dict[int, Mapping[Test, Score]]:
+        """Score the initial models of clients on their samples of a round, each once per process."""
+        cache = self._initial_score_caches[self.clients.select_round(round_number)]
+        task = self.make_task("begin", 1, [client for client in ids if client not in cache], tests, None, round_number)
+        cache |= {outcome.client: outcome.scores for outcome in self.executor.run(task)}
+        return {client: cache[client] for client in ids}
 
     def run_round(self, round_number: int) -> None:
         """Run a complete round in this process."""
@@ -487,10 +492,6 @@ class Run:
     def get_environment(self) -> dict[str, Any]:
         """Get the environment on which bits depend: executor, device, versions."""
         return {"executor": self.executor.name, **describe_versions(self._device)}
-
-
-def _build_above_base(family: Model, build_network: Callable[[], Network]) -> Network:
-    return family.split_frozen_base(build_network())[1]
 
 
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:

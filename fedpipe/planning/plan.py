@@ -152,6 +152,8 @@ class Plan:
     diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_own_path)], ...] = ()
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("accuracy",)  #: metrics of tables and curves
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
+    #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
+    held_out: dict[Key, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def keep_models(self) -> str | int:

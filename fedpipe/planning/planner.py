@@ -118,6 +118,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for label in study_params.study.algorithms
             if (title := methods.get_title(label, study_params.algorithms[label])) != label
         },
+        held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -130,13 +131,14 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
 
 @dataclass
 class _Draft:
-    """Collects the points of a study's grid. The fields are those of `NewPlan`."""
+    """Collects the points of a study's grid. Except the first two and `held_out`, the fields are those of `NewPlan`."""
 
     study_params: Params
     grid_keys: dict[str, list[str]]  #: keys that each name of the grid sets
     runs: dict[tuple[str, str], PlannedRun] = field(default_factory=dict)
     cells: dict[str, Cell] = field(default_factory=dict)
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    held_out: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  #: draws of new clients by partition
     run_settings: dict[str, RunSettings] = field(default_factory=dict)
     file_texts: dict[str, str] = field(default_factory=dict)
     sample_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -195,6 +197,7 @@ class _Draft:
             dataset=params.dataset.file.stem,
             participants=params.federation.participants,
         )
+        self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out(run.seed))
         self.run_settings[run.key] = settings
         if (settings_file := str(run.files.settings)) not in self.file_texts:
             self.file_texts[settings_file] = settings.to_yaml()

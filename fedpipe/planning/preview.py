@@ -16,8 +16,8 @@ from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 
 
-def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment]]:
-    """Yield key, settings and assignment of each partition of a study. Nothing is written.
+def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment, tuple[int, ...]]]:
+    """Yield key, settings, assignment and held-out clients of each partition of a study. Nothing is written.
 
     If the data set is not stored, it is read from the source of `fedpipe download`.
     """
@@ -31,4 +31,4 @@ def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assi
             table = make_assignment_table(settings, store.load_samples(path))
         else:
             table = make_assignment_table(settings, section.effective_dataset.load(section.fetcher))
-        yield key, settings, Assignment.from_table(table)
+        yield key, settings, Assignment.from_table(table), study_plan.held_out.get(key, ())

@@ -89,7 +89,8 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
-    partition.draw_partition(key, plan.partitions[key], stem, style.PAGES[plan.report.figure_width])
+    page, held_out = style.PAGES[plan.report.figure_width], plan.held_out.get(key, ())
+    partition.draw_partition(key, plan.partitions[key], stem, page, held_out)
 
 
 def write_figure_matrices(data: StudyData) -> None:

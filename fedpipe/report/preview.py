@@ -17,7 +17,9 @@ MAX_CLASS_COLUMNS = 20  #: maximum number of classes whose numbers fit into a li
 LINE_WIDTH = 120  #: maximum line length with class names
 
 
-def render_preview(key: str, settings: dict[str, Any], counts: Integers, clients: Sequence[str]) -> str:
+def render_preview(
+    key: str, settings: dict[str, Any], counts: Integers, clients: Sequence[str], held_out: Sequence[int] = ()
+) -> str:
     """Render one line per client and the three measures of heterogeneity.
 
     Classes have names if they are known and fit into a line, otherwise numbers. With many classes each is one
@@ -33,14 +35,18 @@ def render_preview(key: str, settings: dict[str, Any], counts: Integers, clients
         Training samples of each client and class, shape (N, C).
     clients
         Names of the clients, N of them.
+    held_out
+        Numbers of the clients that are held out, which have an asterisk.
     """
+    clients = [f"{name}*" if client in held_out else name for client, name in enumerate(clients)]
     head = f"{table_notes.append_partition_seed(settings)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shades(counts, clients)
     else:
         lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count), clients)
         lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))], clients)
-    return "\n".join([head, "", *lines, "", str(HeterogeneitySummary.from_counts(counts)), ""])
+    note = ["", "An asterisk marks held-out clients, which never train."] if held_out else []
+    return "\n".join([head, "", *lines, *note, "", str(HeterogeneitySummary.from_counts(counts)), ""])
 
 
 def _render_numbers(counts: Integers, names: Sequence[str], clients: Sequence[str]) -> list[str]:

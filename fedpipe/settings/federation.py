@@ -13,6 +13,7 @@ from pydantic import (
 
 from fedpipe.core import rng
 from fedpipe.settings.base import Choice, Section, late_field, require_unique
+from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
 SERVER_OPTIMIZER_DEFAULTS: dict[str, dict[str, float]] = {
@@ -200,6 +201,11 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         "study's seed, or a list of their numbers. `participation` is a fraction of the others. `report.clients` "
         "shows them.",
     )
+    drift: Drift | None = late_field(
+        None,
+        description="Concept drift: from a round on, some clients have other classes or rotated images in all their "
+        "samples, such as `{round: 10, clients: 0.5}`. The global test set does not drift.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -285,6 +291,12 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
             raise ValueError(f"federation.held_out: {problem}.")
         return self
 
+    @model_validator(mode="after")
+    def _check_drift(self) -> Federation:
+        if self.drift is not None:
+            self.drift.check_clients(self.clients)
+        return self
+
     @property
     def num_held_out(self) -> int:
         """Number of new clients."""
@@ -299,7 +311,8 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
 
     def with_seen_clients(self, extra: int = 0) -> Federation:
         """Copy for an algorithm, whose clients are those that are not held out, and ``extra`` ones."""
-        return self.model_copy(update={"clients": self.clients - self.num_held_out + extra, "held_out": 0.0})
+        num_clients = self.clients - self.num_held_out + extra
+        return self.model_copy(update={"clients": num_clients, "held_out": 0.0, "drift": None})
 
     @property
     def participants(self) -> int:

@@ -24,6 +24,9 @@ from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Compo
 from fedpipe.core.errors import SettingsError, format_validation_errors, suggest_name
 from fedpipe.settings.base import Label, Protocol, Section
 
+#: Keys of `federation` that a method can't override, because they determine the data
+DATA_KEYS = {"federation.clients", "federation.held_out", "federation.drift"}
+
 
 def _to_component(kind: ComponentKind, value: Any) -> Component:
     return value if isinstance(value, Component) else registry.parse_component(kind, value)
@@ -61,11 +64,11 @@ class MethodOptions(Section):
     @classmethod
     def _check_override_keys(cls, overrides: dict[str, Any]) -> dict[str, Any]:
         for key in overrides:
-            is_data_key = key in {"federation.clients", "federation.held_out"}
+            is_data_key = ".".join(key.split(".")[:2]) in DATA_KEYS
             if is_data_key or key.partition(".")[0] not in {"federation", "model", "transforms"}:
                 raise ValueError(
                     f"'{key}' can't differ between methods, because they are compared on the same data. Use a key "
-                    "of federation (except clients and held_out), model or transforms."
+                    "of federation (except clients, held_out and drift), model or transforms."
                 )
             if key == "federation":
                 raise ValueError(

@@ -162,6 +162,25 @@ class Params(Section):
                 "model, whose features are computed once for all runs. Use 0, or set model.frozen to false."
             )
 
+    def _check_drift(self) -> None:
+        """Require that the clients' samples can have the concept drift, and that every model is measured after it."""
+        drift, federation = self.federation.drift, self.federation
+        if drift is None:
+            return
+        drift.check(federation.rounds, self.dataset.facts.shape, self.dataset.facts.classes)
+        if drift.angle and self.model.has_frozen_base:
+            raise SettingsError(
+                "federation.drift.kind: rotation can't be used with a frozen base of the model, whose features are "
+                "computed once. Use labels, or set model.frozen to false."
+            )
+        kept_protocols = {"kept-on-local", "kept-on-validation"}.intersection(self.evaluation.protocols)
+        if kept_protocols and federation.participants < federation.clients - federation.num_held_out:
+            raise SettingsError(
+                f"evaluation.protocols: {min(kept_protocols)} can't be used with federation.drift and "
+                f"federation.participation {federation.participation}, because a kept model is measured only after "
+                "its client trains. Use a personal, trained or global protocol, or federation.participation 1."
+            )
+
     def _check_declared_files(self, download_command: str | None, obtain_command: str) -> None:
         """Report all files that are not declared, not stored, or different from their SHA-256."""
         mistakes = {
@@ -239,6 +258,7 @@ class Params(Section):
             if self.algorithms[label].algorithm.needs_several_models:
                 raise single_initial_model_error(label)
         self._check_noise()
+        self._check_drift()
         facts = self.dataset.facts
         if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(

@@ -119,7 +119,8 @@ def _list_keys(location: Location, settings: Any) -> list[str]:
         kind = get_diagnostic_kind(settings["diagnostics"][location[1]])
         section, location = dict(zip(DIAGNOSTIC_KINDS, get_args(Diagnostic), strict=True))[kind], ()
     for part in location:
-        section = section.model_fields[str(part)].annotation
+        annotation = section.model_fields[str(part)].annotation
+        section = next(iter(get_args(annotation)), annotation)  # an optional section is a union
     return list(section.model_fields)
 
 

@@ -101,8 +101,9 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     previews = list(preview_partitions(Path("params.yaml")))
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     plan = studies.prepare(params)
-    assert [key for key, _, _ in previews] == list(plan.partitions)
-    for key, settings, assignment in [*previews, *preview_partitions(Path("params.yaml"))]:
+    assert [key for key, *_ in previews] == list(plan.partitions)
+    for key, settings, assignment, held_out in [*previews, *preview_partitions(Path("params.yaml"))]:
+        assert held_out == ()
         assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
         assert np.array_equal(assignment.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
 
@@ -142,6 +143,25 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
         "   all  7  13       20\n\n"
         f"{HeterogeneitySummary.from_counts(np.array([[4, 0], [3, 13]]))}\n"
     )
+
+
+def test_the_preview_marks_clients_that_are_held_out() -> None:
+    counts = np.array([[4, 0], [3, 13]])
+    lines = preview.render_preview("0a", SETTINGS, counts, ["ann", "bob"], [1]).splitlines()
+    assert lines[2:8] == [
+        "client  0   1  samples",
+        "   ann  4   ·        4",
+        "  bob*  3  13       16",
+        "   all  7  13       20",
+        "",
+        "An asterisk marks held-out clients, which never train.",
+    ]
+    studies.write(
+        studies.settings(federation={"held_out": [3, 7]}, evaluation={"protocols": ["personal-on-local"]}), Path()
+    )
+    output = CliRunner().invoke(app.app, ["partition", "--preview"]).output
+    assert [line.split()[0] for line in output.splitlines() if "*" in line] == ["3*", "7*"]
+    assert "asterisk" in output
 
 
 def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from fedpipe.engine import run as running
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
+from fedpipe.engine.server import device as server_device
 from tests import fake_device
 from tests import small_studies as studies
 
@@ -202,7 +203,7 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     expected = studies.bits(run.files.path)
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
-    monkeypatch.setattr(running, "MAX_DEVICE_BYTES", 100_000)
+    monkeypatch.setattr(server_device, "MAX_DEVICE_BYTES", 100_000)
     with fake_device.at_hand() as crossings:
         rules = Rules(monkeypatch, crossings)
         list(studies.open_runs(plan, stack=5)[0].run_segment(ROUNDS))

@@ -50,7 +50,7 @@ def prepare_study(**sections: Any) -> NewPlan:
         dataset={"name": "npz", "path": "images.npz", "split": "pooled"},
         transforms={"mean": [0.5], "std": [0.5]} | sections.pop("transforms", {}),
         partition={"scheme": "iid"},
-        federation={"clients": 2, "participation": 1.0, "batch_size": 5},
+        federation={"clients": 2, "participation": 1.0, "batch_size": 5} | sections.pop("federation", {}),
         **sections,
     )
     params["partition"] = {"scheme": "iid"}
@@ -134,3 +134,20 @@ def test_other_transforms_are_other_features_and_random_ones_are_refused() -> No
     assert not torch.equal(first_run.clients.x, second_run.clients.x)
     with pytest.raises(SettingsError, match=r"^transforms\.flip: .*frozen base"):
         prepare_study(transforms={"flip": True})
+
+
+def test_classes_of_features_drift_and_rotations_of_images_are_rejected() -> None:
+    drift = {"round": 2, "clients": [1], "label_map": {0: 1, 1: 0}}
+    (plain_run,) = studies.open_runs(prepare_study())
+    (run,) = studies.open_runs(prepare_study(federation={"drift": drift}))
+    assert frozen.get_features_path(run.settings) == frozen.get_features_path(plain_run.settings)
+    list(run.run_segment(2))
+    features, (old, new) = plain_run.clients.x, (run.clients.select_round(number) for number in (1, 2))
+    assert torch.equal(old.x[:IMAGES], features)
+    for part in ("train", "test"):
+        old_rows, new_rows = getattr(old, part)[1], getattr(new, part)[1]
+        assert torch.equal(new.x[new_rows], features[old_rows])
+        assert torch.equal(new.y[new_rows], torch.tensor([1, 0, 2])[old.y[old_rows]])
+        assert np.array_equal(getattr(old, part)[0], getattr(new, part)[0])
+    with pytest.raises(SettingsError, match=r"^federation\.drift\.kind: rotation .*frozen base"):
+        prepare_study(federation={"drift": {"round": 2, "kind": "rotation"}})

@@ -90,6 +90,19 @@ def test_participation_is_a_fraction_of_the_other_clients(
     assert plan.runs[0].participants == participants
 
 
+def test_a_partition_has_the_new_clients_of_all_its_runs_or_none() -> None:
+    plan = make_plan("fedavg", "fedper", federation={"held_out": 0.3}, study={"seeds": [0, 1]})
+    draws = {run.partition: Federation(clients=10, held_out=0.3).draw_held_out(run.seed) for run in plan.runs}
+    assert plan.held_out == draws
+    assert len({*draws.values()}) == 2
+    assert make_plan().held_out == {}
+    assert make_plan(federation={"held_out": [2, 3]}, study={"seeds": [0]}).held_out == {plan.runs[0].partition: (2, 3)}
+    assert make_plan(study={"grid": {"federation.held_out": [0.1, 0.2]}}).held_out == {}, "they share a partition"
+    one_partition = {"partition": {"seed": 4}, "study": {"seeds": [0, 1]}}
+    assert make_plan(federation={"held_out": 0.3}, **one_partition).held_out == {}
+    assert len(make_plan(federation={"held_out": [1]}, **one_partition).held_out) == 1
+
+
 def test_methods_have_the_same_new_clients() -> None:
     sections: dict[str, Any] = {"algorithms": {"fedavg": {"overrides": {"federation.held_out": 0.2}}}}
     assert_rejected("algorithms.fedavg.overrides: 'federation.held_out'", **sections)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
@@ -347,6 +348,20 @@ def test_partition_shows_counts_and_sizes():
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
     assert "mean label entropy 0.36 bits" in figure.get_supxlabel()  # of 0 and 0.722
     assert "Gini coefficient of sizes 0.125" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_partition_marks_clients_that_are_held_out():
+    for clients in (4, 100):
+        counts = np.ones((clients, 2), dtype=np.int64)
+        figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, held_out=[1, 3])
+        colors = [to_hex(bar.get_facecolor()) for bar in figure.axes[1].patches]
+        assert [client for client, color in enumerate(colors) if color == partition.HELD_OUT_COLOR] == [1, 3]
+        assert set(colors) == {partition.HELD_OUT_COLOR, style.COLORS[0].lower()}
+        assert "Clients with a gray bar are held out" in figure.get_supxlabel()
+        check_page(figure, NEURIPS)
+    plain = partition.build_partition_figure(np.ones((4, 2), dtype=np.int64), SETTINGS, NEURIPS)
+    assert {to_hex(bar.get_facecolor()) for bar in plain.axes[1].patches} == {style.COLORS[0].lower()}
+    assert "held out" not in plain.get_supxlabel()
 
 
 def test_partition_of_many_clients_has_a_color_bar_and_no_numbers():

@@ -426,7 +426,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "with-clients-of-its-own",
         {"algorithms__fedavg": {"overrides": {"federation.clients": 5}}},
-        "algorithms.fedavg.overrides: 'federation.clients' ... between methods ... (except clients and held_out)",
+        "algorithms.fedavg.overrides: 'federation.clients' ... between methods ... (except clients, held_out",
     ),
     (
         "with-a-whole-federation",

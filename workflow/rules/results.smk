@@ -92,5 +92,8 @@ for PLAN in STUDY_DAG.plan.plans:
             preset=PLAN.preset,
             key=dag.with_partition_key(PLAN, str),
             width=PLAN.report.figure_width,  # a change draws the figure again
+            held_out=dag.with_partition_key(
+                PLAN, lambda key: str(PLAN.held_out.get(key, ()))
+            ),
         shell:
             "fedpipe figure partition {params.key} --params {params.study:q} --preset {params.preset} > {log:q} 2>&1"

@@ -232,8 +232,9 @@ def render_plots_page() -> str:
 
 
 def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Resolve a reference in a JSON Schema. The entry's own values take precedence."""
-    definition = schema["$defs"][entry["$ref"].rpartition("/")[2]] if "$ref" in entry else {}
+    """Resolve a reference in a JSON Schema, also that of an optional key. The entry's own values take precedence."""
+    references = [choice["$ref"] for choice in (entry, *entry.get("anyOf", ())) if "$ref" in choice]
+    definition = schema["$defs"][references[0].rpartition("/")[2]] if len(references) == 1 else {}
     return {**definition, **entry}
 
 

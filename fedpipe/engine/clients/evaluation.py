@@ -113,11 +113,15 @@ def make_metrics_table(
 def make_kept_table(
     settings: Evaluation,
     round_number: int,
+    clients: FederatedData,
     last_rounds: Mapping[int, int],
     read_kept_table: Callable[[int], pa.Table],
     score_initial_models: Callable[[Sequence[int], Sequence[Test]], Mapping[int, Mapping[Test, Score]]],
 ) -> pa.Table:
     """Make rows of the kept protocols: every client's last trained model.
+
+    A client whose samples have drifted since its last training (``federation.drift``) has only a result on the global
+    test set, because the model was not measured on the new samples.
 
     Parameters
     ----------
@@ -125,6 +129,8 @@ def make_kept_table(
         Section `evaluation`.
     round_number
         Round to evaluate.
+    clients
+        Samples of the clients.
     last_rounds
         Last round of each client. -1: none.
     read_kept_table
@@ -143,6 +149,8 @@ def make_kept_table(
         else []
     )
     rows = [row for client, number in last_rounds.items() for row in rows_by_round[number] if row["client"] == client]
+    drifted = {client for client in clients.ids if clients.has_drifted(client, last_rounds[client], round_number)}
+    rows = [row for row in rows if row["client"] not in drifted or row["protocol"] == "kept-on-global"]
     return pa.Table.from_pylist([row | {"round": round_number} for row in rows], get_metrics_schema(settings))
 
 
@@ -180,7 +188,7 @@ def evaluate_round(
 
     ``send`` gives the clients' downloads, and ``next_participants`` are the clients of the next round.
     """
-    tables = []
+    tables, clients = [], clients.select_round(round_number)
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
         if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
@@ -193,6 +201,7 @@ def evaluate_round(
                 test_sets,
                 ids_to_cache=next_participants,
                 metrics=settings.recorded_metrics,
+                samples_round=round_number,
             )
             scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
             tables.append(make_metrics_table(settings, round_number, model, scores))

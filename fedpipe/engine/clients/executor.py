@@ -100,6 +100,8 @@ class ClientTask:
         their personalized states until then.
     metrics
         Metrics of the tests in addition to accuracy and loss.
+    samples_round
+        Round whose samples the clients have. By default the round of the task.
     """
 
     phase: Phase
@@ -111,6 +113,11 @@ class ClientTask:
     participants: Sequence[int] | None = None
     ids_to_cache: Collection[int] = ()
     metrics: Sequence[Metric] = ()
+    samples_round: int | None = None
+
+    def select_samples(self, clients: FederatedData) -> FederatedData:
+        """Select the clients with the samples of the task."""
+        return clients.select_round(self.round if self.samples_round is None else self.samples_round)
 
 
 class Executor(Protocol):

@@ -77,6 +77,7 @@ class FederatedData:
         counts = np.stack([np.bincount(y[indices].cpu().numpy(), minlength=num_classes) for indices in self.train])
         self.class_counts = torch.as_tensor(counts, dtype=dtype, device=self.device)
         self.sizes = np.array([len(indices) for indices in self.train])
+        self.drift: tuple[int, FederatedData] | None = None  #: round of a drift, and the clients from this round on
 
     def __len__(self) -> int:
         return len(self.train)
@@ -92,7 +93,17 @@ class FederatedData:
         other.sizes = np.where(is_here, self.sizes, 0)
         other.class_counts = self.class_counts * torch.as_tensor(is_here, device=self.device).unsqueeze(-1)
         other.ids = sorted(ids)
+        other.drift = self.drift and (self.drift[0], self.drift[1].only(ids))
         return other
+
+    def select_round(self, round_number: int) -> FederatedData:
+        """Select the clients with their samples of a round, which only `federation.drift` changes."""
+        return self if self.drift is None or round_number < self.drift[0] else self.drift[1]
+
+    def has_drifted(self, client: int, last_round: int, round_number: int) -> bool:
+        """Whether a client that last trained in a round (-1: none) has other samples in a later one."""
+        train = self.select_round(last_round).train[client]
+        return last_round >= 0 and self.select_round(round_number).train[client] is not train
 
     def get_positions(self, ids: Iterable[int]) -> list[int]:
         """Positions of clients among those that have samples here. They are the clients' numbers in an algorithm."""
@@ -180,6 +191,25 @@ class FederatedData:
         other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
         other.data_checksums = {**self.data_checksums, **input_checksums}
         return other
+
+    def with_samples(
+        self, x: Tensor, y: Tensor, train: Sequence[Integers], test: Sequence[Integers], validation: Sequence[Integers]
+    ) -> FederatedData:
+        """Copy with other samples of the clients. The global test set has the same rows as before."""
+        return FederatedData(
+            x,
+            y,
+            train,
+            test,
+            self.global_test,
+            self.classes,
+            self.seed,
+            self.dtype,
+            self.device,
+            validation,
+            self.transforms,
+            self.data_checksums,
+        )
 
     def get_evaluation_indices(self, client: int, test: str) -> Integers:
         """Indices of the samples of a test set: ``local``, ``global``, ``train`` or ``validation``."""

@@ -7,7 +7,7 @@ records its features, and a run resumes only with the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.data import store
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.models.base import Model
+from fedpipe.models.base import Model, Network
 from fedpipe.planning.run_settings import RunSettings
 
 BATCH_SIZE = 250  #: samples per call of the base
@@ -78,3 +78,8 @@ def build_frozen_base(model: Model, shape: tuple[int, ...], num_classes: int) ->
     """Build the frozen base of a model's network."""
     with torch.random.fork_rng(devices=[]):
         return model.split_frozen_base(model.build_initial_network(shape, num_classes))[0]
+
+
+def build_above_base(model: Model, build_network: Callable[[], Network]) -> Network:
+    """Build the trained network, which takes the features of the frozen base."""
+    return model.split_frozen_base(build_network())[1]

@@ -65,10 +65,12 @@ class PersonalizedState(NamedTuple):
     state: State
     epochs: dict[str, int]  #: epochs of each stream so far
     seconds: float
+    clients: FederatedData  #: samples of the clients
 
-    def is_valid_for(self, round_number: int, state: State) -> bool:
+    def is_valid_for(self, client_run: ClientRun, state: State) -> bool:
         """Whether the passes would give the same result for this state, because all bits are equal."""
-        return self.round == round_number and _has_same_bits(self.initial_state, state)
+        is_same_task = self.round == client_run.round and self.clients is client_run.clients
+        return is_same_task and _has_same_bits(self.initial_state, state)
 
 
 class Loop(Executor):
@@ -132,7 +134,7 @@ class Loop(Executor):
             self._idle_workers.append(worker)
 
     def _make_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
-        clients, device = self._clients, self._clients.device
+        clients, device = task.select_samples(self._clients), self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
         kept_state = task.get_kept_state(client)
@@ -162,14 +164,16 @@ class Loop(Executor):
         """Run the personal passes. Return the state, and their seconds if an earlier phase ran them."""
         client, round = client_run.client, client_run.round
         personalized_state, earlier_seconds = self._personal_cache.pop(client, None), 0.0
-        if personalized_state is not None and personalized_state.is_valid_for(round, initial_state):
+        if personalized_state is not None and personalized_state.is_valid_for(client_run, initial_state):
             client_run.epochs, earlier_seconds = personalized_state.epochs.copy(), personalized_state.seconds
         else:
             start_time, state = time.perf_counter(), initial_state
             for pass_ in passes:
                 state = optimize_layout(client_run.run(pass_, state))
             seconds = measure_seconds_since(start_time, self._clients.device)
-            personalized_state = PersonalizedState(round, initial_state, state, client_run.epochs.copy(), seconds)
+            personalized_state = PersonalizedState(
+                round, initial_state, state, client_run.epochs.copy(), seconds, client_run.clients
+            )
         size = size_in_bytes([personalized_state.initial_state, personalized_state.state])
         if needs_cache and (len(self._personal_cache) + 1) * size <= PERSONAL_CACHE_BYTES:
             self._personal_cache[client] = personalized_state
@@ -199,7 +203,7 @@ class ClientRun:
     """The passes of one client in a round, with a bound algorithm of this thread."""
 
     def __init__(self, algorithm: Algorithm, clients: FederatedData, round_number: int, client: int) -> None:
-        self.algorithm, self._clients, self.round, self.client = algorithm, clients, round_number, client
+        self.algorithm, self.clients, self.round, self.client = algorithm, clients, round_number, client
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
         self._local_steps = count_local_steps(algorithm, clients, client, round_number)
 
@@ -214,7 +218,7 @@ class ClientRun:
                 return contract.update_client(self.algorithm, pass_.then, state)
 
     def _train(self, training: Train, state: State) -> State:
-        clients, client = self._clients, self.client
+        clients, client = self.clients, self.client
         epochs, steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
         client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
         state = client_pass.with_optimizer_state(state)
@@ -238,15 +242,15 @@ class ClientRun:
     def list_steps(self, training: Train) -> list[Integers]:
         """List the samples of each step of a pass, if all its epochs run."""
         epochs, max_steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
-        size = self._clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
+        size = self.clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         steps = []
         for epoch in epochs:
-            order = self._clients.shuffle_indices(self.client, self.round, training.stream, epoch, training.share)
+            order = self.clients.shuffle_indices(self.client, self.round, training.stream, epoch, training.share)
             steps += [order[first : first + size] for first in range(0, len(order), size)][: training.steps]
         return steps[:max_steps]
 
     def _measure(self, measuring: Measure, state: State) -> State:
-        clients, client, sums = self._clients, self.client, dict[str, Tensor]()
+        clients, client, sums = self.clients, self.client, dict[str, Tensor]()
         indices = (clients.train if measuring.on == "train" else clients.validation_or_train)[client]
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
         with eval_mode(self.algorithm, state):
@@ -257,7 +261,7 @@ class ClientRun:
 
     def score(self, phase: Phase, state: State, test: Test, metrics: Sequence[Metric] = ()) -> Score:
         """Score the client's model on a test set."""
-        clients, loss = self._clients, 0.0
+        clients, loss = self.clients, 0.0
         indices = clients.get_evaluation_indices(self.client, test)
         key = clients.get_evaluation_noise_key(self.client, self.round, test)
         classes = torch.zeros(3, clients.classes, dtype=torch.long, device=clients.device)
@@ -273,12 +277,12 @@ class ClientRun:
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
         """Make batches in the order of ``indices``. With a noise key they are transformed."""
-        x, y = self._clients.gather(indices)
+        x, y = self.clients.gather(indices)
         for number, first in enumerate(range(0, len(indices), size)):
             inputs, noise = x[first : first + size], None
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
-                inputs = transform_images(self._clients.transforms, inputs, noise)
+                inputs = transform_images(self.clients.transforms, inputs, noise)
             yield Batch(channels_last(inputs), y[first : first + size], None, noise)
 
 

@@ -29,11 +29,12 @@ SCHEMA = pa.schema(
 def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA` for each client's personal model after the round and the global model, if any."""
     rows: list[dict[str, Any]] = []
+    train = run.clients.select_round(round_number).train
     for local in local_models.compute_personal_models(run, round_number):
-        rows += _measure_layers(run, local.client, local.model, local.buffers, run.clients.train[local.client])
+        rows += _measure_layers(run, local.client, local.model, local.buffers, train[local.client])
     has_server_statistics = not run.algorithm.net.client_buffers
     if has_server_statistics and (model := run.algorithm.global_model(run.load_server_state(round_number))) is not None:
-        rows += _measure_layers(run, -1, model, None, np.concatenate(run.clients.train))
+        rows += _measure_layers(run, -1, model, None, np.concatenate(train))
     return pa.Table.from_pylist(rows, SCHEMA)
 
 

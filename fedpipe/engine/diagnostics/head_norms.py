@@ -70,7 +70,7 @@ def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
 def _iterate_models(
     run: Run, round_number: int, name: str, epochs: int
 ) -> Iterator[tuple[int, Tensors, list[int] | None]]:
-    counts = run.clients.class_counts.long()
+    counts = run.clients.select_round(round_number).class_counts.long()
     if name == "global":
         yield -1, get_global_model(run, round_number), counts.sum(0).tolist()
     elif name == "class":

@@ -253,7 +253,7 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
 def compute_personal_models(run: Run, round_number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
     """Compute all clients' personal models at the start of the next round, optionally fine-tuned."""
     executor = _CollectingExecutor(run.make_executor(with_model_uploads(run.algorithm, finetune_epochs)), None)
-    for _ in executor.run(run.make_task("train", round_number + 1, run.clients.ids)):
+    for _ in executor.run(run.make_task("train", round_number + 1, run.clients.ids, samples_round=round_number)):
         yield executor.local_models.pop()
 
 

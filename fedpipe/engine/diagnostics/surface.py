@@ -34,7 +34,8 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     model = local_models.get_global_model(run, round_number).map(lambda value: value.to(run.clients.device))
     parameters = run.algorithm.net.parameters(model)
     one, two = (make_direction(parameters, settings["seed"], index) for index in range(2))
-    samples = sample_indices(np.unique(np.concatenate(run.clients.train)), settings["samples"], settings["seed"])
+    train = run.clients.select_round(round_number).train
+    samples = sample_indices(np.unique(np.concatenate(train)), settings["samples"], settings["seed"])
     steps = np.linspace(-settings["radius"], settings["radius"], settings["points"]).tolist()
     rows = [
         {"x": x, "y": y, "loss": compute_loss(run, model | (parameters + x * one + y * two), samples)}

@@ -13,6 +13,29 @@ from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fedpipe.algorithms.batch import State
+from fedpipe.core.tensors import Tensors
+from fedpipe.engine.torch_env.trees import size_in_bytes
+
+#: Maximum bytes on a GPU of the server's states, uploads and kept states of a round. If there are more, all of them are
+#: on the CPU. It is fixed, because bits depend on the server's device.
+MAX_DEVICE_BYTES = 2**32
+
+
+def choose_storage_device(
+    device: torch.device,
+    server: State,
+    kept_state: State,
+    make_initial_model: Callable[[int], Tensors],
+    participants: int,
+) -> torch.device:
+    """Choose the device of states between passes: the job's device, or the CPU if they are too large."""
+    if device.type == "cpu":
+        return device
+    client_bytes = size_in_bytes(
+        [make_initial_model(0), kept_state, kept_state]
+    )  # uploads, kept states, and previous kept states
+    needed_bytes = 2 * size_in_bytes(server) + participants * client_bytes
+    return device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 
 
 @contextmanager

@@ -120,7 +120,7 @@ class Stack(Executor):
             self._graph_cache = GraphCache(self._backend)
 
     def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
-        algorithm, clients, device = self._round_algorithm, self._clients, self._clients.device
+        algorithm, clients, device = self._round_algorithm, task.select_samples(self._clients), self._clients.device
         allowed_widths = schedule.get_allowed_widths(self._width)
         stack_run = StackRun(
             algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache

@@ -22,22 +22,31 @@ from fedpipe.report.figures import style
 
 CELLS_FRACTION = 0.66  #: fraction of the figure's width that the heat map's cells have, next to labels and sizes
 OUTER_HEIGHT = 9.0  #: height of the texts around the cells in em
+HELD_OUT_COLOR = "#999999"  #: gray for sizes of held-out clients
 MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
-def draw_partition(key: str, settings: dict[str, Any], stem: Path, page: style.Page) -> None:
-    """Draw the partition with this key and these settings."""
+def draw_partition(
+    key: str, settings: dict[str, Any], stem: Path, page: style.Page, held_out: Sequence[int] = ()
+) -> None:
+    """Draw the partition with this key and these settings. The clients ``held_out`` are marked."""
     path = layout.assignment_file(key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
-    style.save_figure(build_partition_figure(assignment.class_counts, settings, page, assignment.names), stem, page)
+    figure = build_partition_figure(assignment.class_counts, settings, page, assignment.names, held_out)
+    style.save_figure(figure, stem, page)
 
 
 def build_partition_figure(
-    counts: Integers, settings: dict[str, Any], page: style.Page, client_names: Sequence[str] = ()
+    counts: Integers,
+    settings: dict[str, Any],
+    page: style.Page,
+    client_names: Sequence[str] = (),
+    held_out: Sequence[int] = (),
 ) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
-    ``settings`` are those of the plan. If there are few clients, the rows have their names.
+    ``settings`` are those of the plan. If there are few clients, the rows have their names. Sizes of the clients
+    ``held_out`` are gray.
     """
     clients, classes = counts.shape
     names = class_names.get_class_names(settings["dataset"], classes)
@@ -53,7 +62,8 @@ def build_partition_figure(
         image = draw_counts(cells, counts, max_ticks, has_numbers)
         style.label_classes(cells.xaxis, names, int(page.characters * CELLS_FRACTION))
         style.label_classes(cells.yaxis, client_names, page.characters)
-        bars.barh(range(clients), counts.sum(axis=1), color=style.COLORS[0], height=0.75)
+        colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
+        bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
         bars.set_xlabel("samples")
         bars.grid(visible=False, axis="y")
         bars.tick_params(left=False)
@@ -62,7 +72,8 @@ def build_partition_figure(
             figure.colorbar(image, ax=[cells, bars], label="samples of a class", aspect=30, pad=0.02)
         figure.suptitle(textwrap.fill(_format_title(settings), page.characters), x=0.01, ha="left")
         summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
-        return style.add_notes(figure, ["Training samples of each client.", str(summary)])
+        note = "Clients with a gray bar are held out, so they never train." if held_out else ""
+        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), str(summary)])
 
 
 def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:

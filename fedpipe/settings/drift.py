@@ -1,0 +1,136 @@
+"""Concept drift (`federation.drift`): a change of the classes or images of some clients at a round."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedpipe.core import rng
+from fedpipe.core.errors import SettingsError
+from fedpipe.settings.base import Choice, require_unique
+
+DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
+DEFAULT_ANGLE = 180
+
+Class = Annotated[int, Field(ge=0)]
+DriftingClients = Annotated[float, Field(gt=0, le=1)] | tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+
+
+class Drift(Choice):
+    """A concept drift: from a round on, some clients have the new concept in all of their samples.
+
+    A drift of some clients is the problem of FedDrift (Jothimurugesan et al., Federated Learning under Distributed
+    Concept Drift, AISTATS 2023). The rotations are those of the clusters of IFCA (Ghosh et al., An Efficient Framework
+    for Clustered Federated Learning, NeurIPS 2020).
+    """
+
+    round: int = Field(ge=1, strict=True, description="First round with the new concept.")
+    clients: DriftingClients = Field(
+        0.5,
+        description="Clients that drift: a fraction of all clients, drawn with the study's seed, or a list of their "
+        "numbers.",
+    )
+    kind: Literal["labels", "rotation"] = Field(
+        "labels", description="labels: classes are permuted. rotation: images are rotated."
+    )
+    label_map: dict[Class, Class] | None = Field(
+        None,
+        description="New class of each class that changes (labels), such as `{1: 2, 2: 1}`. By default a random cycle "
+        "of all classes, drawn with the study's seed.",
+    )
+    angle: Literal[90, 180, 270] | None = Field(
+        None, description=f"Counterclockwise angle in degrees (rotation). Default {DEFAULT_ANGLE}."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        raw = {name: value for name, value in raw.items() if value is not None}
+        return ({"angle": DEFAULT_ANGLE} if raw.get("kind") == "rotation" else {}) | raw
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Drift:
+        self._reject_other_keys("federation.drift", "kind", ["round", "clients", *DRIFT_KEYS[self.kind]])
+        return self
+
+    @field_validator("clients")
+    @classmethod
+    def _sort_clients(cls, clients: float | tuple[int, ...]) -> float | tuple[int, ...]:
+        """Sort a list, so that every order has the same key."""
+        if not isinstance(clients, tuple):
+            return clients
+        if not clients:
+            raise ValueError("[] lists no client. List at least one, or remove federation.drift.")
+        return tuple(sorted(require_unique(clients)))
+
+    @field_validator("label_map")
+    @classmethod
+    def _sort_label_map(cls, label_map: dict[int, int] | None) -> dict[int, int] | None:
+        """Sort the classes that change, so that every spelling has the same key."""
+        if label_map is None:
+            return None
+        if sorted(label_map) != sorted(label_map.values()):
+            raise ValueError(
+                f"{label_map} is not a permutation. Use each class of the map once as a new class, such as "
+                "{1: 2, 2: 1}."
+            )
+        changes = {old: new for old, new in sorted(label_map.items()) if old != new}
+        if not changes:
+            raise ValueError(f"{label_map} changes no class. Use another map, such as {{1: 2, 2: 1}}.")
+        return changes
+
+    def check_clients(self, num_clients: int) -> None:
+        """Raise a ValueError if a federation of so many clients does not have the clients that drift."""
+        if isinstance(self.clients, tuple):
+            if self.clients[-1] >= num_clients:
+                raise ValueError(
+                    f"federation.drift.clients: {list(self.clients)} has {self.clients[-1]}, but there are "
+                    f"{num_clients} clients. Use 0 to {num_clients - 1}."
+                )
+        elif not self._count_clients(num_clients):
+            raise ValueError(
+                f"federation.drift.clients: {self.clients} of {num_clients} clients is less than one client. Use a "
+                "larger fraction, or remove federation.drift."
+            )
+
+    def check(self, rounds: int, shape: tuple[int, ...], num_classes: int) -> None:
+        """Raise a SettingsError if samples of this shape, or the classes, can't have the new concept."""
+        if self.round > rounds:
+            raise SettingsError(
+                f"federation.drift.round: {self.round} is after the last round. Use at most {rounds}, or more "
+                "federation.rounds."
+            )
+        if self.label_map and (largest := max(self.label_map)) >= num_classes:
+            raise SettingsError(
+                f"federation.drift.label_map: {self.label_map} has the class {largest}, but there are {num_classes} "
+                f"classes. Use 0 to {num_classes - 1}."
+            )
+        if self.angle and len(shape) != 3:
+            raise SettingsError(
+                f"federation.drift.kind: rotation is for images, but inputs have shape {shape}. Use labels."
+            )
+        if self.angle in {90, 270} and shape[-1] != shape[-2]:
+            raise SettingsError(
+                f"federation.drift.angle: {self.angle} is for square images, but inputs have shape {shape}. Use 180."
+            )
+
+    def draw_clients(self, seed: int, num_clients: int) -> tuple[int, ...]:
+        """Draw the clients of a run that drift, in ascending order. Those of a smaller fraction are among them."""
+        if isinstance(self.clients, tuple):
+            return self.clients
+        order = rng.make_generator(seed, "drift clients").permutation(num_clients)
+        return tuple(sorted(order[: self._count_clients(num_clients)].tolist()))
+
+    def draw_label_map(self, seed: int, num_classes: int) -> list[int]:
+        """Draw the new class of each class (labels). A drawn map is one cycle, so it changes every class."""
+        if self.label_map is not None:
+            return [self.label_map.get(label, label) for label in range(num_classes)]
+        cycle = rng.make_generator(seed, "drift labels").permutation(num_classes).tolist()
+        new_classes = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+        return [new_classes[label] for label in range(num_classes)]
+
+    def _count_clients(self, num_clients: int) -> int:
+        return len(self.clients) if isinstance(self.clients, tuple) else round(self.clients * num_clients)

@@ -1,0 +1,168 @@
+"""`federation.drift`: the draws, the keys, and settings that can't be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedpipe.core import rng
+from fedpipe.core.errors import SettingsError
+from fedpipe.planning import planner
+from fedpipe.planning.planner import NewPlan
+from fedpipe.settings.drift import Drift
+from tests import small_studies as studies
+
+KEPT = ("kept-on-local",)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def make_plan(drift: Any = None, protocols: tuple[str, ...] = ("personal-on-local",), **sections: Any) -> NewPlan:
+    sections["federation"] = {"drift": drift} | sections.get("federation", {})
+    return planner.make_plan(settings=studies.settings(evaluation={"protocols": list(protocols)}, **sections))
+
+
+def get_key(drift: Any = None, **federation: Any) -> str:
+    return make_plan(drift, federation=federation).runs[0].key
+
+
+def assert_rejected(*parts: str, **arguments: Any) -> None:
+    with pytest.raises(SettingsError) as error:
+        make_plan(**arguments)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("drift", "parts"),
+    [
+        ({}, ("federation.drift.round",)),
+        ({"round": 0}, ("federation.drift.round: 0",)),
+        ({"round": 5}, ("federation.drift.round: 5", "at most 4")),
+        ({"round": 1.5}, ("federation.drift.round: 1.5",)),
+        ({"round": True}, ("federation.drift.round: true",)),
+        ({"round": 2, "clients": 0}, ("federation.drift.clients: 0",)),
+        ({"round": 2, "clients": 1.2}, ("federation.drift.clients: 1.2",)),
+        ({"round": 2, "clients": 0.04}, ("federation.drift.clients: 0.04 of 10 clients",)),
+        ({"round": 2, "clients": []}, ("federation.drift.clients: []",)),
+        ({"round": 2, "clients": [3, 3]}, ("federation.drift.clients: '3'",)),
+        ({"round": 2, "clients": [3, 10]}, ("federation.drift.clients: [3, 10]", "0 to 9")),
+        ({"round": 2, "clients": [-1]}, ("federation.drift.clients", "-1")),
+        ({"round": 2, "kind": "noise"}, ("federation.drift.kind: 'noise'",)),
+        ({"round": 2, "angle": 90}, ("federation.drift.angle: 90", "labels")),
+        ({"round": 2, "kind": "rotation", "angle": 45}, ("federation.drift.angle: 45",)),
+        ({"round": 2, "kind": "rotation", "label_map": {1: 2, 2: 1}}, ("federation.drift.label_map: {1: 2, 2: 1}",)),
+        ({"round": 2, "label_map": {1: 2}}, ("federation.drift.label_map: {1: 2}", "permutation")),
+        ({"round": 2, "label_map": {1: 2, 2: 2}}, ("federation.drift.label_map: {1: 2, 2: 2}", "permutation")),
+        ({"round": 2, "label_map": {1: 1}}, ("federation.drift.label_map: {1: 1}", "no class")),
+        ({"round": 2, "label_map": {}}, ("federation.drift.label_map: {}", "no class")),
+        ({"round": 2, "label_map": {1: 10, 10: 1}}, ("federation.drift.label_map", "class 10", "0 to 9")),
+        ({"round": 2, "label_map": {-1: 1, 1: -1}}, ("federation.drift.label_map", "-1")),
+        ({"round": 2, "turn": 90}, ("federation.drift", "turn")),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named(drift: Any, parts: tuple[str, ...]) -> None:
+    assert_rejected(*parts, drift=drift)
+
+
+def test_only_images_are_rotated_and_only_square_ones_by_90_degrees() -> None:
+    for shape, angle, key in [
+        ((64,), 180, "kind: rotation"),
+        ((1, 8, 4), 90, "angle: 90"),
+        ((2, 4, 8), 270, "angle: 270"),
+    ]:
+        with pytest.raises(SettingsError, match=rf"^federation\.drift\.{key} .*\({shape[0]},"):
+            Drift(round=2, kind="rotation", angle=angle).check(4, shape, 10)
+    Drift(round=2, kind="rotation").check(4, (1, 8, 4), 10)
+    Drift(round=2, kind="rotation", angle=90).check(4, (3, 8, 8), 10)
+    Drift(round=2).check(4, (64,), 10)
+
+
+def test_a_kept_model_is_measured_again_only_if_all_clients_train() -> None:
+    drift = {"round": 2}
+    assert_rejected("evaluation.protocols: kept-on-local", "participation 0.5", drift=drift, protocols=KEPT)
+    make_plan(drift, ("kept-on-global",))
+    make_plan(None, KEPT)
+    make_plan(drift, (*KEPT, "personal-on-local"), federation={"participation": 1.0, "held_out": 0.2})
+
+
+def test_methods_have_the_same_drift() -> None:
+    for key, value in {"federation.drift": {"round": 2}, "federation.drift.round": 2}.items():
+        assert_rejected(
+            f"algorithms.fedavg.overrides: '{key}'",
+            drift={"round": 3},
+            algorithms={"fedavg": {"overrides": {key: value}}},
+        )
+
+
+def test_the_setting_is_in_no_key_while_it_is_off() -> None:
+    plan = make_plan()
+    params = studies.settings(evaluation={"protocols": ["personal-on-local"]})
+    assert planner.make_plan(settings=params).runs[0].key == plan.runs[0].key
+    assert "drift" not in plan.run_settings[plan.runs[0].key].federation
+
+
+def test_every_part_of_the_drift_is_in_the_key_and_its_spelling_is_not() -> None:
+    same = [
+        get_key({"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}),
+        get_key({"round": 2, "clients": [4, 1], "kind": "labels", "label_map": {2: 1, 1: 2}, "angle": None}),
+        get_key({"round": 2, "clients": [1, 4], "label_map": {0: 0, 2: 1, 1: 2}}),
+        get_key({"round": 2, "clients": [1, 4], "label_map": {1: 2, 2: 1}}, rounds=8),
+    ]
+    assert len(set(same)) == 1
+    assert get_key({"round": 2, "kind": "rotation"}) == get_key({"round": 2, "kind": "rotation", "angle": 180})
+    drifts = [
+        None,
+        {"round": 2},
+        {"round": 3},
+        {"round": 2, "clients": 0.2},
+        {"round": 2, "clients": [1, 4]},
+        {"round": 2, "label_map": {1: 2, 2: 1}},
+        {"round": 2, "kind": "rotation"},
+        {"round": 2, "kind": "rotation", "angle": 90},
+    ]
+    assert len({*same, *map(get_key, drifts)}) == 9
+
+
+def test_a_drift_can_be_varied() -> None:
+    grid = {"federation.drift.round": [2, 3], "federation.drift.label_map": [{1: 2, 2: 1}, {1: 3, 3: 1}]}
+    assert len(make_plan({"round": 2}, study={"grid": grid}).runs) == 4
+    presets = {"smoke": {"federation.rounds": 2, "federation.drift.round": 1}}
+    params = studies.settings(federation={"drift": {"round": 3}}, presets=presets)
+    plan = planner.make_plan(settings=params, preset="smoke")
+    (settings,) = plan.run_settings.values()
+    assert settings.federation["drift"] == {"round": 1, "clients": 0.5, "kind": "labels"}
+
+
+def test_the_draws_depend_on_the_seed_and_on_nothing_else() -> None:
+    drift = Drift(round=2, clients=0.3)
+    assert drift.draw_clients(0, 10) == tuple(sorted(rng.make_generator(0, "drift clients").permutation(10)[:3]))
+    assert len({drift.draw_clients(seed, 10) for seed in range(5)}) > 1
+    for seed in range(5):
+        few, many = (Drift(round=7, clients=part, kind="rotation").draw_clients(seed, 10) for part in (0.1, 0.5))
+        assert (len(few), len(many)) == (1, 5)
+        assert {*few} < {*drift.draw_clients(seed, 10)} < {*many} < {*range(10)}
+        assert drift.draw_label_map(seed, 10) == Drift(round=7, clients=[1]).draw_label_map(seed, 10)
+    assert Drift(round=2, clients=[7, 2]).draw_clients(3, 10) == (2, 7)
+    assert Drift(round=2, clients=1.0).draw_clients(3, 4) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_a_drawn_map_is_one_cycle_of_all_classes(num_classes: int) -> None:
+    for seed in range(5):
+        label_map = Drift(round=2).draw_label_map(seed, num_classes)
+        label, seen = 0, []
+        for _ in range(num_classes):
+            label = label_map[label]
+            seen.append(label)
+        assert sorted(seen) == list(range(num_classes))
+        assert seen[-1] == 0
+    assert Drift(round=2, label_map={1: 2, 2: 1}).draw_label_map(0, 4) == [0, 2, 1, 3]
+    assert not (np.array(Drift(round=2).draw_label_map(1, num_classes)) == np.arange(num_classes)).any()
