@@ -398,7 +398,7 @@ class Results:
             return models.list_batches(run, client, number, stream)
 
     def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
-        """All samples of the run, without augmentation: inputs, shape ``(n, *shape)``, and classes, shape (n,).
+        """All samples of the run, without augmentation: inputs, shape ``(n, *shape)``, and classes, shape ``(n,)``.
 
         They have the noise of ``dataset.feature_noise`` and ``label_noise``. With ``federation.drift``, the last rows
         are those of the new concept. :meth:`batches` has rows of them.
