@@ -43,6 +43,7 @@ docs/settings
 docs/cli
 docs/outputs
 docs/algorithms
+docs/all-methods
 docs/datasets
 docs/partitions
 docs/models

@@ -20,6 +20,7 @@ PAGES = (
     *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/check-method.md", "docs/README.md"),
     "docs/outputs.md",
     "docs/trackers.md",
+    "docs/all-methods.md",
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 

@@ -1,0 +1,56 @@
+"""The page of all methods agrees with its stored numbers, with its study, and with the methods that exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from fedpipe.core.components import component, registry
+from fedpipe.planning import planner
+from tests.small_studies import ROOT
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("all_methods", ROOT / "benchmarks/all_methods.py")
+    assert spec
+    assert spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_stored_numbers(program: ModuleType) -> None:
+    page = program.PAGE.read_text()
+    assert program.write_tables(page, pd.read_csv(program.NUMBERS)) == page, "run python benchmarks/all_methods.py"
+
+
+def test_there_is_a_run_of_each_method_and_alpha(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    plan = planner.make_plan(program.STUDY.relative_to(ROOT))
+    numbers = pd.read_csv(program.NUMBERS)
+    runs = {(cell.algorithm, float(cell.grid[program.GRID])) for cell in plan.cells}
+    assert runs == {*zip(numbers["algorithm"], numbers["alpha"], strict=True)}
+    assert {*plan.algorithms} == {*registry.list_components(component.ALGORITHM)}
+    assert numbers["key"].str.fullmatch("[0-9a-f]{12}").all()
+    assert numbers["key"].is_unique
+    (count,) = re.findall(r"compare all (\d+) methods", program.PAGE.read_text())
+    assert int(count) == len(plan.algorithms)
+
+
+def test_ranks_and_dashes(program: ModuleType) -> None:
+    """Ties share a rank, and the mean is over the values of alpha."""
+    numbers = pd.DataFrame(
+        {
+            "algorithm": ["fedavg", "local", "fedper"] * 2,
+            "alpha": [0.1] * 3 + [1.0] * 3,
+            program.RANKED: [50.0, 70.0, 70.0, 60.0, 40.0, 70.0],
+        }
+    )
+    assert program.compute_mean_ranks(numbers).to_dict() == {"fedper": 1.25, "local": 2.25, "fedavg": 2.5}
+    assert [program.format_number(value) for value in (float("nan"), 12.345)] == ["–", "12.3"]
