@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
@@ -72,7 +73,7 @@ def _build_panels(
     columns = len(protocols) if 1 < len(protocols) <= max_columns else max_columns
     rows, columns, height = page.arrange_panels(len(panels), columns, 22, 6)
     figure = Figure(figsize=(page.width, height))
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
         panel = frame[(frame["point"] == point) & (frame["protocol"] == protocol)]
         for index, name in enumerate(lines):
@@ -103,7 +104,7 @@ def _build_small_multiples(
     reference_label = f"{lines[reference]} (gray, for comparison)"
     rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em / 9), 11, 8)
     figure = Figure(figsize=(page.width, height))
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
     for ax, (point, name) in zip(axes.flat, panels, strict=False):
         point_rows = frame[frame["point"] == point]
@@ -120,6 +121,7 @@ def _build_small_multiples(
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
         size = style.get_small_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
+        size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=size)
     _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
@@ -157,15 +159,27 @@ def _label_axes(
 ) -> None:
     """Label the outer axes, and hide unused axes."""
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
-    for ax in axes.flat:
+    columns = axes.shape[1]
+    _set_equal_limits(axes.flat[:panels])
+    for index, ax in enumerate(axes.flat[:panels]):
+        is_lowest = index >= panels - columns
         ax.set_xticks(ticks)
-    for ax in axes.flat[:panels][-axes.shape[1] :]:  # the lowest panel of each column
-        ax.set_xlabel("round")
-        ax.tick_params(labelbottom=True)
+        ax.tick_params(labelbottom=is_lowest, labelleft=index % columns == 0)
+        if is_lowest:
+            ax.set_xlabel("round")
     for ax in axes.flat[panels:]:
         ax.set_axis_off()
     label = f"{'test ' if is_test else ''}{METRICS[metric].head}"
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
+
+
+def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
+    """Give all panels the limits of all data. matplotlib's shared axes take minutes for a hundred panels."""
+    first = axes[0]
+    first.dataLim.set(Bbox.union([ax.dataLim for ax in axes if ax.has_data()] or [first.dataLim]))
+    first.autoscale_view()
+    for ax in axes:
+        ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
 
 
 def _choose_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
