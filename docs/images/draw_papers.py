@@ -26,7 +26,7 @@ def draw_figures() -> None:
                 svg = figures.render_figure(paper, figure, pd.read_csv(path))
                 path.with_suffix(".svg").write_text(svg, encoding="utf-8")
                 image = rf'(aria-label="{heading}"><img [^>]*src=")[^"]*'
-                text, count = re.subn(image, lambda match, svg=svg: match[1] + pages.encode_svg(svg), text)
+                text, count = re.subn(image, lambda match, svg=svg: match[1] + pages.make_svg_data_uri(svg), text)
                 if count != 1:
                     raise SystemExit(f"{page}: {count} images of {heading} instead of one.")
         page.write_text(text, encoding="utf-8")

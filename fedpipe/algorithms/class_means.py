@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def class_mean(rows: Sequence[Tensor], counts: Sequence[Tensor], otherwise: Tensor) -> Tensor:
+def compute_class_means(rows: Sequence[Tensor], counts: Sequence[Tensor], otherwise: Tensor) -> Tensor:
     """The weighted mean over clients of each class's row, shape (C, d).
 
     Parameters

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, State
-from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.class_means import compute_class_means
 from fedpipe.algorithms.soft_labels import SoftLabels
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -121,7 +121,9 @@ def average_others(uploads: Uploads, client: int, omega: Tensor) -> Tensor:
     others = [upload for other, _, upload in uploads if other != client]
     if not others:
         return omega
-    return class_mean([upload["omega"] for upload in others], [upload["counts"] for upload in others], otherwise=omega)
+    return compute_class_means(
+        [upload["omega"] for upload in others], [upload["counts"] for upload in others], otherwise=omega
+    )
 
 
 def divergence(teacher: Tensor, log_p: Tensor) -> Tensor:

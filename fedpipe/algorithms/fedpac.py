@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.class_means import compute_class_means
 from fedpipe.algorithms.model_stack import repeat_model
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Measure, Pass, Train
@@ -155,7 +155,7 @@ class FedPAC(SharedBody):
         has_class = (sum(uploads["counts"]) > 0).to(server["known"].dtype)
         return super().aggregate(server, uploads) | {
             "heads": heads,
-            "prototypes": class_mean(uploads["own"], uploads["counts"], otherwise=server["prototypes"]),
+            "prototypes": compute_class_means(uploads["own"], uploads["counts"], otherwise=server["prototypes"]),
             "known": torch.maximum(server["known"], has_class),
         }
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.class_means import compute_class_means
 from fedpipe.algorithms.passes import Measure, Pass
 from fedpipe.algorithms.prototypes import compute_prototype_loss, store_prototypes
 from fedpipe.algorithms.uploads import Uploads
@@ -138,7 +138,7 @@ class FedProto(Algorithm):
             weights = [(counts > 0).to(counts.dtype) for counts in weights]
         is_owned = (sum(weights) > 0).to(server["known"].dtype)
         return {
-            "prototypes": class_mean(uploads["prototypes"], weights, otherwise=server["prototypes"]),
+            "prototypes": compute_class_means(uploads["prototypes"], weights, otherwise=server["prototypes"]),
             "known": torch.maximum(server["known"], is_owned),
         }
 

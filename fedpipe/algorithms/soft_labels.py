@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import class_mean, divide_by_count, sum_class_rows
+from fedpipe.algorithms.class_means import compute_class_means, divide_by_count, sum_class_rows
 from fedpipe.algorithms.passes import Measure, Pass
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -37,7 +37,7 @@ class SoftLabels(Algorithm):
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and the identity."""
         model = initial_model(0)
-        omega = make_one_hot_rows(model)
+        omega = make_initial_soft_labels(model)
         totals = {"sums": torch.zeros_like(omega), "counts": torch.zeros_like(omega[0])}
         return {"model": model, "omega": omega} | (totals if self.has_running_means else {})
 
@@ -75,14 +75,14 @@ class SoftLabels(Algorithm):
         """The mean model and the mean rows."""
         state, omega = {"model": uploads.mean("model")}, server["omega"]
         if not self.has_running_means:
-            return state | {"omega": class_mean(uploads["omega"], uploads["counts"], otherwise=omega)}
+            return state | {"omega": compute_class_means(uploads["omega"], uploads["counts"], otherwise=omega)}
         sums, counts = sum_class_rows(uploads["omega"], uploads["counts"])
         sums, counts = server["sums"] + sums, server["counts"] + counts
         rows = divide_by_count(sums, counts, otherwise=torch.eye(len(counts)).to(counts))
         return state | {"omega": (rows + omega) / 2, "sums": sums, "counts": counts}
 
 
-def make_one_hot_rows(model: Tensors) -> Tensor:
+def make_initial_soft_labels(model: Tensors) -> Tensor:
     """The identity, shape (C, C), for the classes of a model."""
     head: Tensor = model["head.weight"]
     return torch.eye(len(head)).to(head)

@@ -78,7 +78,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
                     "`dvc repro`, and commit."
                 )
         report = revisions[0].plan.report
-    return f"{_render_table(revisions, has_only_changes)}\n\n{_render_settings(revisions)}", warnings
+    return f"{_render_table(revisions, has_only_changes)}\n\n{_render_setting_differences(revisions)}", warnings
 
 
 # -- reading revisions -------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
     return DASH if paired_difference is None else paired_difference.text
 
 
-def _render_settings(revisions: Sequence[Revision]) -> str:
+def _render_setting_differences(revisions: Sequence[Revision]) -> str:
     """The settings that differ between runs of the same row, and the studies' seeds and grids."""
     titles = _get_titles(revisions)
     rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]

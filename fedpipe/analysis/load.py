@@ -111,7 +111,7 @@ class Results:
     def times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They depend on the machine."""
         with self._enter_folder():
-            return self._data.times
+            return self._data.round_times
 
     @cached_property
     def matrices(self) -> pd.DataFrame:

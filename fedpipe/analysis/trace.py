@@ -155,7 +155,7 @@ def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
     """Rounds whose accuracies a run's number combines."""
     if report.round == "best":
-        signs = frame["metric"].map(lambda metric: METRICS[metric].sign)
+        signs = frame["metric"].map(lambda metric: METRICS[metric].direction)
         frame = frame[signs * frame["score"] == (signs * frame["score"]).max()].head(1)
     count = report.last_k if report.round == "mean-last" else 1
     return [int(number) for number in frame["round"].tail(count)]

@@ -93,7 +93,7 @@ def _print_version(is_requested: bool) -> None:
 
 
 @app.callback()
-def options(
+def handle_global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,

@@ -105,7 +105,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
                 f"{label_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
                 "Use null, or set `epochs` of that pass."
             )
-        if needs_epochs and has_step_counts(algorithm):
+        if needs_epochs and has_client_step_counts(algorithm):
             raise SettingsError(
                 f"{label_hook(algorithm, 'count_local_steps')} can't be used with {label_hook(algorithm, hook)}, "
                 "because `when` and `after` of a Train pass run once per epoch. Set `epochs` of that pass."
@@ -126,7 +126,7 @@ def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
     return sorted(map(int, ids))
 
 
-def has_step_counts(algorithm: Algorithm) -> bool:
+def has_client_step_counts(algorithm: Algorithm) -> bool:
     """Whether the algorithm counts the local steps of each client."""
     return type(algorithm).count_local_steps is not Algorithm.count_local_steps
 

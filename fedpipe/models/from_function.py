@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import Model, Network
-from fedpipe.models.purity import check_once, compute_logits
+from fedpipe.models.purity import cache_check, compute_logits
 
 Factory = Callable[..., Network | tuple[nn.Module, nn.Module]]
 
@@ -41,7 +41,7 @@ def make_model_class(factory: Factory) -> type[Model]:
     def make_network(self: Model, shape: tuple[int, ...], num_classes: int) -> Any:
         return factory(shape, num_classes, **{name: getattr(self, name) for name, _, _ in fields})
 
-    @check_once
+    @cache_check
     def check(self: Model, shape: tuple[int, ...], num_classes: int) -> None:
         _check_factory(_format_name(factory), lambda: make_network(self, shape, num_classes), shape, num_classes)
 

@@ -19,7 +19,7 @@ KINDS = {True: "token ids", False: "numbers", None: "inputs"}
 ModelCheck = Callable[..., None]
 
 
-def check_once(check: ModelCheck) -> ModelCheck:
+def cache_check(check: ModelCheck) -> ModelCheck:
     """Cache a check of a model by its parameters, which may be lists, and its inputs."""
     passed_keys = set()
 
@@ -33,7 +33,7 @@ def check_once(check: ModelCheck) -> ModelCheck:
     return run_check
 
 
-@check_once
+@cache_check
 def require_pure_network(
     model: Model, shape: tuple[int, ...], num_classes: int, has_tokens: bool | None = None
 ) -> None:

@@ -37,7 +37,7 @@ def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, Measure
         if not table.rows[cell_id.row].minus
     }
     texts = [text for text in paper.text if not (text.minus or text.largest)]
-    return cells | {paper.make_text_id(text): measure_text_number(text, find_study) for text in texts}
+    return cells | {paper.make_text_id(text): measure_prose_number(text, find_study) for text in texts}
 
 
 def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: StudyFinder) -> MeasuredCell:
@@ -148,7 +148,7 @@ def _count_server_elements(label: str, num_classes: int) -> float:
     return sum(count for part, count in elements.items() if part not in {"owned", "distributions"}) / 1e6
 
 
-def measure_text_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
+def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
     """A number in running text that is in no table."""
     study = find_study(text.study) if text.study else None
     if study is None:

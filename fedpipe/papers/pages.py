@@ -173,7 +173,7 @@ def format_contrast(contrast: Contrast | None) -> str:
     return f"{contrast.difference:+.2f}{interval}".replace("-", "−")
 
 
-def encode_svg(svg: str) -> str:
+def make_svg_data_uri(svg: str) -> str:
     """An SVG as the address of an image."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 

@@ -283,7 +283,7 @@ class DerivedStudy:
                 raise SettingsError(
                     f"{override} has no effect, because the preset {preset} sets study. Use another preset."
                 )
-            for label, key in [] if override.is_grid else _iterate_method_keys(params, labels):
+            for label, key in [] if override.is_grid else _iterate_method_override_keys(params, labels):
                 if grid.is_within(key, override.key) or grid.is_within(override.key, key):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
@@ -316,9 +316,9 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _set_value(settings: Any, place: Sequence[str], value: Any, override: Override) -> None:
-    """Set the value at a place, and create missing sections."""
-    *sections, last = place
+def _set_value(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
+    """Set the value at a path of keys, and create missing sections."""
+    *sections, last = key_path
     for section in sections:
         if settings.get(section) is None:
             settings[section] = {}
@@ -348,7 +348,7 @@ def _iterate_grid_keys(grid_lists: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, key
 
 
-def _iterate_method_keys(params: Params, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _iterate_method_override_keys(params: Params, labels: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Iterate over the keys that methods set for themselves, each with the method's label."""
     for label in labels:
         if label in params.algorithms:

@@ -201,15 +201,15 @@ def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> 
     """
     settings = loader.read_params(params)
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
-    for place, key, named in list(_iter_undeclared_datasets(settings)):
+    for key_path, key, named in list(_iter_undeclared_datasets(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
         if not isinstance(data.named_dataset, PublishedDataset):
             continue
         sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _write_sha256(params, place, key, sha256, messages):
-            messages.append(f"Add this to {params}, under {'.'.join(place)}:\n  {key}: {sha256 or 'null'}")
+        if not _write_sha256(params, key_path, key, sha256, messages):
+            messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {sha256 or 'null'}")
 
 
 def _iter_undeclared_datasets(
@@ -263,7 +263,7 @@ def _check_samples(
         )
 
 
-def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
+def _write_sha256(params: Path, key_path: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
     """Add a key to a mapping of a YAML file and keep everything else. Return False, without a change, if it fails.
 
     A mapping with an anchor gets the key once, for all its aliases.
@@ -271,12 +271,14 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
     text, value = params.read_bytes().decode(), sha256 or "null"
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
-    for part in place:
+    for part in key_path:
         node = _find_mapping(node, part)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
-        return bool(_get_mapping(loader.read_params(params), place)[key] == sha256)  # an alias has added the key
+        return bool(
+            _get_nested_mapping(loader.read_params(params), key_path)[key] == sha256
+        )  # an alias has added the key
     if node.flow_style:
         end = node.value[0][1].end_mark.index
         edited_text = f"{text[:end]}, {key}: {value}{text[end:]}"
@@ -286,30 +288,30 @@ def _write_sha256(params: Path, place: tuple[str, ...], key: str, sha256: str | 
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    for alias_place in _iter_places(root, node):
-        _get_mapping(expected_settings, alias_place)[key] = sha256
+    for alias_path in _iter_key_paths(root, node):
+        _get_nested_mapping(expected_settings, alias_path)[key] = sha256
     try:
         if read_yaml(edited_text, params) != expected_settings:
             return False
     except SettingsError:
         return False
     files.write_bytes(params.resolve(), edited_text.encode())  # through a link
-    messages.append(f"{params} now contains {'.'.join((*place, key))}: {value}.")
+    messages.append(f"{params} now contains {'.'.join((*key_path, key))}: {value}.")
     return True
 
 
-def _get_mapping(settings: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
-    mapping: dict[str, Any] = functools.reduce(lambda parent, part: parent[part], place, settings)
+def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> dict[str, Any]:
+    mapping: dict[str, Any] = functools.reduce(lambda parent, part: parent[part], key_path, settings)
     return mapping
 
 
-def _iter_places(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _iter_key_paths(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Iterate over all positions of a mapping in a YAML file, including its aliases."""
     if root is node:
         yield above
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
-            yield from _iter_places(value, node, (*above, name.value))
+            yield from _iter_key_paths(value, node, (*above, name.value))
 
 
 def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:

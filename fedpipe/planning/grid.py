@@ -123,8 +123,8 @@ def resolve_point_settings(
         keys = list(method_changes[name])
         void = {
             key
-            for place, key in enumerate(keys)
-            if any(is_within(key, one) for one in (*keys[place + 1 :], *preset_changes))
+            for position, key in enumerate(keys)
+            if any(is_within(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
         yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
 

@@ -101,7 +101,7 @@ def describe_untested_clients(key: str, settings: dict[str, Any], assignment: As
     )
 
 
-def collect_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
     """Collect :func:`describe_untested_clients` for the partitions of a plan whose data are stored.
 
     For partitions that differ only in their seed, only the first one is checked. ``texts`` are the files of the plan.

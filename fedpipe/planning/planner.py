@@ -75,13 +75,15 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     study_params = parser.parse_params(
         raw, None if has_preset_files else download_command, obtain_command=download_command
     )
-    draft = _Draft(study_params, grid.collect_grid_keys(study_params, preset_changes))
+    draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     for point in grid.iterate_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
-        draft.add_point(point, {label: (params, own) for params, labels, own in point_settings for label in labels})
+        draft.add_grid_point(
+            point, {label: (params, own) for params, labels, own in point_settings for label in labels}
+        )
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
-    draft.warnings += partition.collect_warnings(draft.partitions, draft.file_texts)
+    draft.warnings += partition.collect_untested_client_warnings(draft.partitions, draft.file_texts)
     planned_diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
     draft.file_texts |= {
         str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic)
@@ -130,7 +132,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
 
 
 @dataclass
-class _Draft:
+class _PlanDraft:
     """Collects the points of a study's grid. Except the first two and `held_out`, the fields are those of `NewPlan`."""
 
     study_params: Params
@@ -147,7 +149,9 @@ class _Draft:
     fingerprints: dict[str, str] = field(default_factory=dict)
     unavailable_runs: dict[str, str] = field(default_factory=dict)
 
-    def add_point(self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]) -> None:
+    def add_grid_point(
+        self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]
+    ) -> None:
         """Add the cells of a point, and new runs.
 
         ``settings_by_label`` has the settings of each algorithm at the point, and its overrides.

@@ -99,7 +99,7 @@ class StudyData:
         return self.concatenate_cells(count_updates)
 
     @cached_property
-    def times(self) -> pd.DataFrame:
+    def round_times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate`` and ``evaluate``. They depend on the machine."""
         return self.concatenate_cells(lambda cell: pd.DataFrame(self.get_times(cell)["rounds"]))
 

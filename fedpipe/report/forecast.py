@@ -193,7 +193,7 @@ def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates
     times = read_json(merged_files.times)["rounds"]
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
-    train_samples, all_samples = _count_samples(layout.assignment_file(digest_json(settings.partition_settings)))
+    train_samples, all_samples = _read_sample_counts(layout.assignment_file(digest_json(settings.partition_settings)))
     federation = settings.build_federation_settings()
     participation_sum = sum(participants) / federation.clients
     trained_samples = (
@@ -211,7 +211,7 @@ def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates
 
 
 @functools.cache
-def _count_samples(assignment: Path) -> tuple[int, int]:
+def _read_sample_counts(assignment: Path) -> tuple[int, int]:
     """Count the trained samples and all samples."""
     split = read_parquet(assignment, read_recorded_sha256(assignment))["split"].to_pylist()
     return split.count("train"), len(split)

@@ -26,7 +26,7 @@ class ModelMatrices(NamedTuple):
     class_names: tuple[str, ...]  #: names of the classes
 
 
-def select_model_matrices(data: StudyData) -> dict[str, ModelMatrices]:
+def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     """Select two algorithms with a global model, `PREFERRED_ALGORITHMS` first, or those of `report.figure_algorithms`.
 
     Each has its first run, with `report.best_over` at the best values.

@@ -17,7 +17,7 @@ from fedpipe.report.data import StudyData
 
 def csv(frame: pd.DataFrame) -> bytes:
     """Encode a frame as CSV for DVC, which copies its text into a script."""
-    return tables.encode_csv(frame, lambda text: tables.escape_formula(widen_tags(text)))
+    return tables.encode_csv(frame, lambda text: tables.escape_spreadsheet_formula(widen_tags(text)))
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def build_matrix_cells(data: StudyData) -> pd.DataFrame:
     """
     rows = [
         {"line": name, "matrix": kind, "row": row, "column": column, "value": round(float(value), 6)}
-        for name, model_matrices in matrices.select_model_matrices(data).items()
+        for name, model_matrices in matrices.read_figure_matrices(data).items()
         for kind, matrix in model_matrices.matrices.items()
         for row, values in enumerate(matrix)
         for column, value in enumerate(values)

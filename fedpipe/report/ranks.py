@@ -131,7 +131,7 @@ class RankedTable(NamedTuple):
         scores = np.array(list(self.scores.values()))
         if plan.report.rank_test is None or len(scores) < MIN_METHODS or scores.shape[1] < MIN_COLUMNS:
             return None
-        return compare_ranks(list(self.scores), scores, METRICS[plan.metrics[0]].sign, plan.report.rank_test)
+        return compare_ranks(list(self.scores), scores, METRICS[plan.metrics[0]].direction, plan.report.rank_test)
 
 
 def build_ranked_table(data: StudyData) -> RankedTable:

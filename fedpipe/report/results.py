@@ -183,7 +183,7 @@ def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric]) -> pd.DataFra
 
 def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric) -> pd.Series[float]:
     """Compute the averages of a metric's scores by ``average``, ``protocol`` and ``round``."""
-    rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].sign
+    rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].direction
     by_round = rows.groupby(["protocol", "round"])
     if metric == "accuracy":
         sums = by_round[["correct", "total"]].sum()
@@ -229,7 +229,7 @@ def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
 
 def _get_signs(frame: pd.DataFrame) -> pd.Series[float]:
     """Get the factor of each row with which larger scores are better."""
-    return frame["metric"].map(lambda metric: METRICS[metric].sign).astype(float)
+    return frame["metric"].map(lambda metric: METRICS[metric].direction).astype(float)
 
 
 def compute_calibration_error(samples: FloatArray, hits: FloatArray, confidences: FloatArray) -> FloatArray:

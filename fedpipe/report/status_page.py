@@ -182,7 +182,7 @@ class StudyProgress:
         return [chart for chart in charts if chart.lines]
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def run_rows(self) -> list[Row]:
         """Rows of the table of runs, active runs first."""
         protocol = self.plan.protocols[0]
         low, high = self._get_accuracy_range(protocol)

@@ -143,18 +143,18 @@ def build_caption(plan: Plan) -> str:
     )
 
 
-def escape_formula(text: str) -> str:
+def escape_spreadsheet_formula(text: str) -> str:
     """Add an apostrophe to text of a CSV cell that a spreadsheet would interpret as a formula.
 
     Examples
     --------
-    >>> escape_formula("=1+2"), escape_formula("-x"), escape_formula("-0.5"), escape_formula("fedavg")
-    ("'=1+2", "'-x", '-0.5', 'fedavg')
+    >>> [escape_spreadsheet_formula(text) for text in ("=1+2", "-x", "-0.5", "fedavg")]
+    ["'=1+2", "'-x", '-0.5', 'fedavg']
     """
     return f"'{text}" if text.startswith(FORMULAS) and not re.fullmatch(NUMBER, text) else text
 
 
-def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = escape_formula) -> bytes:
+def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = escape_spreadsheet_formula) -> bytes:
     """Encode a frame as CSV, with the shortest exact floats."""
     texts = {
         str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})

@@ -68,7 +68,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
-        _choose_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].sign)
+        _choose_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].direction)
         for column_index, metric in enumerate(wide_table.metrics)
     ]
     body: list[list[str]] = []
@@ -102,11 +102,13 @@ def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses."""
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    writer.writerow(map(tables.escape_formula, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
+    writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
     for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
         entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
         writer.writerow(
-            map(tables.escape_formula, [f"{title} ({overrides})" if overrides else title, *labels, *entries])
+            map(
+                tables.escape_spreadsheet_formula, [f"{title} ({overrides})" if overrides else title, *labels, *entries]
+            )
         )
     return text.getvalue()
 
@@ -192,7 +194,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     heads = [
         (
             *(
-                _format_head_value(name, short_names[name], value)
+                _format_grid_header(name, short_names[name], value)
                 for name, value in zip(column_names, point, strict=True)
             ),
             words.format_metric(protocol_name, metric),
@@ -244,7 +246,7 @@ def _get_row_names(plan: Plan) -> list[str]:
     return [name for name in plan.grid if name not in {*_get_column_names(plan), *plan.report.best_over}]
 
 
-def _format_head_value(name: str, short_name: str, value: str) -> str:
+def _format_grid_header(name: str, short_name: str, value: str) -> str:
     """Format a value in the head of a column: the name of an axis's value, or a list's value with its key."""
     if not value:
         return tables.DASH

@@ -22,7 +22,7 @@ class MetricWords(NamedTuple):
         return f"{self.name} ({self.unit})"
 
     @property
-    def sign(self) -> int:
+    def direction(self) -> int:
         """Factor with which larger values are better."""
         return -1 if self.is_lower_better else 1
 

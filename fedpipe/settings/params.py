@@ -92,7 +92,7 @@ class Params(Section):
 
     @property
     def ignored_parameters(self) -> dict[str, str]:
-        """Ignored parameters by key, each with a warning (:func:`find_ignored_parameters`)."""
+        """Ignored parameters by key, each with a warning (:func:`find_ignored_partition_parameters`)."""
         return self._ignored_parameters
 
     @property

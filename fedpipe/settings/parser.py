@@ -22,7 +22,7 @@ from fedpipe.settings.loader import override_settings
 from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
 
 
-def find_ignored_parameters(settings: dict[str, Any]) -> dict[str, str]:
+def find_ignored_partition_parameters(settings: dict[str, Any]) -> dict[str, str]:
     """Find parameters of the partition that only other schemes have, by key, each with a warning.
 
     If a grid or `dvc exp run -S` changes only the scheme, the parameters of the old scheme remain.
@@ -75,7 +75,7 @@ def parse_params(
     """
     if not isinstance(settings, dict):
         raise SettingsError("params.yaml: not a mapping of sections. Use sections such as `federation: {clients: 10}`.")
-    if ignored_parameters := find_ignored_parameters(settings):
+    if ignored_parameters := find_ignored_partition_parameters(settings):
         partition = {
             name: value
             for name, value in settings["partition"].items()

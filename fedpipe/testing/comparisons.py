@@ -136,10 +136,10 @@ def compare_loop_and_stacks(
     assert rounds < 3 or 0 in trained_clients, "the client with a single sample must be a participant"
 
 
-def describe_trial_difference(trial: Trial, other: Trial, within: float) -> str | None:
+def describe_trial_difference(trial: Trial, other: Trial, tolerance: float) -> str | None:
     """Describe how two trials differ after a round, or return None."""
     results, other_results = (collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
-    return describe_difference(results, other_results, within)
+    return describe_difference(results, other_results, tolerance)
 
 
 def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def check_expected(build: Build, expected: Expected, *selected_names: str) -> li
     return messages
 
 
-def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
+def find_upload_mismatch(build: Build, expected: Expected) -> str | None:
     """If all clients upload the same model, clients begin the next round with it."""
     trial = make_trial(build(**expected.parameters)).run(1)
     upload = trial.outcomes[-1].upload
@@ -116,7 +116,7 @@ def expect_equal_uploads(build: Build, expected: Expected) -> str | None:
     return None
 
 
-def expect_centralized(build: Build, expected: Expected) -> str | None:
+def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
     """A single client trains as in PyTorch, if everything that the algorithm adds is switched off."""
     if isinstance(expected.centralized, str):
         return None
@@ -142,7 +142,7 @@ def expect_centralized(build: Build, expected: Expected) -> str | None:
     return None
 
 
-def expect_no_learning_rate(build: Build, expected: Expected) -> str | None:
+def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:
     """With a learning rate of 0, no model of the server changes."""
 
     def get_models(server: State) -> dict[str, Tensors]:
@@ -163,7 +163,7 @@ def expect_no_learning_rate(build: Build, expected: Expected) -> str | None:
     return None
 
 
-def expect_class_names(build: Build, expected: Expected) -> str | None:
+def find_class_name_mismatch(build: Build, expected: Expected) -> str | None:
     """A permutation of labels and of the head's rows does not change which samples are classified correctly."""
     new_labels = [2, 0, 3, 1]
     plain_trial = make_trial(build(**expected.parameters), participation=1.0)
@@ -190,7 +190,7 @@ def expect_class_names(build: Build, expected: Expected) -> str | None:
     return f"scores depend on the numbers of classes ({message})." if message else None
 
 
-def expect_traffic(build: Build, expected: Expected) -> str | None:
+def find_traffic_mismatch(build: Build, expected: Expected) -> str | None:
     """Bytes of a round equal the formula, in loop and stack."""
     for parameters, formula in expected.traffic:
         for width in (None, 3):
@@ -210,9 +210,9 @@ def expect_traffic(build: Build, expected: Expected) -> str | None:
 
 
 EXPECTATIONS: dict[str, Callable[[Build, Expected], str | None]] = {
-    "equal_uploads": expect_equal_uploads,
-    "centralized": expect_centralized,
-    "no_learning_rate": expect_no_learning_rate,
-    "class_names": expect_class_names,
-    "traffic": expect_traffic,
+    "equal_uploads": find_upload_mismatch,
+    "centralized": find_centralized_mismatch,
+    "no_learning_rate": find_learning_rate_mismatch,
+    "class_names": find_class_name_mismatch,
+    "traffic": find_traffic_mismatch,
 }

@@ -236,20 +236,20 @@ def make_synthetic_clients(
     return FederatedData(x, new_labels, train, test, np.concatenate(test), CLASSES, seed, torch.float64, **options)
 
 
-def describe_difference(actual: Any, expected: Any, within: float = 0.0) -> str | None:
+def describe_difference(actual: Any, expected: Any, tolerance: float = 0.0) -> str | None:
     """Describe the first difference of two trees of tensors, in names, shapes, dtypes or bits. None if they are equal.
 
-    ``within`` is a tolerance relative to a tensor's largest entry (or to 1). A description is, for example,
+    ``tolerance`` is a tolerance relative to a tensor's largest entry (or to 1). A description is, for example,
     ``client 3, upload, model, head.bias: differs by 0.1``.
     """
-    difference = _find_difference(actual, expected, within)
+    difference = _find_difference(actual, expected, tolerance)
     if difference is None:
         return None
     path, description = difference
     return f"{', '.join(map(str, path))}: {description}" if path else description
 
 
-def _find_difference(actual: Any, expected: Any, within: float) -> tuple[list[Any], str] | None:
+def _find_difference(actual: Any, expected: Any, tolerance: float) -> tuple[list[Any], str] | None:
     """Find the path and the description of the first difference."""
     if isinstance(expected, dict):
         if type(actual) is not type(expected) or list(actual) != list(expected):
@@ -260,32 +260,32 @@ def _find_difference(actual: Any, expected: Any, within: float) -> tuple[list[An
             return [], f"{actual} instead of {expected}"
         pairs = [(index, *pair) for index, pair in enumerate(zip(actual, expected, strict=True))]
     else:
-        description = _describe_leaf_difference(actual, expected, within)
+        description = _describe_leaf_difference(actual, expected, tolerance)
         return ([], description) if description else None
     for name, actual_value, expected_value in pairs:
-        if difference := _find_difference(actual_value, expected_value, within):
+        if difference := _find_difference(actual_value, expected_value, tolerance):
             path, description = difference
             return [name, *path], description
     return None
 
 
-def _describe_leaf_difference(actual: Any, expected: Any, within: float) -> str | None:
+def _describe_leaf_difference(actual: Any, expected: Any, tolerance: float) -> str | None:
     if not isinstance(actual, Tensor):
-        is_equal = actual == expected or abs(actual - expected) <= within * max(abs(expected), 1)
+        is_equal = actual == expected or abs(actual - expected) <= tolerance * max(abs(expected), 1)
         return None if is_equal else f"{actual} instead of {expected}"
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return f"{describe_tensor(actual)} instead of {describe_tensor(expected)}"
-    if not within:
+    if not tolerance:
         return None if torch.equal(actual, expected) else f"differs by {(actual - expected).abs().max():.3g}"
     if not actual.numel():
         return None
     if not actual.isfinite().all():
         return "is infinite or NaN"
     gap, scale = (actual - expected).abs().max(), expected.abs().max().clamp(min=1)
-    return None if gap <= within * scale else f"differs by {gap:.3g}"
+    return None if gap <= tolerance * scale else f"differs by {gap:.3g}"
 
 
-def assert_same(actual: Any, expected: Any, within: float = 0.0) -> None:
+def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
     """Fail with the message of :func:`describe_difference` if there is a difference."""
-    message = describe_difference(actual, expected, within)
+    message = describe_difference(actual, expected, tolerance)
     assert message is None, message

@@ -31,7 +31,7 @@ def test_two_steps_on_a_quadratic(make_toy, adaptive):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_global_model_is_fedavgs(make_trial, assert_same, adaptive):
     apfl, plain = (make_trial(method, momentum=0.9).run(3) for method in (APFL(adaptive=adaptive), FedAvg()))
-    assert_same(apfl.server, plain.server, within=1e-13)
+    assert_same(apfl.server, plain.server, tolerance=1e-13)
 
 
 def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, assert_same):
@@ -45,7 +45,7 @@ def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, asser
 def test_with_the_own_model_alone_clients_train_alone(make_trial, assert_same):
     apfl, local = (make_trial(method, momentum=0.9).run(3) for method in (APFL(alpha=1.0, adaptive=False), Local()))
     for client in range(8):
-        assert_same(apfl.client_states[client]["own"], local.client_states[client]["model"], within=1e-13)
+        assert_same(apfl.client_states[client]["own"], local.client_states[client]["model"], tolerance=1e-13)
 
 
 def test_alpha_stays_between_0_and_1(make_toy):

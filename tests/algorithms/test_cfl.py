@@ -148,8 +148,8 @@ def test_without_a_split_it_is_fedavg(make_trial, assert_same, parameters, weigh
         make_trial(algorithm, weighting=weighting, momentum=0.9) for algorithm in (CFL(**parameters), FedAvg())
     )
     for _ in range(3):
-        assert_same(ours.start(2)["model"], plain.start(2)["model"], within=1e-14)
-        assert_same(ours.train()[0].upload, plain.train()[0].upload, within=1e-14)
+        assert_same(ours.start(2)["model"], plain.start(2)["model"], tolerance=1e-14)
+        assert_same(ours.train()[0].upload, plain.train()[0].upload, tolerance=1e-14)
         ours.run()
         plain.run()
 
@@ -196,7 +196,7 @@ def test_opposed_clients_part(make_opposed, assert_same, width):
         plain = make_opposed(FedAvg(), width=width)
         plain.server, plain.rounds = {"model": select_model(split, members[0])}, rounds
         plain.run(3, ids=members)
-        assert_same(select_model(trial.server["models"], members[0]), plain.server["model"], within=1e-13)
+        assert_same(select_model(trial.server["models"], members[0]), plain.server["model"], tolerance=1e-13)
     for outcome in trial.run(5).train(tests=("local",), phase="receive"):
         score = outcome.scores["local"]
         assert score.correct >= 0.8 * score.total

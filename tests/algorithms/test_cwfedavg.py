@@ -74,9 +74,11 @@ def test_equal_class_distributions_are_fedavg(assert_same):
     uploads = counted(trained, [[1, 2, 3, 4], [2, 4, 6, 8], [5, 10, 15, 20]])
     state, personal = aggregate(algorithm, uploads)
     for index in range(4):
-        assert_same(state["classes"].map(lambda value, index=index: value[index]), uploads.mean("model"), within=1e-14)
+        assert_same(
+            state["classes"].map(lambda value, index=index: value[index]), uploads.mean("model"), tolerance=1e-14
+        )
     for model in personal:
-        assert_same(model, uploads.mean("model"), within=1e-14)
+        assert_same(model, uploads.mean("model"), tolerance=1e-14)
 
 
 def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_trial, assert_same):
@@ -85,7 +87,7 @@ def test_training_with_equal_class_distributions_is_fedavg(make_clients, make_tr
     class_wise = make_trial(CwFedAvg(wdr=0.0, distribution="empirical"), **settings).run(3)
     plain = make_trial(FedAvg(), **settings).run(3)
     for client in plain.participants(3):
-        assert_same(class_wise.start(client)["model"], plain.server["model"], within=1e-12)
+        assert_same(class_wise.start(client)["model"], plain.server["model"], tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -104,15 +106,15 @@ def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
     owners = trained[0] * 0.25 + trained[1] * 0.75
     head, body = algorithm.net.head_names, algorithm.net.body_names
     for client, wanted in ((0, owners), (1, owners), (2, trained[2]), (3, trained[3])):
-        assert_same(personal[client].only(head), wanted.only(head), within=1e-14)
-        assert_same(personal[client].only(body), uploads.mean("model").only(body), within=1e-14)
+        assert_same(personal[client].only(head), wanted.only(head), tolerance=1e-14)
+        assert_same(personal[client].only(body), uploads.mean("model").only(body), tolerance=1e-14)
 
 
 def test_a_single_class_is_fedavg(assert_same):
     algorithm = bound(CwFedAvg(class_wise="all"), 3, 1)
     uploads = uploaded(models(algorithm, 3), [1, 4, 5])
     for model in aggregate(algorithm, uploads)[1]:
-        assert_same(model, uploads.mean("model"), within=1e-14)
+        assert_same(model, uploads.mean("model"), tolerance=1e-14)
 
 
 @pytest.mark.parametrize("distribution", ["approximate", "empirical"])
@@ -122,7 +124,7 @@ def test_the_weighted_mean_of_personal_models_is_fedavgs(assert_same, distributi
     uploads = counted(models(algorithm, 3), [[7, 1, 0, 2], [0, 3, 1, 0], [2, 2, 2, 9]])
     _, personal = aggregate(algorithm, uploads)
     total = sum((weight * model for weight, model in zip(uploads.weights, personal, strict=True)), 0.0 * personal[0])
-    assert_same(total, uploads.mean("model"), within=1e-14)
+    assert_same(total, uploads.mean("model"), tolerance=1e-14)
 
 
 def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
@@ -136,14 +138,14 @@ def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
     assert torch.allclose(mixing.sum(1), torch.ones(3, dtype=f64))
     for row, model in zip(mixing, aggregate(algorithm, uploads)[1], strict=True):
         wanted = trained[0] * row[0] + trained[1] * row[1] + trained[2] * row[2]
-        assert_same(model, wanted, within=1e-14)
+        assert_same(model, wanted, tolerance=1e-14)
 
 
 def test_equal_uploads_are_a_fixed_point(assert_same):
     algorithm = bound(CwFedAvg(class_wise="all"), 3, 4)
     (model,) = models(algorithm, 1)
     for personal in aggregate(algorithm, uploaded([model] * 3, [5, 1, 14]))[1]:
-        assert_same(personal, model, within=1e-14)
+        assert_same(personal, model, tolerance=1e-14)
 
 
 def test_a_class_that_nobody_owns_is_left_out():
@@ -193,7 +195,7 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
 def test_the_initial_models_are_equal(make_trial, assert_same):
     trial = make_trial(CwFedAvg(class_wise="all"))
     for client in (0, 5):
-        assert_same(trial.start(client)["model"], trial.initial_model(0), within=1e-15)
+        assert_same(trial.start(client)["model"], trial.initial_model(0), tolerance=1e-15)
 
 
 @pytest.mark.parametrize(("class_wise", "count"), [("output", 2), (1, 2), (2, 4), ("all", 8)])
@@ -207,7 +209,7 @@ def test_other_layers_are_fedavgs(make_trial, assert_same):
     """In the first round all start alike, so that without WDR the clients' models are FedAvg's too."""
     class_wise, plain = (make_trial(algorithm).run() for algorithm in (CwFedAvg(wdr=0.0), FedAvg()))
     body = plain.net.body_names
-    assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), within=1e-14)
+    assert_same(class_wise.server["base"].only(body), plain.server["model"].only(body), tolerance=1e-14)
 
 
 # -- the regularizer -------------------------------------------------------------------------------------------------

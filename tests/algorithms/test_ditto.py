@@ -40,7 +40,7 @@ def test_without_a_pull_personal_models_train_alone(make_trial, assert_same):
     settings = {"batch_size": "full", "local_epochs": 3, "momentum": 0.9}
     ditto, local = (make_trial(method, **settings).run(3) for method in (Ditto(attraction=0.0), Local()))
     for client in range(8):
-        assert_same(ditto.client_states[client]["personal"], local.client_states[client]["model"], within=1e-13)
+        assert_same(ditto.client_states[client]["personal"], local.client_states[client]["model"], tolerance=1e-13)
 
 
 def test_a_strong_pull_keeps_the_personal_models_at_the_global_one(make_trial):

@@ -70,9 +70,9 @@ def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
 @pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
 def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name):
     loop, stack = (make_trial(build(name, 0.5), width=width).run(2, tests=("local",)) for width in (None, 3))
-    assert_same(stack.server, loop.server, within=1e-10)
+    assert_same(stack.server, loop.server, tolerance=1e-10)
     assert_same(
-        [outcome.upload for outcome in stack.outcomes], [outcome.upload for outcome in loop.outcomes], within=1e-10
+        [outcome.upload for outcome in stack.outcomes], [outcome.upload for outcome in loop.outcomes], tolerance=1e-10
     )
 
 

@@ -90,7 +90,7 @@ def test_training_follows_the_mixing(make_mixing):
 
 def test_without_a_rate_it_is_fedavg_up_to_rounding(make_trial, assert_same):
     still, plain = (make_trial(algorithm, momentum=0.9).run(4) for algorithm in (FedALA(rate=0.0, passes=3), FedAvg()))
-    assert_same(still.server["model"], plain.server["model"], within=1e-12)
+    assert_same(still.server["model"], plain.server["model"], tolerance=1e-12)
 
 
 def test_its_first_round_is_fedavgs(make_trial, assert_same):

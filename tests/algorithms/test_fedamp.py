@@ -128,7 +128,7 @@ def test_without_the_pull_from_their_own_models_clients_train_alone(make_trial, 
     trial = make_trial(algorithm, width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
 
 
 def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
@@ -137,7 +137,7 @@ def test_equal_uploads_are_the_next_mixtures(make_trial, assert_same):
     ids = [outcome.client for outcome in trial.outcomes]
     trial.server = trial.aggregate(Uploads(ids, [1, 2, 3, 4], [sent] * 4))
     for client in ids:
-        assert_same(trial.start(client)["mixture"], sent["model"], within=1e-14)
+        assert_same(trial.start(client)["mixture"], sent["model"], tolerance=1e-14)
 
 
 def test_a_client_that_is_not_in_the_round_keeps_model_and_attraction(make_trial, assert_same):

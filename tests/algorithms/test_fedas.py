@@ -32,9 +32,9 @@ def test_bodies_weigh_by_their_traces(make_trial, assert_same):
         return {"body": scale * body, "fisher": torch.tensor(trace, dtype=f64)}
 
     found = trial.aggregate(Uploads([0, 1], [0.5, 0.5], [upload(1.0, 1.0), upload(2.0, 3.0)]))
-    assert_same(found["body"], 1.75 * body, within=1e-14)
+    assert_same(found["body"], 1.75 * body, tolerance=1e-14)
     found = trial.aggregate(Uploads([0, 1], [0.25, 0.75], [upload(1.0, 0.0), upload(2.0, 0.0)]))
-    assert_same(found["body"], 1.75 * body, within=1e-14)
+    assert_same(found["body"], 1.75 * body, tolerance=1e-14)
 
 
 def test_the_distance_from_class_means(make_trial):
@@ -60,7 +60,7 @@ def test_equal_traces_without_alignment_are_fedper(make_trial, make_clients, ass
         make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)
         for algorithm in (FedAS(alignment_rate=0.0), FedPer())
     )
-    assert_same(aligned.start(0)["model"], per.start(0)["model"], within=1e-13)
+    assert_same(aligned.start(0)["model"], per.start(0)["model"], tolerance=1e-13)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -108,6 +108,6 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batch
             for name in body
         }
     trial.run(3)
-    assert_same(dict(trial.server["body"]), body, within=1e-10)
+    assert_same(dict(trial.server["body"]), body, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-10)
+        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)

@@ -44,7 +44,7 @@ def test_one_full_batch_is_a_gradient_step_on_pooled_data(make_trial, assert_sam
     x, y = trial.clients.gather(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
     gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(trial.net(theta, x), y), list(theta.values()))
     stepped = {name: value - 0.3 * g for (name, value), g in zip(trial.server["model"].items(), gradient, strict=True)}
-    assert_same(dict(trial.run().server["model"]), stepped, within=1e-14)
+    assert_same(dict(trial.run().server["model"]), stepped, tolerance=1e-14)
 
 
 def test_clients_outside_the_round_change_nothing(make_clients, make_trial, assert_same):

@@ -54,7 +54,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
             name: sum(model[name] * (size / sum(sizes)) for model, size in zip(sent, sizes, strict=True))
             for name in model
         }
-    assert_same(dict(trial.run(3).algorithm.global_model(trial.server)), model, within=1e-12)
+    assert_same(dict(trial.run(3).algorithm.global_model(trial.server)), model, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])

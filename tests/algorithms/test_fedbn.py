@@ -61,7 +61,7 @@ def test_what_is_shared_is_averaged_by_weight(make_trial, assert_same):
     models = [
         outcome.upload["model"] * (size / sum(sizes)) for size, outcome in zip(sizes, trial.outcomes, strict=True)
     ]
-    assert_same(trial.server["model"], sum(models[1:], models[0]), within=1e-15)
+    assert_same(trial.server["model"], sum(models[1:], models[0]), tolerance=1e-15)
 
 
 def test_a_newcomer_has_the_initial_normalization(make_trial, assert_same):

@@ -29,7 +29,7 @@ def test_with_alpha_1_it_is_fedavg_with_equal_weights(make_trial, assert_same):
     cm, plain = (
         make_trial(method, weighting="uniform", weight_decay=0.1).run(3) for method in (FedCM(alpha=1.0), FedAvg())
     )
-    assert_same(cm.server["model"], plain.server["model"], within=1e-13)
+    assert_same(cm.server["model"], plain.server["model"], tolerance=1e-13)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
@@ -67,5 +67,5 @@ def test_running_statistics_are_averaged(make_trial, assert_same):
     trial = make_trial(FedCM(server_rate=0.5), "norm", weighting="uniform").run()
     names = trial.net.buffer_names
     mean = trial.collect_uploads(trial.outcomes).mean("model").only(names)
-    assert_same(trial.server["model"].only(names), mean, within=1e-15)
+    assert_same(trial.server["model"].only(names), mean, tolerance=1e-15)
     assert set(trial.server["direction"]) == set(trial.net.names)

@@ -54,9 +54,9 @@ def test_a_policy_for_the_own_head_alone_is_fedper(make_trial, assert_same):
     split.server |= {"head": split.server["head"].zeros(), "policy": policy}
     split.run()
     per.run()
-    assert_same(split.server["body"], per.server["body"], within=1e-13)
+    assert_same(split.server["body"], per.server["body"], tolerance=1e-13)
     for client in range(len(split.clients)):
-        assert_same(split.client_states[client]["head"], per.client_states[client]["head"], within=1e-13)
+        assert_same(split.client_states[client]["head"], per.client_states[client]["head"], tolerance=1e-13)
 
 
 class Ensemble(nn.Module):
@@ -123,6 +123,6 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, list_batches, wid
         }
     trial.run(3)
     for part, expected in server.items():
-        assert_same(dict(trial.server[part]), expected, within=1e-10)
+        assert_same(dict(trial.server[part]), expected, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-10)
+        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)

@@ -32,14 +32,14 @@ def test_the_running_mean_of_two_batches(make_trial, assert_same):
     means = [module.body(trial.clients.gather(indices)[0]).mean(0).detach() for indices in trial.clients.train]
     trial.run()
     for outcome, mean in zip(trial.outcomes, means, strict=True):
-        assert_same(outcome.upload["running"], 0.25 * mean, within=1e-14)
+        assert_same(outcome.upload["running"], 0.25 * mean, tolerance=1e-14)
     expected = 0.25 * (sizes @ torch.stack(means)) / sizes.sum()
-    assert_same(trial.server["mean"], expected, within=1e-14)
-    assert_same(trial.run(2).server["mean"], expected, within=1e-14)
+    assert_same(trial.server["mean"], expected, tolerance=1e-14)
+    assert_same(trial.run(2).server["mean"], expected, tolerance=1e-14)
 
     trial = make_trial(FedDBE(mu=0.25), learning_rate=0.0, local_epochs=2, batch_size=100, participation=1.0).run()
     for outcome, mean in zip(trial.outcomes, means, strict=True):
-        assert_same(outcome.upload["running"], (0.25 * 0.75 + 0.25) * mean, within=1e-14)
+        assert_same(outcome.upload["running"], (0.25 * 0.75 + 0.25) * mean, tolerance=1e-14)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -73,9 +73,9 @@ def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_
             for name in model
         }
     trial.run(2)
-    assert_same(dict(trial.server["model"]), model, within=1e-12)
+    assert_same(dict(trial.server["model"]), model, tolerance=1e-12)
     for client, vector in vectors.items():
-        assert_same(trial.client_states[client]["vector"], vector, within=1e-12)
+        assert_same(trial.client_states[client]["vector"], vector, tolerance=1e-12)
 
 
 def test_predictions_have_the_personal_vector(make_trial, assert_same):
@@ -84,4 +84,4 @@ def test_predictions_have_the_personal_vector(make_trial, assert_same):
     x, _ = trial.clients.gather(trial.clients.train[5])
     module, vector = load(trial.server["model"]), trial.client_states[5]["vector"]
     assert vector.abs().min() > 0
-    assert_same(trial.algorithm.predict(client, x), module.head(module.body(x) + vector).detach(), within=1e-14)
+    assert_same(trial.algorithm.predict(client, x), module.head(module.body(x) + vector).detach(), tolerance=1e-14)

@@ -56,7 +56,7 @@ def test_without_correlations_it_is_zero(z):
 
 def test_without_beta_it_is_fedavg(make_trial, assert_same):
     decorr, plain = (make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedDecorr(beta=0.0), FedAvg()))
-    assert_same(decorr.server["model"], plain.server["model"], within=1e-14)
+    assert_same(decorr.server["model"], plain.server["model"], tolerance=1e-14)
 
 
 def test_three_rounds_of_the_authors_loss(make_trial, train_plainly, assert_same):
@@ -73,7 +73,7 @@ def test_three_rounds_of_the_authors_loss(make_trial, train_plainly, assert_same
 
     trial = make_trial(FedDecorr())
     expected = train_plainly(trial, loss, 3)
-    assert_same(dict(trial.run(3).server["model"]), expected, within=1e-9)
+    assert_same(dict(trial.run(3).server["model"]), expected, tolerance=1e-9)
 
 
 def test_features_are_less_correlated(make_trial, make_clients):

@@ -167,4 +167,4 @@ def test_the_first_round_is_fedavgs_at_a_higher_rate(make_trial, assert_same, mo
     """Against the identity the divergence is the cross-entropy once more: 1 + mu times the rate, doubled by default."""
     plus = make_trial(FedDistillPlus(mu=mu, mode=mode), learning_rate=0.05).run()
     plain = make_trial(FedAvg(), learning_rate=0.05 * (1 + mu)).run()
-    assert_same(plus.server["model"], plain.server["model"], within=1e-13)
+    assert_same(plus.server["model"], plain.server["model"], tolerance=1e-13)

@@ -180,7 +180,7 @@ def test_layers_may_be_named(make_trial, assert_same, layers, names):
             )
             assert_same(found[name], before - moved.reshape(before.shape))
         else:
-            assert_same(found[name], torch.stack([model[name] for model in models]).mean(0), within=1e-12)
+            assert_same(found[name], torch.stack([model[name] for model in models]).mean(0), tolerance=1e-12)
 
 
 def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
@@ -216,7 +216,7 @@ def test_without_both_parts_it_is_uniform_fedavg(make_trial, assert_same):
 def test_dynamic_aggregation_with_a_wide_kernel_is_uniform_fedavg(make_trial, assert_same):
     wide = make_trial(FedDUAL(adaptive_loss=False, epsilon=1e15)).run(3)
     plain = make_trial(FedAvg(), weighting="uniform").run(3)
-    assert_same(wide.server["model"], plain.server["model"], within=1e-12)
+    assert_same(wide.server["model"], plain.server["model"], tolerance=1e-12)
 
 
 def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
@@ -225,7 +225,7 @@ def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
     dual = make_trial(FedDUAL(dynamic_aggregation=False), **settings).train()
     plain = make_trial(FedAvg(), learning_rate=0.025, **settings).train()
     for ours, theirs in zip(dual, plain, strict=True):
-        assert_same(ours.upload["model"], theirs.upload["model"], within=1e-15)
+        assert_same(ours.upload["model"], theirs.upload["model"], tolerance=1e-15)
 
 
 # -- the adaptive loss -----------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_steps_go_along_the_gradient_of_risk_and_divergence(make_trial, assert_s
     same = {"local_epochs": 3, "width": width, **settings}
     for mine, theirs in ((FedDUAL, Written), (Certain, CertainlyWritten)):
         ours, wanted = (make_trial(kind(), frozen, learning_rate=1.0, **same).train([3]) for kind in (mine, theirs))
-        assert_same(ours[0].upload["model"], wanted[0].upload["model"], within=1e-10)
+        assert_same(ours[0].upload["model"], wanted[0].upload["model"], tolerance=1e-10)
     tuned, wanted = (
         make_trial(kind(), frozen, **same).run(1, [3]).train([3], ["local"], "finetune")[0]
         for kind in (FedDUAL, Written)
@@ -342,7 +342,7 @@ def test_in_code_mode_clients_train_on_half_the_risk(make_trial, assert_same, wi
     """As uniform FedAvg at half the rate."""
     code = make_trial(FedDUAL(mode="code", dynamic_aggregation=False), width=width, learning_rate=0.1).run(3)
     plain = make_trial(FedAvg(), width=width, learning_rate=0.05, weighting="uniform").run(3)
-    assert_same(code.server["model"], plain.server["model"], within=1e-14)
+    assert_same(code.server["model"], plain.server["model"], tolerance=1e-14)
 
 
 def test_in_code_mode_the_output_layer_freezes(make_trial, assert_same):
@@ -427,7 +427,7 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
             return Tensors(zip(names, torch.autograd.grad(risk, [*module.head.parameters()]), strict=True))
 
         at_rest = gradient(module.eval())
-        assert_same(outcome.upload["gradient"], at_rest, within=1e-10)
+        assert_same(outcome.upload["gradient"], at_rest, tolerance=1e-10)
         if len(y) > 1:  # PyTorch has no variance of one sample
             differing += float((gradient(module.train()) - at_rest).norm() / at_rest.norm()) > 0.1
     assert differing >= 5, "in training mode it would be another one"

@@ -42,7 +42,7 @@ def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, 
     trial = make_trial(FedDyn(alpha=alpha), participation=1.0)
     theta = trial.server["model"]
     mean = trial.collect_uploads(trial.train()).with_equal_weights().mean("model")
-    assert_same(trial.run().server["model"], 2 * mean - theta, within=1e-13)
+    assert_same(trial.run().server["model"], 2 * mean - theta, tolerance=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
         before = trial.client_states
         trial.run()
         every = [state["g"] for state in trial.client_states.values()]
-        assert_same(trial.server["h"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+        assert_same(trial.server["h"], sum(every[1:], every[0]) * (1 / len(every)), tolerance=1e-13)
         away = set(trial.client_states) - {outcome.client for outcome in trial.outcomes}
         assert all(trial.client_states[client] is before[client] for client in away)
     assert all(outcome.keep["g"].norm() > 1e-3 for outcome in trial.outcomes)
@@ -125,7 +125,7 @@ def test_the_participants_mean_can_be_the_global_model(make_trial, assert_same):
     """And how far it is from what is sent is recorded."""
     trial = make_trial(FedDyn(alpha=0.1, evaluated="mean"), "norm").run(3)
     mean = trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model")
-    assert_same(trial.algorithm.global_model(trial.server), mean, within=1e-13)
+    assert_same(trial.algorithm.global_model(trial.server), mean, tolerance=1e-13)
     cloud = make_trial(FedDyn(alpha=0.1), "norm").run(3)
     assert_same(cloud.algorithm.global_model(cloud.server), trial.server["model"])
     distance = (trial.server["model"] - mean).norm()

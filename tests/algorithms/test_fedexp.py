@@ -44,7 +44,7 @@ def test_agreeing_clients_are_fedavg(make_toy, path):
 def test_a_large_epsilon_is_fedavg(make_trial, assert_same):
     exp, plain = (make_trial(algorithm).run(3) for algorithm in (FedExP(epsilon=1e9, evaluated="last"), FedAvg()))
     model = exp.algorithm.global_model(exp.server)
-    assert_same(model, plain.server["model"], within=1e-14)
+    assert_same(model, plain.server["model"], tolerance=1e-14)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -61,9 +61,9 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, model):
         squares = sum(size * update.norm() ** 2 for size, update in zip(sizes, updates, strict=True)) / sum(sizes)
         rate = max(1, 0.5 * squares / (average.norm() ** 2 + 4 * epsilon))
         trial.run()
-        assert_same(trial.net.parameters(trial.server["model"]).flat(), theta + rate * average, within=1e-12)
+        assert_same(trial.net.parameters(trial.server["model"]).flat(), theta + rate * average, tolerance=1e-12)
         mean = trial.net.parameters(trial.algorithm.global_model(trial.server)).flat()
-        assert_same(mean, theta + rate * average / 2, within=1e-12)
+        assert_same(mean, theta + rate * average / 2, tolerance=1e-12)
 
 
 def test_epsilon_must_be_positive():

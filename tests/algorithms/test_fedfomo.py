@@ -63,7 +63,7 @@ def test_without_downloads_clients_train_alone(make_trial, assert_same, width):
     trial = make_trial(FedFomo(downloads=0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
 
 
 def test_the_first_round_is_local_training(make_trial, assert_same):

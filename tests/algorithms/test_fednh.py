@@ -82,7 +82,7 @@ def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, 
     trial = make_trial(FedNH(rho=1.0), width=width, initial_model=precise(make_trial))
     before = trial.server["model"]
     after = trial.run(3).server["model"]
-    assert_same(after["head.weight"], before["head.weight"], within=1e-15)
+    assert_same(after["head.weight"], before["head.weight"], tolerance=1e-15)
     moved = [name for name in before if (after[name] - before[name]).abs().max() > 1e-6]
     assert moved == [name for name in trial.net.names if name != "head.weight"]
     assert all("head.weight" not in outcome.upload["model"] for outcome in trial.outcomes)
@@ -119,7 +119,7 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
             name: sum(model[name] * (trial.clients.sizes[client] / total) for client, model in sent.items())
             for name in model
         }
-    assert_same(dict(trial.run(3).server["model"]), model, within=1e-12)
+    assert_same(dict(trial.run(3).server["model"]), model, tolerance=1e-12)
     assert (max(norms) > CLIP_NORM > min(norms)) == clipped
 
 
@@ -128,7 +128,7 @@ def test_clients_measure_normalized_means_of_normalised_features(make_trial, ass
     before = trial.server["model"]
     for outcome in trial.run().outcomes:
         model = before | outcome.upload["model"]
-        assert_same(outcome.upload["prototypes"], own_prototypes(trial, model, outcome.client), within=1e-13)
+        assert_same(outcome.upload["prototypes"], own_prototypes(trial, model, outcome.client), tolerance=1e-13)
         assert outcome.upload["counts"].tolist() == trial.clients.class_counts[outcome.client].tolist()
 
 
@@ -160,7 +160,7 @@ def test_prototypes_stay_on_the_sphere(make_trial, rho):
 def test_without_smoothing_a_client_alone_sets_its_own_class_means(make_clients, make_trial, assert_same):
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
     trial = make_trial(FedNH(rho=0.0), clients=clients, participation=1.0).run(2)
-    assert_same(head(trial), own_prototypes(trial, trial.server["model"], 0), within=1e-13)
+    assert_same(head(trial), own_prototypes(trial, trial.server["model"], 0), tolerance=1e-13)
 
 
 def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same):
@@ -168,7 +168,7 @@ def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same)
     before = trial.server["model"]
     after = trial.run(2).server["model"]
     others = [name for name in before if name != "head.weight"]
-    assert_same(after.only(others), before.only(others), within=1e-14)
+    assert_same(after.only(others), before.only(others), tolerance=1e-14)
     assert not torch.equal(after["head.weight"], before["head.weight"])
 
 

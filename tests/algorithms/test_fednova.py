@@ -28,7 +28,7 @@ def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same
         make_trial(algorithm, clients=clients, participation=1.0, **settings).run(3)
         for algorithm in (FedNova(), FedAvg())
     )
-    assert_same(nova.server, plain.server, within=1e-12)
+    assert_same(nova.server, plain.server, tolerance=1e-12)
 
 
 def test_unequal_numbers_of_steps(make_toy, path):
@@ -84,7 +84,7 @@ def test_a_client_without_steps_is_left_out(make_trial, assert_same):
     states = [upload for _, _, upload in uploads]
     idle = {"model": trial.server["model"], "a": torch.zeros_like(states[0]["a"])}
     found = trial.aggregate(Uploads([*uploads.ids, 99], [*uploads.weights, 0.7], [*states, idle]))
-    assert_same(found, trial.aggregate(uploads), within=1e-14)
+    assert_same(found, trial.aggregate(uploads), tolerance=1e-14)
     assert_same(trial.aggregate(Uploads([99], [1.0], [idle])), trial.server)
 
 

@@ -39,7 +39,7 @@ def test_the_loss_of_one_sample(make_trial):
 
 def test_without_beta_it_is_fedavg(make_trial, assert_same):
     ntd, plain = (make_trial(algorithm, momentum=0.9).run(3) for algorithm in (FedNTD(beta=0.0), FedAvg()))
-    assert_same(ntd.server["model"], plain.server["model"], within=1e-14)
+    assert_same(ntd.server["model"], plain.server["model"], tolerance=1e-14)
 
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
@@ -58,7 +58,7 @@ def test_three_rounds_of_pfllibs_loss(make_trial, train_plainly, assert_same, ta
 
     trial = make_trial(FedNTD(beta=0.7 * tau**2, tau=tau))
     expected = train_plainly(trial, loss, 3)
-    assert_same(dict(trial.run(3).server["model"]), expected, within=1e-12)
+    assert_same(dict(trial.run(3).server["model"]), expected, tolerance=1e-12)
 
 
 def test_it_forgets_less_about_absent_classes(make_trial, make_clients):

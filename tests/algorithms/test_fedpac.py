@@ -154,9 +154,9 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
                 for name in heads[client]
             }
     trial.run(3)
-    assert_same(dict(trial.server["body"]), body, within=1e-6)
+    assert_same(dict(trial.server["body"]), body, tolerance=1e-6)
     for client, head in enumerate(heads):
-        assert_same({name: value[client] for name, value in trial.server["heads"].items()}, head, within=1e-6)
+        assert_same({name: value[client] for name, value in trial.server["heads"].items()}, head, tolerance=1e-6)
 
 
 def test_alone_and_without_a_pull_it_is_fedrep(make_trial, make_clients, assert_same):
@@ -166,4 +166,4 @@ def test_alone_and_without_a_pull_it_is_fedrep(make_trial, make_clients, assert_
         make_trial(algorithm, clients=clients, participation=1.0, momentum=0.9).run(3)
         for algorithm in (FedPAC(penalty=0.0), FedRep(head_epochs=1, body_epochs=2))
     )
-    assert_same(pac.start(0)["model"], rep.start(0)["model"], within=1e-12)
+    assert_same(pac.start(0)["model"], rep.start(0)["model"], tolerance=1e-12)

@@ -91,7 +91,7 @@ def test_without_the_pull_clients_train_alone(make_trial, assert_same, width):
     trial = make_trial(FedProto(penalty=0.0), width=width, momentum=0.9).run(3, ids=[0, 1, 4, 6])
     for client in (0, 1, 4, 6):
         alone = make_trial(FedAvg(), width=width, momentum=0.9).run(3, ids=[client])
-        assert_same(trial.client_states[client]["model"], alone.server["model"], within=1e-14 if width else 0)
+        assert_same(trial.client_states[client]["model"], alone.server["model"], tolerance=1e-14 if width else 0)
     assert_same(trial.client_states[2]["model"], trial.initial_model(0))
 
 
@@ -101,7 +101,7 @@ def test_prototypes_are_mean_features_of_the_trained_model(make_trial, assert_sa
         z, y = features(trial, outcome.keep["model"], outcome.client)
         for label in range(4):
             own = z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64)
-            assert_same(outcome.upload["prototypes"][label], own, within=1e-13)
+            assert_same(outcome.upload["prototypes"][label], own, tolerance=1e-13)
         assert outcome.upload["counts"].tolist() == torch.bincount(y, minlength=4).tolist()
 
 
@@ -129,7 +129,7 @@ def test_equal_uploads_are_the_next_prototypes(make_trial, assert_same):
     for weights in ("uniform", "count"):
         uploads = Uploads([1, 2, 3], [1, 2, 3], [sent] * 3)
         combined = FedProto(prototype_weights=weights).aggregate(trial.server, uploads)
-        assert_same(combined["prototypes"], sent["prototypes"], within=1e-15)
+        assert_same(combined["prototypes"], sent["prototypes"], tolerance=1e-15)
 
 
 def test_nothing_pulls_before_there_are_prototypes(make_trial, assert_same):

@@ -61,7 +61,7 @@ def test_the_pull_is_half_mu_times_the_squared_distance(make_trial, assert_same,
         make_trial(algorithm, model, local_epochs=3, width=width, **settings).run(2)
         for algorithm in (FedProx(mu=0.7), Written())
     )
-    assert_same(prox.server, written.server, within=1e-12)
+    assert_same(prox.server, written.server, tolerance=1e-12)
     tuned, wanted = (trial.train([1], ["local"], "finetune")[0] for trial in (prox, written))
     assert tuned.scores["local"].loss == pytest.approx(wanted.scores["local"].loss, rel=1e-11)
 

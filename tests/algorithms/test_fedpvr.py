@@ -28,7 +28,7 @@ def test_with_all_layers_it_is_scaffold_bit_by_bit(make_trial, assert_same, sett
 def test_with_no_layer_it_is_uniform_fedavg(make_trial, assert_same, settings):
     settings |= {"weighting": "uniform"}
     pvr, plain = (make_trial(algorithm, **settings).run(3) for algorithm in (FedPVR(layers=0, adam=True), FedAvg()))
-    assert_same(pvr.server["model"], plain.server["model"], within=1e-13)
+    assert_same(pvr.server["model"], plain.server["model"], tolerance=1e-13)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -47,7 +47,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
     for _ in range(4):
         trial.run()
         every = [state["control"] for state in trial.client_states.values()]
-        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), tolerance=1e-13)
     assert all(trial.client_states[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
@@ -70,7 +70,7 @@ def test_the_correction_acts_on_the_last_layers_only(make_trial, assert_same):
         assert_same(ours_model.only(body), theirs_model.only(body))
         correction = pvr.server["control"] - pvr.client_states[ours.client]["control"]
         moved = theirs_model.only(head) - 0.05 * correction.only(head)
-        assert_same(ours_model.only(head), moved, within=1e-14)
+        assert_same(ours_model.only(head), moved, tolerance=1e-14)
         assert correction.norm() > 0.1
 
 
@@ -90,7 +90,7 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 rule.step()
         trained = {name: value.detach() for name, value in module.named_parameters()}
-        assert_same(dict(outcome.upload["model"]), trained, within=1e-13)
+        assert_same(dict(outcome.upload["model"]), trained, tolerance=1e-13)
 
 
 def test_on_q2_it_removes_the_drift(make_toy, path):

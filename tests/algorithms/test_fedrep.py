@@ -51,9 +51,9 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
             for name in body
         }
     trial.run(2)
-    assert_same(dict(trial.server["body"]), body, within=1e-12)
+    assert_same(dict(trial.server["body"]), body, tolerance=1e-12)
     for client, head in heads.items():
-        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-12)
+        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -61,7 +61,7 @@ def test_without_body_epochs_the_representation_never_changes(make_trial, assert
     trial = make_trial(FedRep(head_epochs=2, body_epochs=0), width=width, weight_decay=0.1)
     body = trial.initial_model(0).only(trial.net.body_names)
     trial.run(3)
-    assert_same(trial.server["body"], body, within=1e-15)  # an average of equal bodies
+    assert_same(trial.server["body"], body, tolerance=1e-15)  # an average of equal bodies
     for outcome in trial.outcomes:
         assert not torch.equal(outcome.keep["head"].flat(), trial.initial_client_state["head"].flat())
 

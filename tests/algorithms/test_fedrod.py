@@ -17,7 +17,7 @@ EXPECTED = Expected(
 def test_with_as_many_samples_of_each_class_the_global_model_is_fedavgs(make_trial, make_clients, assert_same):
     clients = make_clients(sizes=[8, 12, 16], labels=lambda client: range(4))
     rod, plain = (make_trial(method, clients=clients, momentum=0.9).run(3) for method in (FedRoD(), FedAvg()))
-    assert_same(rod.server, plain.server, within=1e-13)
+    assert_same(rod.server, plain.server, tolerance=1e-13)
 
 
 def test_the_balanced_loss_weighs_classes_by_their_counts(make_trial):

@@ -90,7 +90,7 @@ def test_of_pairs_at_the_same_distance_the_same_one_is_the_median(assert_same):
     _, alone = value_and_gradient(compute_uniformity_loss, z, batch_of(z))
     _, padding = value_and_gradient(compute_uniformity_loss, *padded(z))
     assert alone.abs().max() > 0.01
-    assert_same(padding[: len(z)], alone, within=1e-15)
+    assert_same(padding[: len(z)], alone, tolerance=1e-15)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -109,8 +109,8 @@ def test_both_terms_are_pytorchs(assert_same, size, masked):
     for term, plain in ((compute_variance_deficit, variance), (compute_uniformity_loss, uniformity)):
         wanted, theirs = value_and_gradient(plain, values, None)
         found, ours = value_and_gradient(term, *(padded(values) if masked else (values, batch_of(values))))
-        assert_same(found, wanted, within=1e-14)
-        assert_same(ours[:size], theirs, within=1e-13)
+        assert_same(found, wanted, tolerance=1e-14)
+        assert_same(ours[:size], theirs, tolerance=1e-13)
         assert not ours[size:].any()
 
 

@@ -123,6 +123,6 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, list_batches, wid
         }
     trial.run(3)
     for part, expected in server.items():
-        assert_same(dict(trial.server[part]), expected, within=1e-10)
+        assert_same(dict(trial.server[part]), expected, tolerance=1e-10)
     for client, head in enumerate(heads):
-        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-10)
+        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-10)

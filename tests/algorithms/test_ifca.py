@@ -89,7 +89,7 @@ def test_each_of_two_groups_is_its_own_fedavg(make_opposed, assert_same):
     clustered = make_opposed(IFCA(), [1, -1]).run(3)
     for index, members in enumerate(([0, 2, 4], [1, 3, 5])):
         alone = make_opposed(FedAvg(), [[1, -1][index]]).run(3, ids=members)
-        assert_same(pick(clustered.server["models"], index), alone.server["model"], within=1e-14)
+        assert_same(pick(clustered.server["models"], index), alone.server["model"], tolerance=1e-14)
 
 
 def test_the_numbering_of_models_does_not_matter(make_opposed, assert_same):

@@ -108,7 +108,7 @@ def test_a_client_alone_has_no_contrast(make_clients, make_trial, assert_same):
     moon, plain = (
         make_trial(algorithm, clients=clients, participation=1.0).run(3) for algorithm in (MOON(mu=5.0), FedAvg())
     )
-    assert_same(moon.server, plain.server, within=1e-12)
+    assert_same(moon.server, plain.server, tolerance=1e-12)
 
 
 def test_clients_keep_the_model_that_they_sent(make_trial, assert_same):
@@ -181,4 +181,4 @@ def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, as
                 rule.step()
         sent = outcome.upload["model"] | outcome.keep["buffers"]
         wanted = {name: value.detach() for name, value in student.state_dict().items()}
-        assert_same(dict(sent), {name: wanted[name] for name in sent}, within=1e-10)
+        assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)

@@ -42,7 +42,7 @@ def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_bat
 def test_without_alpha_and_with_one_batch_it_is_fedavg(make_trial, assert_same, variant):
     algorithm = PerFedAvg(alpha=0.0, variant=variant, same_batch=True)
     per, plain = (make_trial(method, weight_decay=0.1).run(3) for method in (algorithm, FedAvg()))
-    assert_same(per.server, plain.server, within=1e-13)
+    assert_same(per.server, plain.server, tolerance=1e-13)
 
 
 @pytest.mark.parametrize(("variant", "parts"), [("first-order", 2), ("hessian-free", 3)])
@@ -60,7 +60,7 @@ def test_each_gradient_has_a_batch_of_its_own(make_trial, assert_same, variant, 
                 ahead, behind = (gradient(trial, w + sign * 0.001 * v, batches[2]) for sign in (1, -1))
                 v = v - 0.3 * ((ahead - behind) / 0.002)
             w = w - 0.05 * v
-    assert_same(trial.train([5])[0].upload["model"], w, within=1e-10)
+    assert_same(trial.train([5])[0].upload["model"], w, tolerance=1e-10)
 
 
 def test_a_part_without_samples_takes_the_first(make_trial, assert_same):
@@ -69,7 +69,7 @@ def test_a_part_without_samples_takes_the_first(make_trial, assert_same):
         make_trial(PerFedAvg(alpha=0.3, same_batch=same_batch), local_epochs=epochs).train([0])[0].upload
         for same_batch, epochs in ((False, 1), (True, 2))
     )
-    assert_same(apart, same, within=1e-15)
+    assert_same(apart, same, tolerance=1e-15)
 
 
 @pytest.mark.parametrize("width", [None, 3])

@@ -58,7 +58,7 @@ def test_a_rate_of_one_over_lambda_uploads_the_personal_model(make_toy):
 def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_same, parameters):
     trial = make_trial(PFedMe(**parameters))
     before = trial.server
-    assert_same(trial.run(3).server, before, within=1e-14)
+    assert_same(trial.run(3).server, before, tolerance=1e-14)
     assert all(
         not torch.equal(outcome.keep["personal"]["head.weight"], before["model"]["head.weight"])
         for outcome in trial.outcomes
@@ -70,14 +70,14 @@ def test_without_attraction_the_personal_model_is_local_training(make_trial, ass
     me = make_trial(PFedMe(attraction=0.0, inner_steps=1, inner_rate=0.05)).train()
     plain = make_trial(FedAvg(), learning_rate=0.05).train()
     for ours, theirs in zip(me, plain, strict=True):
-        assert_same(ours.keep["personal"], theirs.upload["model"], within=1e-14)
+        assert_same(ours.keep["personal"], theirs.upload["model"], tolerance=1e-14)
 
 
 def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
     trial = make_trial(PFedMe(beta=0.25))
     uploads = trial.collect_uploads(trial.train())
     wanted = 0.75 * trial.server["model"] + 0.25 * uploads.mean("model")
-    assert_same(trial.aggregate(uploads)["model"], wanted, within=1e-15)
+    assert_same(trial.aggregate(uploads)["model"], wanted, tolerance=1e-15)
 
 
 def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_same):
@@ -113,5 +113,7 @@ def test_running_statistics_travel_with_w_and_are_averaged(make_trial, assert_sa
     for outcome in trial.outcomes:
         assert_same(outcome.upload["model"].only(names), outcome.keep["personal"].only(names))
     assert_same(
-        trial.server["model"].only(names), trial.collect_uploads(trial.outcomes).mean("model").only(names), within=1e-15
+        trial.server["model"].only(names),
+        trial.collect_uploads(trial.outcomes).mean("model").only(names),
+        tolerance=1e-15,
     )

@@ -124,9 +124,9 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
             for name in body
         }
     trial.run(3)
-    assert_same(dict(trial.server["body"]), body, within=1e-12)
+    assert_same(dict(trial.server["body"]), body, tolerance=1e-12)
     for client, head in heads.items():
-        assert_same(dict(trial.client_states[client]["head"]), head, within=1e-12)
+        assert_same(dict(trial.client_states[client]["head"]), head, tolerance=1e-12)
 
 
 def test_nobody_recalls_in_the_first_round(make_trial, assert_same):
@@ -154,7 +154,7 @@ def test_a_client_alone_has_nothing_to_recall(make_clients, make_trial, assert_s
     recalling, forgetful = (
         make_trial(PFPSLWC(recall_epochs=epochs), clients=clients, participation=1.0).run(3) for epochs in (3, 0)
     )
-    assert_same(recalling.server, forgetful.server, within=1e-12)
+    assert_same(recalling.server, forgetful.server, tolerance=1e-12)
 
 
 def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, assert_same):
@@ -253,7 +253,7 @@ def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
     assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
     for outcome in begun:
         recalled = by_hand(trial, outcome.client, 2)
-        assert_same(dict(outcome.upload["body"]), dict(body_of(recalled)), within=1e-12)
+        assert_same(dict(outcome.upload["body"]), dict(body_of(recalled)), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -263,9 +263,9 @@ def test_a_round_is_recall_then_training(make_trial, assert_same, width):
     trial = make_trial(algorithm, width=width, momentum=0.9).run(1, ids=[3, 5])
     for outcome in trial.train([1, 3, 5]):
         trained = by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
-        assert_same(dict(outcome.upload["body"]), dict(body_of(trained)), within=1e-11)
+        assert_same(dict(outcome.upload["body"]), dict(body_of(trained)), tolerance=1e-11)
         head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
-        assert_same(dict(outcome.keep["head"]), head, within=1e-11)
+        assert_same(dict(outcome.keep["head"]), head, tolerance=1e-11)
 
 
 def body_of(module):
@@ -309,7 +309,7 @@ def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_sa
         student = by_hand(trial, outcome.client, 3, build=norm)
         sent = outcome.upload["body"] | outcome.keep.get("buffers", {})
         wanted = body_of(student) | {name: value for name, value in student.named_buffers() if "running" in name}
-        assert_same(dict(sent), {name: wanted[name] for name in sent}, within=1e-10)
+        assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)
 
 
 def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):

@@ -34,13 +34,13 @@ def test_two_steps_do_not_drift(make_toy, path):
 
 def test_its_first_round_is_uniform_fedavgs(make_trial, assert_same):
     scaffold, plain = (make_trial(algorithm, weighting="uniform").run() for algorithm in (Scaffold(), FedAvg()))
-    assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
+    assert_same(scaffold.server["model"], plain.server["model"], tolerance=1e-14)
 
 
 def test_one_step_a_round_with_everybody_is_uniform_fedavg(make_trial, assert_same):
     settings = {"participation": 1.0, "local_epochs": 1, "batch_size": 100, "weighting": "uniform"}
     scaffold, plain = (make_trial(algorithm, **settings).run(4) for algorithm in (Scaffold(), FedAvg()))
-    assert_same(scaffold.server["model"], plain.server["model"], within=1e-12)
+    assert_same(scaffold.server["model"], plain.server["model"], tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -70,7 +70,7 @@ def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same)
     for _ in range(4):
         trial.run()
         every = [state["control"] for state in trial.client_states.values()]
-        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), within=1e-13)
+        assert_same(trial.server["control"], sum(every[1:], every[0]) * (1 / len(every)), tolerance=1e-13)
     assert all(trial.client_states[outcome.client]["control"].norm() > 0.1 for outcome in trial.outcomes)
 
 
@@ -85,7 +85,7 @@ def test_adam_is_obeyed_where_it_is_insisted_on(make_trial, assert_same):
     assert Scaffold().needs_sgd
     assert not Scaffold(adam=True).needs_sgd
     scaffold, plain = (make_trial(algorithm, **settings).run() for algorithm in (Scaffold(adam=True), FedAvg()))
-    assert_same(scaffold.server["model"], plain.server["model"], within=1e-14)
+    assert_same(scaffold.server["model"], plain.server["model"], tolerance=1e-14)
     assert (scaffold.run().server["model"] - plain.run().server["model"]).norm() > 1e-3
 
 

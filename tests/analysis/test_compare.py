@@ -266,7 +266,7 @@ def test_a_run_with_more_rounds_is_another_run(study: Path) -> None:
     assert "same runs" not in output
     assert re.search(
         rf"\| federation\.rounds +\| all +\| {ROUNDS} +\| {ROUNDS + 1} +\|",
-        lineage._render_settings([first_revision, after]),
+        lineage._render_setting_differences([first_revision, after]),
     )
     assert lineage._render_table([first_revision, first_revision]).count("same runs") == 2 * 2
 
@@ -279,14 +279,14 @@ def test_a_grid_that_differs_is_a_setting_that_differs(study: Path) -> None:
     )
     finish(params)
     after = lineage._read_revision("after", first_revision.plan.report)
-    (line,) = lineage._render_settings([first_revision, after]).splitlines()[2:]
+    (line,) = lineage._render_setting_differences([first_revision, after]).splitlines()[2:]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["study.grid", "all", lineage.DASH, "federation.learning_rate: [0.1, 0.2]"]
     table = lineage._render_table([first_revision, after], has_only_changes=True)
     assert table == lineage._render_table([first_revision, after])
     assert "learning_rate=0.2" in table
     others = first_revision._replace(settings={})
-    assert lineage._render_settings([first_revision, others]) == "No method is in all revisions."
+    assert lineage._render_setting_differences([first_revision, others]) == "No method is in all revisions."
 
 
 def test_a_method_that_two_revisions_lack_has_no_same_runs_in_them(study: Path) -> None:

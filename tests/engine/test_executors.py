@@ -42,7 +42,7 @@ def test_large_clients_are_measured_in_chunks_beside_small_ones(make_clients, ma
     settings = {"clients": make_clients(sizes=LARGE), "batch_size": 100, "participation": 1.0}
     loop, stack = (make_trial(name, width=width, **settings) for width in WIDTHS)
     expected, result = (list_uploads(trial.train(tests=("local", "global"))) for trial in (loop, stack))
-    assert_same(result, expected, within=1e-12)
+    assert_same(result, expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -121,7 +121,7 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
     small = trial.executor.logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
-    assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, within=1e-12)
+    assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, tolerance=1e-12)
     assert sum(calls[4:]) == len(indices)
     assert len(calls[4:]) == 2
 
@@ -190,7 +190,7 @@ def test_a_condition_ends_a_pass_for_each_client_alone(make_trial, assert_same, 
     assert [float(outcome.upload["left"]) for outcome in result] == [0, 0, 0, 15]
     for outcome, epochs in zip(result, (1, 5, 3, 5), strict=True):
         plain = make_trial(FedAvg(), momentum=0.9, local_epochs=epochs).train([outcome.client])[0]
-        assert_same(outcome.upload["model"], plain.upload["model"], within=1e-13)
+        assert_same(outcome.upload["model"], plain.upload["model"], tolerance=1e-13)
 
 
 class HeadOnly(FedAvg):
@@ -221,7 +221,7 @@ def test_a_pass_moves_only_what_it_trains(make_trial, assert_same, width, settin
 def test_with_decoupled_weight_decay_a_stack_trains_as_the_loop_does(make_trial, assert_same, label):
     settings = {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.5}
     loop, stack = (make_trial(label, width=width, **settings).run(2) for width in WIDTHS)
-    assert_same(stack.server, loop.server, within=1e-12)
+    assert_same(stack.server, loop.server, tolerance=1e-12)
     adam = make_trial(label, **settings | {"optimizer": "adam"}).run(2)
     assert not torch.equal(loop.server["model"]["head.weight"], adam.server["model"]["head.weight"])
 
@@ -377,7 +377,7 @@ def test_large_kernels_are_not_channels_last_nor_is_what_they_see(make_trial, as
     monkeypatch.setattr("fedpipe.models.layers.LARGE_KERNEL", small)
     result = list_uploads(make_trial("fedavg", "cnn").train(tests=("local",)))
     assert layouts[large] == (True, True)
-    assert_same(result, expected, within=1e-12)
+    assert_same(result, expected, tolerance=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_which_way_a_layer_lies_is_a_matter_of_speed_alone(make_trial, assert_sa
     monkeypatch.setattr(layout, "NARROW", 1)
     result = list_uploads(make_trial(name).run().train(tests=("local",)))
     assert layouts == {True, False} or name == "fednh", "except its head, which is made of prototypes at each step"
-    assert_same(result, expected, within=1e-12)
+    assert_same(result, expected, tolerance=1e-12)
 
 
 class SharedLayer(nn.Module):
@@ -444,7 +444,7 @@ def test_a_gradient_that_two_parameters_share_is_each_ones_own(make_trial, asser
         for width in WIDTHS
     )
     initial_gap = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
-    assert_same(loop.run(2).server, stack.run(2).server, within=1e-12)
+    assert_same(loop.run(2).server, stack.run(2).server, tolerance=1e-12)
     if algorithm == FedAvg() and "optimizer" not in settings:
         final_gap = loop.server["model"]["body.v"] - loop.server["model"]["body.w"]
-        assert_same(final_gap, initial_gap, within=1e-14)
+        assert_same(final_gap, initial_gap, tolerance=1e-14)

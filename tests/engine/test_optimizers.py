@@ -50,7 +50,7 @@ def run_torch_optimizer(make):
 def test_sgd_is_pytorchs(assert_same, momentum, weight_decay):
     result = run_rule(SGD(0.05, momentum, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.SGD(leaves, 0.05, momentum, weight_decay=weight_decay))
-    assert_same(result, expected, within=2e-15)
+    assert_same(result, expected, tolerance=2e-15)
     assert not torch.equal(result["w"], make_parameters()["w"])
 
 
@@ -58,7 +58,7 @@ def test_sgd_is_pytorchs(assert_same, momentum, weight_decay):
 def test_adam_is_pytorchs(assert_same, weight_decay):
     result = run_rule(Adam(0.05, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.Adam(leaves, 0.05, weight_decay=weight_decay))
-    assert_same(result, expected, within=2e-15)
+    assert_same(result, expected, tolerance=2e-15)
     assert not torch.equal(result["w"], make_parameters()["w"])
 
 
@@ -66,7 +66,7 @@ def test_adam_is_pytorchs(assert_same, weight_decay):
 def test_adamw_is_pytorchs(assert_same, weight_decay):
     result = run_rule(AdamW(0.05, weight_decay))
     expected = run_torch_optimizer(lambda leaves: torch.optim.AdamW(leaves, 0.05, weight_decay=weight_decay))
-    assert_same(result, expected, within=2e-15)
+    assert_same(result, expected, tolerance=2e-15)
     adam = run_rule(Adam(0.05, weight_decay))
     assert torch.equal(result["w"], adam["w"]) == (weight_decay == 0), "the decay must be decoupled"
 
@@ -115,7 +115,7 @@ def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     stepped, _ = torch.func.vmap(rule.update)(stacked, stacked, slots)
     for row, gradient in enumerate((parameters, -2 * parameters)):
         unstacked, _ = rule.update(gradient, gradient, rule.init(gradient))
-        assert_same(stepped.map(lambda value, row=row: value[row]), unstacked, within=1e-15)
+        assert_same(stepped.map(lambda value, row=row: value[row]), unstacked, tolerance=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_fedavg_is_what_one_writes_in_pytorch(make_trial, assert_same, width, cl
 
     expected = train_by_hand(trial, 3, settings, rate, clip, 7)
     trial.run(3)
-    assert_same(dict(trial.server["model"]), expected, within=1e-12)
+    assert_same(dict(trial.server["model"]), expected, tolerance=1e-12)
 
 
 # -- local steps -------------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_loop_and_stack_take_the_same_steps(make_trial, assert_same, name):
     settings |= {"clip_norm": 0.3} if "clip_norm" not in build(name).unsupported_settings else {}
     loop, *stacks = (make_trial(build(name), width=width, **settings).run(3) for width in (None, 3, 7))
     for stack in stacks:
-        assert_same(get_states(stack), get_states(loop), within=ROUNDING)
+        assert_same(get_states(stack), get_states(loop), tolerance=ROUNDING)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -232,7 +232,7 @@ def test_noise_is_that_of_each_epochs_batches(make_clients, make_trial, assert_s
     clients = make_clients((1, 4, 4), transforms=Transforms(flip=True, crop=1))
     settings = {"local_epochs": None, "local_steps": 6}
     loop, stack = (make_trial("fedavg", "cnn", clients, width=width, **settings).run(2) for width in WIDTHS)
-    assert_same(get_states(stack), get_states(loop), within=1e-12)
+    assert_same(get_states(stack), get_states(loop), tolerance=1e-12)
     plain = make_trial("fedavg", "cnn", make_clients((1, 4, 4)), **settings).run(2)
     assert not torch.equal(plain.server["model"]["head.weight"], loop.server["model"]["head.weight"])
 
@@ -247,7 +247,7 @@ class TwoPasses(FedAvg):
 def test_a_second_pass_draws_other_batches(make_trial, assert_same):
     settings = {"local_epochs": None, "local_steps": 3}
     loop, stack = (make_trial(TwoPasses(), width=width, **settings).run(2) for width in WIDTHS)
-    assert_same(get_states(stack), get_states(loop), within=1e-12)
+    assert_same(get_states(stack), get_states(loop), tolerance=1e-12)
 
 
 class ByEpochs(FedAvg):
@@ -321,9 +321,9 @@ def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_s
     assert float(client_control.norm()) > 0
     expected = train_clipped_by_hand(trial, 7, corrected, client_control, server_control, norm)
     (outcome,) = trial.train([7])
-    assert_same(dict(outcome.upload["model"]), expected, within=1e-12)
+    assert_same(dict(outcome.upload["model"]), expected, tolerance=1e-12)
     steps = math.ceil(len(trial.clients.train[7]) / 4)
     change = (trial.server["model"].only(corrected) - outcome.upload["model"].only(corrected)) / (
         0.1 * steps
     ) - server_control
-    assert_same(outcome.upload["change"], change, within=1e-12)
+    assert_same(outcome.upload["change"], change, tolerance=1e-12)

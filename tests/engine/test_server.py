@@ -60,10 +60,10 @@ def test_naive_server_momentum_leaves_running_statistics_the_mean_of_the_uploads
         raw_state = trial.algorithm.aggregate(raw_state, trial.collect_uploads(trial.outcomes))
         min_variances.append(float(raw_state["model"]["body.1.running_var"].min()))
         model, expected = trial.server["model"], mean(trial, "model")
-        assert_same(trial.net.buffers(model), trial.net.buffers(expected), within=1e-14)
+        assert_same(trial.net.buffers(model), trial.net.buffers(expected), tolerance=1e-14)
         assert model["body.1.running_var"].min() > 0
         momentum = 0.9 * momentum + (previous - trial.net.parameters(expected))
-        assert_same(trial.net.parameters(model), previous - momentum, within=1e-12)
+        assert_same(trial.net.parameters(model), previous - momentum, tolerance=1e-12)
         assert tuple(model) == trial.net.names + trial.net.buffer_names
     assert min(min_variances) < 0, "the rule alone drives a variance below 0, or this test shows nothing"
 
@@ -74,7 +74,7 @@ def test_statistics_are_weighted_as_the_rule_weighs(make_trial, assert_same):
     expected = statistics_by_client[0].map(torch.zeros_like)
     for statistics in statistics_by_client:
         expected = expected + statistics / len(statistics_by_client)
-    assert_same(trial.net.buffers(trial.server["model"]), expected, within=1e-14)
+    assert_same(trial.net.buffers(trial.server["model"]), expected, tolerance=1e-14)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,9 @@ def test_any_method_that_averages_models_takes_one(make_trial, assert_same, name
     assert state.keys() == previous.keys()
     other_parts = own_state.keys() - {part}
     assert_same(
-        {other: state[other] for other in other_parts}, {other: own_state[other] for other in other_parts}, within=1e-14
+        {other: state[other] for other in other_parts},
+        {other: own_state[other] for other in other_parts},
+        tolerance=1e-14,
     )
     assert tuple(state[part]) == tuple(previous[part])
 

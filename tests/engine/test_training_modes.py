@@ -54,8 +54,8 @@ def trial(make_clients, make_trial):
 @pytest.mark.parametrize("buffers", ["average", "keep", "drop"])
 def test_a_stack_computes_what_the_loop_computes(trial, assert_same, buffers):
     loop, stack = (trial(width, buffers=buffers).run(2, tests=("local",)) for width in (None, 3))
-    assert_same(list_uploads(stack.outcomes), list_uploads(loop.outcomes), within=1e-10)
-    assert_same(stack.server, loop.server, within=1e-10)
+    assert_same(list_uploads(stack.outcomes), list_uploads(loop.outcomes), tolerance=1e-10)
+    assert_same(stack.server, loop.server, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -117,7 +117,7 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
     x, _ = trials[2].clients.gather(indices)
     key = torch.tensor(trials[2].clients.get_noise_key(-1, 1, "test", 0))
     expected = trials[2].net(trials[2].server["model"], transform_images(trials[2].clients.transforms, x, key))
-    assert_same(other, expected, within=1e-12)
+    assert_same(other, expected, tolerance=1e-12)
     assert (other - plain).abs().amax(1).count_nonzero() > len(indices) / 4
     next_round_logits = trials[2].executor.logits(trials[2].server["model"], indices, 2)
     assert not torch.equal(other, next_round_logits), "each round has different changes"
@@ -126,7 +126,7 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
 def test_training_images_change(trial, assert_same):
     plain, changed = (trial(transforms=transforms).train() for transforms in (Transforms(), Transforms(crop=1)))
     with pytest.raises(AssertionError):
-        assert_same(list_uploads(plain), list_uploads(changed), within=1e-6)
+        assert_same(list_uploads(plain), list_uploads(changed), tolerance=1e-6)
 
 
 def test_averaged_statistics_are_the_mean_of_the_clients(trial):

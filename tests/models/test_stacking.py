@@ -95,7 +95,7 @@ def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
 @for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
-    assert_same(stack, loop, within=1e-7)  # BatchNorm of two or three values divides by deviations near 0
+    assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
     has_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
     assert sum(has_changed) > len(has_changed) / 2
 
@@ -113,4 +113,4 @@ def test_single_clients_run_on_a_gpu(name: str, assert_same: Any, monkeypatch: p
     monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
     _, host_results = train_round(name, Loop)
     with fake_device.at_hand():  # its LSTM has another kernel
-        assert_same(train_round(name, Loop, fake_device.DEVICE)[1], host_results, within=1e-15)
+        assert_same(train_round(name, Loop, fake_device.DEVICE)[1], host_results, tolerance=1e-15)

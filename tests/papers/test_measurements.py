@@ -446,7 +446,7 @@ def test_the_best_value_is_told_once_all_were_run() -> None:
     (text,) = (text for text in layouts.load_papers()["FedDUAL"].text if text.metric == "best_epsilon")
     for done, expected in ((cells[:1], None), (cells, 1e-3)):
         study = imitate_study(cells, done, get_accuracy=lambda cell: accuracy[cell.key])
-        measured_cell = measurements.measure_text_number(text, {text.study: study}.get)
+        measured_cell = measurements.measure_prose_number(text, {text.study: study}.get)
         assert (measured_cell.number.mean if measured_cell.number else None) == expected
         assert measured_cell.reason == ("" if expected else "failed: boom")
 
@@ -458,5 +458,5 @@ def test_counterexamples_are_told_of_a_hundred_clients() -> None:
     (text,) = (text for text in layouts.load_papers()["FedDW"].text if text.metric == "counterexamples")
     cells = [make_cell("fedavg")]
     study = imitate_study(cells, cells, load_diagnostics=lambda kind, cell: [norms])
-    measured_cell = measurements.measure_text_number(text, {text.study: study}.get)
+    measured_cell = measurements.measure_prose_number(text, {text.study: study}.get)
     assert (number(measured_cell).mean, number(measured_cell).runs) == (25.0, 1)

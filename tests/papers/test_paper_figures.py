@@ -96,7 +96,7 @@ def test_the_stored_pages_contain_the_stored_figures(stem):
     figures_of_paper = sorted(folder.glob(f"figures/{stem}-*.svg"))
     assert figures_of_paper
     for path in figures_of_paper:
-        assert pages.encode_svg(path.read_text()) in page, f"{path.name}: run docs/images/draw_papers.py"
+        assert pages.make_svg_data_uri(path.read_text()) in page, f"{path.name}: run docs/images/draw_papers.py"
 
 
 def test_the_number_of_seeds_is_in_the_figure():

@@ -286,9 +286,9 @@ def test_matrices_are_of_the_best_values_that_the_table_shows(make):
     for run, count in enumerate([3, 6]):
         tree.write(run, [{"global-on-global": [(count, 10)]}] * 3)
         tree.write_matrices(run, {"SL": count / 10, "CR": count / 10})
-    assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.01)"]
+    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.01)"]
     tree.change(report=tree.plan.report.model_copy(update=dict(best_over=("federation.learning_rate",))))
-    assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
+    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["fedavg (learning_rate=0.1)"]
 
 
 def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_gray(make):
@@ -397,7 +397,7 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
     partitions = {key: settings | {"dataset": {"name": "imdb"}} for key, settings in tree.plan.partitions.items()}
     tree.change(partitions=partitions)
-    result = matrices.select_model_matrices(StudyData(tree.plan))
+    result = matrices.read_figure_matrices(StudyData(tree.plan))
     assert result["fedavg"].class_names == ("negative", "positive")
     figure = matrices.build_matrices_figure(result, [], NEURIPS)
     assert ticks(figure.axes[0].xaxis) == ticks(figure.axes[0].yaxis) == ["negative", "positive"]
@@ -432,7 +432,7 @@ def four(make):
 
 
 def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
-    result = matrices.select_model_matrices(StudyData(four.plan))
+    result = matrices.read_figure_matrices(StudyData(four.plan))
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
@@ -463,9 +463,9 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
 
 def test_matrices_without_fedavg_are_of_the_first_global_models(four):
     four.change(algorithms=("local", "scaffold", "feddw"))
-    assert list(matrices.select_model_matrices(StudyData(four.plan))) == ["feddw", "scaffold"]
+    assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["feddw", "scaffold"]
     four.change(algorithms=("local", "scaffold"))
-    assert list(matrices.select_model_matrices(StudyData(four.plan))) == ["scaffold"]
+    assert list(matrices.read_figure_matrices(StudyData(four.plan))) == ["scaffold"]
 
 
 def test_no_global_model_is_said(four):
@@ -562,5 +562,5 @@ def test_the_report_selects_methods_and_protocols_of_the_figures(make):
     assert [ax.get_title("left") for ax in figure.axes] == ["Local test accuracy\n(personalized)"]
     assert "feddw" in figure.get_supxlabel()
     assert "fedavg" not in figure.get_supxlabel()
-    assert list(matrices.select_model_matrices(StudyData(tree.plan))) == ["other", "feddw"]
+    assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["other", "feddw"]
     assert set(curves.build_curves(StudyData(tree.plan))["algorithm"]) == {"fedavg", "feddw", "other"}

@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import class_mean
+from fedpipe.algorithms.class_means import compute_class_means
 from fedpipe.algorithms.feddw import compute_regularizer, remove_head_bias
 from fedpipe.algorithms.passes import Loss, Measure, Pass, Train
-from fedpipe.algorithms.soft_labels import compute_soft_labels, make_one_hot_rows, sum_soft_labels
+from fedpipe.algorithms.soft_labels import compute_soft_labels, make_initial_soft_labels, sum_soft_labels
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
@@ -71,7 +71,7 @@ class WithDW(Algorithm):
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """X's state, and the identity as SL matrix."""
-        return super().init(initial_model) | {OMEGA: make_one_hot_rows(initial_model(0))}
+        return super().init(initial_model) | {OMEGA: make_initial_soft_labels(initial_model(0))}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -115,7 +115,7 @@ class WithDW(Algorithm):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
-        omega = class_mean(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
+        omega = compute_class_means(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
         return super().aggregate(server, uploads) | {OMEGA: omega}
 
     @override
@@ -157,7 +157,7 @@ def add_dw_mixin(method: Any) -> type[Any]:
     return dataclass(frozen=True, kw_only=True)(_MixinMeta(method.__name__, (WithDW, method), namespace))
 
 
-def get_dw_refusal(method: Any) -> str:
+def get_dw_conflict(method: Any) -> str:
     """Why a method can't have the regularizer, with the cure. Empty: it can."""
     reason: str = getattr(method, "dw_conflict", "")
     return f"{method.__qualname__} has its own parameter 'dw'" if has_own_dw(method) else reason
@@ -178,6 +178,6 @@ def add_dw_if_requested(method: Any, parameters: Mapping[str, Any], key: str) ->
     """
     if parameters.get("dw") is None:
         return method
-    if reason := get_dw_refusal(method):
+    if reason := get_dw_conflict(method):
         raise SettingsError(f"{key}.dw: {parameters['dw']} can't be used, because {reason}.")
     return add_dw_mixin(method)

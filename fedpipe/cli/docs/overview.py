@@ -61,7 +61,7 @@ def render_row(name: str, peers: dict[str, Any]) -> str:
     statistics = ", ".join(owner for owner, state in owners.items() if has_running_statistics(state))
     also_in = ", ".join(peer for peer, facts in peers.items() if name in facts["methods"]) or "–"
     title = get_display_name(trial.algorithm)
-    cells = (f"[{title}](#{name})", get_kind(trial), down, up, parts, statistics, also_in)
+    cells = (f"[{title}](#{name})", get_model_kind(trial), down, up, parts, statistics, also_in)
     return f"| {' | '.join(cells)} |"
 
 
@@ -83,7 +83,7 @@ def compute_exchange(trial: Trial) -> tuple[State, State, State]:
     return common | pytree.tree_map(lambda value: value[0], per_client), outcome.upload, kept
 
 
-def get_kind(trial: Trial) -> str:
+def get_model_kind(trial: Trial) -> str:
     """Whether there is a global model, a model for each client, or both."""
     if trial.algorithm.global_model(trial.server) is None:
         return "personal"

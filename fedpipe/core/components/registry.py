@@ -246,7 +246,7 @@ def build_component(
 
 def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
     """Class with the parameters of extensions. Most algorithms can have FedDW's regularizer `dw`."""
-    if kind is not ALGORITHM or _import_dw().get_dw_refusal(component):
+    if kind is not ALGORITHM or _import_dw().get_dw_conflict(component):
         return component
     extended_class: type[Component] = _import_dw().add_dw_mixin(component)
     return extended_class

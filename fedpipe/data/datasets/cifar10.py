@@ -44,10 +44,10 @@ class CIFAR10(PublishedImages):
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR10 as Reader  # noqa: N811
 
-        return read_archive(Reader, *files)
+        return read_torchvision_archive(Reader, *files)
 
 
-def read_archive(reader: Any, archive: Path) -> Samples:
+def read_torchvision_archive(reader: Any, archive: Path) -> Samples:
     """Read the archive with torchvision's reader, which checks it again."""
     with tempfile.TemporaryDirectory() as root:
         (Path(root) / archive.name).symlink_to(archive.resolve())

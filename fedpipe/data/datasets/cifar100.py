@@ -43,4 +43,4 @@ class CIFAR100(PublishedImages):
     def _read(self, files: Sequence[Path]) -> Samples:
         from torchvision.datasets import CIFAR100 as Reader  # noqa: N811
 
-        return cifar10.read_archive(Reader, *files)
+        return cifar10.read_torchvision_archive(Reader, *files)

@@ -201,7 +201,7 @@ def get_logits_function(algorithm: Algorithm, phase: Phase) -> Callable[[State, 
 
 def count_local_steps(algorithm: Algorithm, clients: FederatedData, client: int, round_number: int) -> int | None:
     """Count the steps of a client in a round. None: the algorithm does not count them."""
-    if not contract.has_step_counts(algorithm):
+    if not contract.has_client_step_counts(algorithm):
         return None
     noise_key = torch.tensor(clients.get_client_noise_key(client, round_number))
     return contract.count_local_steps(algorithm, len(clients.train[client]), round_number, noise_key)

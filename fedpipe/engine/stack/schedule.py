@@ -42,7 +42,7 @@ def make_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[in
     return [ordered_clients[first : first + width] for first in range(0, len(ordered_clients), width)]
 
 
-def count_steps(count: int, size: int, limit: int | None = None) -> int:
+def count_batches(count: int, size: int, limit: int | None = None) -> int:
     """Number of batches of ``size``, at most ``limit``. At least one, which may be empty."""
     step_count = max(1, -(-count // size))
     return step_count if limit is None else min(step_count, limit)
@@ -87,7 +87,7 @@ def describe_stacks(
                 [step_range.width, step_range.stop - step_range.first]
                 for step_range in make_step_ranges(
                     [
-                        fixed_steps.get(client) or count_steps(int(sizes[client]), batch_size)
+                        fixed_steps.get(client) or count_batches(int(sizes[client]), batch_size)
                         for client in stack_clients
                     ],
                     allowed_widths,

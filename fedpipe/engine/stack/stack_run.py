@@ -215,7 +215,7 @@ class StackRun:
     def _count_epoch_steps(self, training: Train, client: int) -> int:
         """Count the steps of a client in an epoch."""
         sample_count = self._clients.compute_subset_size(client, training.share)
-        return schedule.count_steps(sample_count, self._get_batch_size(training), training.steps)
+        return schedule.count_batches(sample_count, self._get_batch_size(training), training.steps)
 
     def _run_step_range(self, step: StackStep, state: State, plan: BatchPlan, active: Flags | None, name: str) -> State:
         """Run the steps of a range, for active clients if there is a condition."""
@@ -315,7 +315,7 @@ class StackRun:
         self, samples: Sequence[Integers], keys: list[int] | None
     ) -> tuple[list[StepRange], BatchPlan]:
         """Make the plan of an evaluation. A client without samples has one empty batch."""
-        counts = [schedule.count_steps(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
+        counts = [schedule.count_batches(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
         step_ranges, orders = (
             schedule.make_step_ranges(counts, self._allowed_widths),
             self._map_rows(lambda client: samples[client], NO_SAMPLES),

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.matrices import Floats, ModelMatrices, select_model_matrices
+from fedpipe.report.matrices import Floats, ModelMatrices, read_figure_matrices
 
 MATRIX_LABELS = {  #: content, rows and columns of each matrix
     "SL": ("SL: mean soft label", "true class", "predicted class"),
@@ -29,7 +29,7 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
 
     They are of the first seed and grid point in the last round, on the global test set.
     """
-    plan, selected_matrices = data.plan, select_model_matrices(data)
+    plan, selected_matrices = data.plan, read_figure_matrices(data)
     cells = tuple(model_matrices.cell for model_matrices in selected_matrices.values())
     rounds = " and ".join(dict.fromkeys(str(cell.rounds) for cell in cells))
     names = [

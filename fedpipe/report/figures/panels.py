@@ -37,7 +37,7 @@ MIN_ACCURACY_SPAN = 2.0  #: points of accuracy on an axis, so that a few samples
 DATASETS = re.compile(r"CIFAR-\d+|(?:Fashion-|F)?MNIST|IMDB|Tiny ImageNet\*?|AG News")
 
 
-def render_as_svg(draw: Callable[_P, Figure]) -> Callable[_P, str]:
+def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
     """Decorate a function that draws a figure, so that it returns the text of an SVG."""
 
     @functools.wraps(draw)
@@ -61,7 +61,7 @@ def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, li
     return figure, axes[:count]
 
 
-@render_as_svg
+@make_svg_renderer
 def render_lines(
     frame: pd.DataFrame,
     x_label: str,
@@ -126,7 +126,7 @@ def render_lines(
     return style.add_notes(figure, [note, gray, _describe_equal_lines(frame)])
 
 
-@render_as_svg
+@make_svg_renderer
 def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached", note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
@@ -162,7 +162,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached",
     return style.add_notes(figure, [note])
 
 
-@render_as_svg
+@make_svg_renderer
 def render_heatmaps(
     frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0, note: str = ""
 ) -> Figure:
@@ -200,7 +200,7 @@ def render_heatmaps(
     return style.add_notes(figure, [note])
 
 
-@render_as_svg
+@make_svg_renderer
 def render_points(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
     """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
     panels = list(frame["panel"].unique())
@@ -219,7 +219,7 @@ def render_points(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "
     return style.add_notes(figure, [note])
 
 
-@render_as_svg
+@make_svg_renderer
 def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
     """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
     figure, (ax,) = make_panels(1, 3.0)
@@ -240,7 +240,7 @@ def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
     return style.add_notes(figure, [note])
 
 
-@render_as_svg
+@make_svg_renderer
 def render_surface(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
     frame = _fill_columns(frame, panel="")
