@@ -23,10 +23,12 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, remove
 from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
 from fedpipe.data import store
+from fedpipe.data.datasets.base import PinnedDataset, PublishedDataset
 from fedpipe.engine.clients import frozen
 from fedpipe.planning import planner
 from fedpipe.planning.plan import KEY_PATTERN
 from fedpipe.planning.run_settings import RunSettings
+from fedpipe.settings import loader, parser
 
 SNAKEMAKE_RECORDS = RESULTS / ".provenance"
 
@@ -137,12 +139,23 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
         try:
             plans = [planner.make_plan(path, preset) for preset in planner.list_presets(path)]
         except SettingsError as error:
+            if _has_undeclared_data(path):
+                continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
             runs |= {run.path for run in study_plan.runs}
             partitions |= {layout.assignment_file(key).parent for key in study_plan.partitions}
             data |= {layout.dataset_file(run.dataset) for run in study_plan.runs}
     return runs, partitions, data
+
+
+def _has_undeclared_data(params: Path) -> bool:
+    """Whether the SHA-256 of a study's own data is still missing, so that the study has no runs."""
+    try:
+        dataset = parser.parse_dataset(loader.read_params(params).get("dataset", {})).named_dataset
+    except SettingsError:
+        return False
+    return isinstance(dataset, PinnedDataset) and not isinstance(dataset, PublishedDataset) and not dataset.sha256
 
 
 def _find_committed_keys() -> set[str]:

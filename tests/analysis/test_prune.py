@@ -158,6 +158,18 @@ def test_another_study_keeps_its_runs(run: Run) -> None:
         prune.find_unneeded_files()
 
 
+def test_a_study_whose_data_were_never_downloaded_has_no_runs(run: Run) -> None:
+    Path("studies").mkdir(exist_ok=True)
+    study = "dataset: {name: huggingface, path: flwrlabs/femnist, label: character}\n"
+    Path("studies/femnist.yaml").write_text(study)
+    assert prune.find_unneeded_files() == []
+    Path("studies/femnist.yaml").write_text(study + "federation: {rounds: 0}\n")
+    assert prune.find_unneeded_files() == []
+    Path("studies/femnist.yaml").write_text(study.replace("label:", "lable:"))
+    with pytest.raises(SettingsError, match=r"^studies/femnist.yaml: .* dataset.lable"):
+        prune.find_unneeded_files()
+
+
 def test_a_merge_with_committed_conflicts_keeps_the_runs_of_both_sides(run: Run) -> None:
     keys, params = Path("results/keys/fedavg.json"), Path("params.yaml").read_text()
     ours = keys.read_text()
