@@ -44,6 +44,10 @@ def get_class_names(dataset_settings: Mapping[str, Any], count: int) -> tuple[st
         Path(dataset_settings["path"]) if dataset_settings["name"] == "folder" and "path" in dataset_settings else None
     )
     if root and pinned_files.compute_content_sha256(root) == dataset_settings.get("sha256"):
-        split_folders = [root / split for split in ("train", "test") if (root / split).is_dir()] or [root]
-        class_names = sorted(path.name for path in split_folders[0].iterdir() if path.is_dir())
+        if levels := [*dataset_settings.get("levels", ())]:
+            pattern = "/".join("*" for _ in levels[: levels.index("label") + 1])
+            class_names = sorted({path.name for path in root.glob(pattern) if path.is_dir()})
+        else:
+            split_folders = [root / split for split in ("train", "test") if (root / split).is_dir()] or [root]
+            class_names = sorted(path.name for path in split_folders[0].iterdir() if path.is_dir())
     return tuple(class_names) if len(class_names) == count else tuple(map(str, range(count)))

@@ -395,10 +395,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
             "a Train pass, because clients that train in one call have different values."
         )
     if any(words in error_text for words in RANDOMNESS_ERRORS):
-        return (
-            f"{prefix} draws random numbers that do not depend on the study's seed. Use only the randomness of "
-            "batches, dropout and initial models."
-        )
+        return f"{prefix} draws random numbers that do not depend on the study's seed. Use draw_normal or draw_uniform."
     if any(words in error_text for words in IN_PLACE_ERRORS):
         return f"{prefix} changes a tensor in place. Compute a new tensor, such as a = a + b."
     if type(error).__name__ == "FrozenInstanceError":

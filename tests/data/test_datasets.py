@@ -25,7 +25,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import compute_file_sha256, write_parquet
-from fedpipe.data import store
+from fedpipe.data import class_names, store
 from fedpipe.data.datasets import ag_news, cifar10, cifar100, fashion_mnist, imdb, mnist, tiny_imagenet
 from fedpipe.data.datasets.base import DatasetInfo, PublishedDataset, Samples
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher, PublishedFile
@@ -561,6 +561,18 @@ def test_a_text_can_be_a_sequence_of_characters() -> None:
     assert facts.vocabulary == 8
     with pytest.raises(SettingsError, match=r"^dataset\.tokens: 'letters' .*'words' or 'characters'"):
         parser.parse_dataset({"name": "parquet", "path": "own.parquet", "tokens": "letters"})
+
+
+def test_classes_of_a_folder_with_levels_have_the_names_of_their_level() -> None:
+    write_folder("north/dog/1.png", "north/ant/1.png", "south/dog/1.png")
+    settings = {"name": "folder", "path": "pictures", "levels": ["hospital", "label"]}
+    sha256 = parser.parse_dataset(settings).effective_dataset.find_missing_sha256(Fetcher())
+    assert class_names.get_class_names(settings | {"sha256": sha256}, 2) == ("ant", "dog")
+    assert class_names.get_class_names(settings | {"sha256": sha256, "levels": ["label", "size"]}, 2) == (
+        "north",
+        "south",
+    )
+    assert class_names.get_class_names(settings | {"sha256": "0" * 64}, 2) == ("0", "1"), "the folder has changed"
 
 
 def test_a_folder_is_known_by_its_files() -> None:
