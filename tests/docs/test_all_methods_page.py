@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
 import pytest
 
+import fedpipe
 from fedpipe.core.components import component, registry
 from fedpipe.planning import planner
+from tests import small_studies as studies
+from tests.analysis.conftest import finish
 from tests.small_studies import ROOT
 
 
@@ -41,6 +45,42 @@ def test_there_is_a_run_of_each_method_and_alpha(program: ModuleType, monkeypatc
     assert numbers["key"].is_unique
     (count,) = re.findall(r"compare all (\d+) methods", program.PAGE.read_text())
     assert int(count) == len(plan.algorithms)
+
+
+def test_the_numbers_are_those_of_the_results(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a small study with new clients, from its runs to the tables of the page."""
+    monkeypatch.chdir(tmp_path)
+    params = studies.settings(
+        ("fedavg", "local"),
+        2,
+        federation={"held_out": 0.2},
+        evaluation={"protocols": ["personal-on-local", "finetuned-on-local"], "metrics": ["accuracy", "ece"]},
+        report={"clients": "both"},
+        study={"seeds": [0], "grid": {program.GRID: [0.1, 1.0]}},
+    )
+    plan = finish(params)
+    monkeypatch.setattr(program, "STUDY", tmp_path / "params.yaml")
+    numbers = program.collect_numbers()
+    assert [*zip(numbers["method"], numbers["alpha"], strict=True)] == [
+        ("FedAvg", 0.1),
+        ("FedAvg", 1.0),
+        ("Local", 0.1),
+        ("Local", 1.0),
+    ]
+    assert {*numbers["key"]} == {run.key for run in plan.runs}
+    accuracies = fedpipe.load(program.STUDY).accuracies
+    last = accuracies[(accuracies["round"] == 2) & (accuracies["average"] == "sample")]
+    for row in numbers.to_dict("records"):
+        rows = last[(last["algorithm"] == row["algorithm"]) & (last[program.GRID].astype(float) == row["alpha"])]
+        expected = rows.set_index("protocol")["accuracy"]
+        assert row["new-finetuned-on-local accuracy"] == pytest.approx(
+            100 * expected["new-finetuned-on-local"], abs=1e-4
+        )
+        assert row[program.RANKED] == pytest.approx(100 * expected["personal-on-local"], abs=1e-4)
+    local = next(row for row in program.render_accuracies(numbers).splitlines() if row.startswith("| Local"))
+    assert local.split(" | ")[3] == "–", "a new client of Local has only the initial model"
 
 
 def test_ranks_and_dashes(program: ModuleType) -> None:
