@@ -160,7 +160,8 @@ def _label_axes(
     """Label the outer axes, and hide unused axes."""
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
-    _set_equal_limits(axes.flat[:panels])
+    if panels:
+        _set_equal_limits(axes.flat[:panels])
     for index, ax in enumerate(axes.flat[:panels]):
         is_lowest = index >= panels - columns
         ax.set_xticks(ticks)
