@@ -336,6 +336,22 @@ def test_curves_of_no_algorithm_are_drawn_empty(make):
     assert not [line for ax in figure.axes for line in ax.lines]
 
 
+def test_a_panel_without_finite_values_does_not_change_the_limits_of_the_others(make):
+    """Such as the NLL of a reference that diverges. Each of seven lines has its panel."""
+    names = [f"other{index}" for index in range(7)]
+    tree = make(names, [0])
+    for index in range(7):
+        tree.write(index, [{"global-on-global": [(index + 1, 10)], "personal-on-local": [(1, 10)] * 2}] * 3)
+    frame = curves.build_curves(StudyData(tree.plan))
+    diverged = frame.assign(mean=frame["mean"].where(frame["algorithm"] != "other0"))
+    for drawn_frame in (frame, diverged):
+        panels = [ax for ax in curves_figure.build_curves_figure(tree.plan, drawn_frame).axes if ax.axison]
+        assert {(ax.get_xlim(), ax.get_ylim()) for ax in panels} == {(panels[0].get_xlim(), panels[0].get_ylim())}
+        low, high = panels[0].get_ylim()
+        assert low < 20 < 70 < high < 100
+        assert panels[0].get_xlim()[0] < 1 < 3 < panels[0].get_xlim()[1] < 4
+
+
 def test_partition_shows_counts_and_sizes():
     figure = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS, NEURIPS)
     cells, bars = figure.axes

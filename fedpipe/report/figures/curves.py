@@ -177,7 +177,8 @@ def _label_axes(
 def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
     """Give all panels the limits of all data. matplotlib's shared axes take minutes for a hundred panels."""
     first = axes[0]
-    first.dataLim.set(Bbox.union([ax.dataLim for ax in axes if ax.has_data()] or [first.dataLim]))
+    boxes = [ax.dataLim for ax in axes if np.isfinite(ax.dataLim.get_points()).all()]  # others have no finite values
+    first.dataLim.set(Bbox.union(boxes or [first.dataLim]))
     first.autoscale_view()
     for ax in axes:
         ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
