@@ -75,6 +75,21 @@ def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def sort_clients(clients: float | tuple[int, ...], cure: str) -> float | tuple[int, ...]:
+    """Sort a list of clients, so that every order has the same key. A fraction stays as it is.
+
+    Raises
+    ------
+    ValueError
+        The list is empty or contains a client twice. ``cure`` ends the message about an empty list.
+    """
+    if not isinstance(clients, tuple):
+        return clients
+    if not clients:
+        raise ValueError(f"[] lists no client. {cure}")
+    return tuple(sorted(require_unique(clients)))
+
+
 def _to_hashable(value: Any) -> Any:
     """Convert a value to a hashable one that is equal for equal values."""
     if isinstance(value, Mapping):

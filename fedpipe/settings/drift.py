@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import Choice, require_unique
+from fedpipe.settings.base import Choice, sort_clients
 
 DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
 DEFAULT_ANGLE = 180
@@ -59,12 +59,7 @@ class Drift(Choice):
     @field_validator("clients")
     @classmethod
     def _sort_clients(cls, clients: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        """Sort a list, so that every order has the same key."""
-        if not isinstance(clients, tuple):
-            return clients
-        if not clients:
-            raise ValueError("[] lists no client. List at least one, or remove federation.drift.")
-        return tuple(sorted(require_unique(clients)))
+        return sort_clients(clients, "List at least one, or remove federation.drift.")
 
     @field_validator("label_map")
     @classmethod

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from fedpipe.core import rng
-from fedpipe.settings.base import Choice, Section, late_field, require_unique
+from fedpipe.settings.base import Choice, Section, late_field, sort_clients
 from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
@@ -270,12 +270,7 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     @field_validator("held_out")
     @classmethod
     def _sort_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        """Sort a list, so that every order has the same key."""
-        if not isinstance(held_out, tuple):
-            return held_out
-        if not held_out:
-            raise ValueError("[] lists no client. Use 0, or list at least one.")
-        return tuple(sorted(require_unique(held_out)))
+        return sort_clients(held_out, "Use 0, or list at least one.")
 
     @model_validator(mode="after")
     def _check_held_out(self) -> Federation:
