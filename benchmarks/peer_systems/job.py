@@ -53,7 +53,7 @@ CASES = {
         *(CIFAR10(), Dirichlet(alpha=0.5, minimum=90), ResNet18(), 100, 0.1, 64, 0.05, 12.0),
     ),
     "clients": Case(
-        "MNIST, IID, 10 of 1,000 clients, mlp, batches of 10", *(MNIST(), IID(), MLP(), 1000, 0.01, 10, 0.1, 5.0)
+        "MNIST, IID, 10 of 1,000 clients, mlp, batches of 10", *(MNIST(), IID(), MLP(), 1000, 0.01, 10, 0.01, 5.0)
     ),
 }
 
