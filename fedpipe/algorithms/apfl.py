@@ -82,7 +82,7 @@ class APFL(FedAvg):
         return Train(self.loss, group=("model", "own", "mixing"), step=self.step)
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """Steps of the client's own model in the mixture."""
         return (Train(self.personal_risk, "own", epochs=epochs, stream="finetune"),)
 

@@ -100,7 +100,7 @@ class FedALA(FedAvg):
         return {"model": model | top, "difference": difference, "is_first": info.is_first, "window": window, **state}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """Learn the weights."""
         mixing = Train(
             self.risk,

@@ -88,7 +88,7 @@ class FedAS(SharedBody):
         }
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The class means by the previous body, and the alignment of the downloaded one."""
         alignment = Train(
             self.compute_misalignment,

@@ -59,7 +59,7 @@ class FedBABU(SharedBody):
         return Train(self.loss, only=self.net.body_names)
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """The complete model, or a part of it."""
         names_by_part = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
         return (Train(self.loss, only=names_by_part[self.finetuned], epochs=epochs, stream="finetune"),)

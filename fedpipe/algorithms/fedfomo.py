@@ -114,7 +114,7 @@ class FedFomo(Algorithm):
         return {**state, **download, "gains": info.size.new_zeros(self.slot_count)}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The mixture."""
         return (Measure(self.sum_losses, self.mix_models, on="validation"),)
 

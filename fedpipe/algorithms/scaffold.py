@@ -118,7 +118,7 @@ class Scaffold(FedAvg):
     def update_control(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
         if self.federation.optimizer == "adam":
-            control = compute_mean_gradient(client)
+            control = compute_mean_step_gradient(client)
             return client | {"own": control, "change": control - client["own"]}
         learning_rate_sum = (client["steps"] * self.federation.learning_rate).clamp(
             min=torch.finfo(client["steps"].dtype).tiny
@@ -166,7 +166,7 @@ def add_gradient(client: State, g: Tensors) -> State:
     return client | {"gradients": client["gradients"] + g.only(client["gradients"])}
 
 
-def compute_mean_gradient(client: State) -> Tensors:
+def compute_mean_step_gradient(client: State) -> Tensors:
     """The mean of the gradients of the client's steps."""
     mean: Tensors = client["gradients"] / client["steps"].clamp(min=1)
     return mean

@@ -277,11 +277,11 @@ class Results:
 
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
-            stored_files.require_state(cell.files, number)
+            stored_files.require_stored_state(cell.files, number)
             run = self._open_run(cell)
             if client is not None:
                 stored_files.require_client(client, len(run.clients))
-                stored_files.require_state(cell.files, number, client)
+                stored_files.require_stored_state(cell.files, number, client)
             names = stored_files.get_class_names(self._get_dataset_name(cell))
             state = cell.files.round(number)
             provenance = {
@@ -334,7 +334,7 @@ class Results:
             run = self._open_run(cell)
             if client is not None:
                 stored_files.require_client(client, len(run.clients))
-            stored_files.require_state(cell.files, number, client)
+            stored_files.require_stored_state(cell.files, number, client)
             return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
 
     def participants(self, algorithm: str, seed: int | None = None, *, round: int, **grid: Any) -> list[int]:

@@ -38,7 +38,7 @@ def read_client_names(partition: str) -> dict[int, str]:
     return {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
 
 
-def require_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
+def require_stored_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
     """Raise an error if the server's state after a round, or a client's, is not stored."""
 
     def is_stored(round_number: int) -> bool:

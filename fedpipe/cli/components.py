@@ -133,7 +133,7 @@ def check(
     """Check an algorithm against the interface. Print a message for each violation, and exit with status 1 if any."""
     from fedpipe.testing import command
 
-    violations = command.run_check(name, set_ or [], params)
+    violations = command.check_component(name, set_ or [], params)
     for violation in violations:
         typer.echo(violation)
     if violations:

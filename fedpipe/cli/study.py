@@ -56,7 +56,7 @@ def plan(
             typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
         else:
             planner.write_plan(study_plan)
-    remaining_work = forecast.compute_forecast(*plans)
+    remaining_work = forecast.forecast_remaining_work(*plans)
     if has_several_studies:
         unavailable_count = len({path for study_plan in plans for path in study_plan.unavailable_runs})
         unavailable_note = (

@@ -117,7 +117,7 @@ def format_validation_errors(
     )
 
 
-def reject_invalid_numbers(raw: Any, parsed: Any) -> None:
+def reject_booleans_and_huge_numbers(raw: Any, parsed: Any) -> None:
     """Reject Booleans for numbers, which pydantic converts to 0 and 1, and numbers out of range.
 
     Parameters

@@ -187,13 +187,13 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
                     f"'{name}' is {describe_tensor(target[name])} in '{target_part}' and "
-                    f"{describe_tensor(trained_tensors[name])} in '{training.first_part}'"
+                    f"{describe_tensor(trained_tensors[name])} in '{training.first_trained_part}'"
                 )
     if problem:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but {problem}. Return "
             f"'{target_part}' from `start`, with a tensor of the same shape and dtype for each trained tensor of "
-            f"'{training.first_part}'."
+            f"'{training.first_trained_part}'."
         )
 
 
@@ -218,7 +218,7 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
     if not result.requires_grad:
         raise SettingsError(
             f"{_label_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
-            f"'{training.first_part}', which its Train pass trains. Compute it from client['{training.first_part}'] "
+            f"'{training.first_trained_part}', which its Train pass trains. Compute it from client['{training.first_trained_part}'] "
             "without detach()."
         )
 

@@ -100,7 +100,7 @@ class ComparedCell:
         return (self.measurement.reason if self.measurement else "") or NOT_RUN
 
     @property
-    def word(self) -> str:
+    def verdict_text(self) -> str:
         """The verdict in words, or why there is none."""
         if self.verdict:
             return AGREES if self.verdict.agrees else DIFFERS
@@ -171,7 +171,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
         ours = cell.number or Number(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
-        rows.append((*cell_id, *numbers, comparison.preset, cell.word, keys))
+        rows.append((*cell_id, *numbers, comparison.preset, cell.verdict_text, keys))
     frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
     return frame.to_csv(index=False, lineterminator="\n").encode()
 

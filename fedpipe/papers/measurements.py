@@ -43,7 +43,7 @@ def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, Measure
 def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: StudyFinder) -> MeasuredCell:
     method, column = table.rows[cell_id.row].method or "", cell_id.column
     if cell_id.metric == "server_memory_million_parameters":
-        return MeasuredCell(Number(_count_server_elements(method, int(column)), runs=1))
+        return MeasuredCell(Number(_count_stored_server_elements(method, int(column)), runs=1))
     study = find_study(table.study) if table.study else None
     original = paper.find_original(cell_id)
     if original and study and not study.get_cells(method, column):  # a column of another table's study
@@ -94,14 +94,14 @@ def _measure_over_seeds(
     if not rows:
         return MeasuredCell(None, reason=study.explain_missing(method, column))
     frame = pd.DataFrame(rows, columns=["searched", "seed", "cell", "value"])
-    selection = frame["cell"].map(study.get_selection_accuracy).groupby(frame["searched"], sort=False).mean()
+    selection = frame["cell"].map(study.get_accuracy_for_choice).groupby(frame["searched"], sort=False).mean()
     best = frame[frame["searched"] == selection.idxmax()]
     number = Number.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
-    measured_cell = _build_measured_cell(study, number, list(best["cell"]))
+    measured_cell = _describe_measurement(study, number, list(best["cell"]))
     return replace(measured_cell, is_incomplete=bool(study.get_missing_cells(method, column)))
 
 
-def _build_measured_cell(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
+def _describe_measurement(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
     return MeasuredCell(
         number,
         keys=tuple(cell.key for cell in cells),
@@ -130,18 +130,18 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
     traffic, baseline_traffic = (study.load_rounds(run).iloc[-1] for run in (cell, baselines[0]))
     cost = float((traffic["bytes_down"] + traffic["bytes_up"]) / baseline_traffic["bytes_up"])
     models = study.read_settings(cell)["algorithm"][parameter] if parameter else 1
-    measured_cell = _build_measured_cell(study, Number.from_values({cell.seed: cost}), [cell])
+    measured_cell = _describe_measurement(study, Number.from_values({cell.seed: cost}), [cell])
     return replace(measured_cell, expected=None if models is None else 1.0 + models)
 
 
 @functools.cache
-def _count_server_elements(label: str, num_classes: int) -> float:
+def _count_stored_server_elements(method_name: str, num_classes: int) -> float:
     """Millions of elements that the server stores for ResNet-18, without those that name classes and distributions."""
     from fedpipe.models.resnet18 import ResNet18
     from fedpipe.papers.server_memory import count_server_elements
     from fedpipe.settings.federation import Federation
 
-    name, parameters = ("fedavg", {}) if label == "fedavg" else ("cwfedavg", {"class_wise": label})
+    name, parameters = ("fedavg", {}) if method_name == "fedavg" else ("cwfedavg", {"class_wise": method_name})
     method = cast(Algorithm, registry.build_component(component.ALGORITHM, name, parameters))
     federation = Federation(clients=20, buffers="keep")
     elements = count_server_elements(method, ResNet18(), (3, 64, 64), num_classes, federation)
@@ -176,7 +176,7 @@ def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
     frame = pd.DataFrame({"value": [float(cell.grid[name]) for cell in cells], "accuracy": accuracies})
     best: float = frame.groupby("value", sort=False)["accuracy"].mean().idxmax()  # type: ignore[assignment]
     best_cells = [cell for cell in cells if float(cell.grid[name]) == best]
-    return _build_measured_cell(study, Number(best, runs=len(best_cells)), best_cells)
+    return _describe_measurement(study, Number(best, runs=len(best_cells)), best_cells)
 
 
 def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
@@ -189,7 +189,7 @@ def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
         bool(mark_contradicting_classes(norms).any()) for _, table in tables for _, norms in table.groupby("owner")
     ]
     number = Number(100 * sum(clients) / len(clients), runs=1)
-    return _build_measured_cell(study, number, [cell for cell, _ in tables])
+    return _describe_measurement(study, number, [cell for cell, _ in tables])
 
 
 def mark_contradicting_classes(norms: pd.DataFrame) -> pd.Series[bool]:

@@ -122,7 +122,7 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
         for cell_id in comparison.get_table_cell_ids(paper, name)
         if len(tables) == 1 or not paper.find_original(cell_id)
     ]
-    counts = Counter(cell.word for cell in cells)
+    counts = Counter(cell.verdict_text for cell in cells)
     counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
     columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
     orders = [compared.orders[column] for column in columns if column in compared.orders]

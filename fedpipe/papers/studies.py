@@ -81,7 +81,7 @@ class PaperStudy:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""
         return self._reported_accuracies.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
 
-    def get_selection_accuracy(self, cell: Cell) -> float:
+    def get_accuracy_for_choice(self, cell: Cell) -> float:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":

@@ -207,7 +207,7 @@ class StudyData:
         return table[(table["round"] == report.round) & (table["average"] == report.average)]
 
     @cached_property
-    def mean_times(self) -> pd.DataFrame:
+    def mean_run_times(self) -> pd.DataFrame:
         """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
         by_row = self.total_times.groupby(self.row_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()

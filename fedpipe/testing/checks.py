@@ -37,7 +37,7 @@ from fedpipe.testing.comparisons import (
     Check,
     call_recording_hooks,
     check_omitted_parts,
-    collect_all,
+    collect_results_and_states,
     collect_results,
     compare_loop_and_stacks,
     compute_mean_loss,
@@ -172,7 +172,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
                     "does not control. Use no randomness except that of batches, dropout and initial models."
                 )
                 return
-        if message := describe_difference(collect_all(trials[1]), collect_all(trials[0])):
+        if message := describe_difference(collect_results_and_states(trials[1]), collect_results_and_states(trials[0])):
             yield f"the same run twice has different results ({message}). Make hooks pure functions of their arguments."
 
 
@@ -218,7 +218,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
         for phase in ("receive", "finetune")
     )
     if finetuned_outcomes == received_outcomes:
-        yield "fine-tuning does not change the personal model. Train what `predict` reads in the passes of `finetune`."
+        yield "fine-tuning does not change the personal model. Train what `predict` reads in the passes of `finetune_passes`."
 
 
 @_make_check
@@ -285,7 +285,7 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
             )
             return
     loop, threaded_loop = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
-    if message := describe_difference(collect_all(threaded_loop), collect_all(loop)):
+    if message := describe_difference(collect_results_and_states(threaded_loop), collect_results_and_states(loop)):
         yield (
             f"results of two threads differ from results of one ({message}). Make passes pure functions of the "
             "client's state."

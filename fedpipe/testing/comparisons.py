@@ -155,7 +155,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def collect_all(trial: Trial) -> dict[str, Any]:
+def collect_results_and_states(trial: Trial) -> dict[str, Any]:
     """Results of the last round and all states as one tree."""
     return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
 

@@ -17,7 +17,9 @@ from fedpipe.engine import contract
 FORMER_HOOKS = {
     "combine": "aggregate",
     "work": "local_passes",
-    "prepare": "personalize",
+    "prepare": "personal_passes",
+    "personalize": "personal_passes",
+    "finetune": "finetune_passes",
     "first": "init_client",
     "deploy": "global_model",
     "beside": "extra_models",

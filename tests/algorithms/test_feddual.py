@@ -296,8 +296,8 @@ class Written(FedDUAL):
     def local_passes(self):
         return [*map(self.written, super().local_passes())]
 
-    def finetune(self, epochs):
-        return [*map(self.written, super().finetune(epochs))]
+    def finetune_passes(self, epochs):
+        return [*map(self.written, super().finetune_passes(epochs))]
 
     def written(self, listed):
         return dataclasses.replace(listed, loss=self.eq_5, step=None) if isinstance(listed, Train) else listed

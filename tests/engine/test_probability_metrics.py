@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fedpipe.engine.clients.executor import ClientTask
-from fedpipe.engine.clients.metrics import BINS, compute_auc, measure_probabilities, sum_bins
+from fedpipe.engine.clients.metrics import BINS, compute_auc, compute_probability_metrics, sum_bins
 from fedpipe.report.results import compute_calibration_error
 
 
@@ -83,7 +83,7 @@ def test_bins_add_up_and_the_error_is_that_of_all_samples():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_model_whose_outputs_are_not_finite_ranks_nothing(value):
-    measured = measure_probabilities(("auc", "ece"), torch.full((4, 3), value), torch.tensor([0, 1, 2, 0]))
+    measured = compute_probability_metrics(("auc", "ece"), torch.full((4, 3), value), torch.tensor([0, 1, 2, 0]))
     assert measured["auc"] == 0.5
     assert measured["bins"][0][0] == 4
     assert sum(measured["bins"][2]) == 0

@@ -68,7 +68,7 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
-    words = {preset: {cell.word for cell in result.cells.values()} for preset, result in judged.items()}
+    words = {preset: {cell.verdict_text for cell in result.cells.values()} for preset, result in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
@@ -102,14 +102,14 @@ def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cel
     sampling_variance = values[1] * (100 - values[1]) / 10_000
     variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
     half_width = stats.t.ppf(0.975, sum(variances) ** 2 / (variances[0] ** 2 / 4)) * math.sqrt(sum(variances))
-    assert cell.word == word
+    assert cell.verdict_text == word
     assert cell.verdict.contrast[:3] == pytest.approx((difference, difference - half_width, difference + half_width))
 
 
 def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
     cell_id = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
     cell = compare(measure_one(find_cell, *cell_id, values={0: 56.0})).cells[find_cell(*cell_id)]
-    assert cell.word == "agrees"
+    assert cell.verdict_text == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
     variances = [spread**2, 4.2**2 / 5]
     df = sum(variances) ** 2 / (variances[0] ** 2 / 48 + variances[1] ** 2 / 4)
@@ -162,7 +162,7 @@ def test_differences_are_made_of_cells_by_seed(find_cell):
     cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.number.values == {0: 5.0, 1: 4.0}
     assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
-    assert (cell.word, cell.verdict) == ("not judged", None)
+    assert (cell.verdict_text, cell.verdict) == ("not judged", None)
     alone = compare(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert (alone.number, alone.word) == (None, "not measured")
 

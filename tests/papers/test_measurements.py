@@ -321,7 +321,9 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     assert checked == 11 + 4 + 9
     compared = comparison.compare_cells(cells, "full")
     words = {
-        cell_id[2:4]: cell.word for cell_id, cell in compared.cells.items() if cell_id[:2] == ("cwFedAvg", "Table 7")
+        cell_id[2:4]: cell.verdict_text
+        for cell_id, cell in compared.cells.items()
+        if cell_id[:2] == ("cwFedAvg", "Table 7")
     }
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "the paper also counts the averaged head"

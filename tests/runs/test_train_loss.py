@@ -96,4 +96,4 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     assert run.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
-    assert StudyData(plan).mean_times["epoch"].to_list() == [pytest.approx(times["epoch"])]
+    assert StudyData(plan).mean_run_times["epoch"].to_list() == [pytest.approx(times["epoch"])]

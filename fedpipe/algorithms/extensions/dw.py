@@ -85,9 +85,9 @@ class WithDW(Algorithm):
         return super().start(state, download, info) | {OMEGA: download[OMEGA]}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """X's passes, regularized."""
-        return [*map(self._regularize_pass, super().personalize())]
+        return [*map(self._regularize_pass, super().personal_passes())]
 
     @override
     def local_passes(self) -> Sequence[Pass]:
@@ -98,7 +98,7 @@ class WithDW(Algorithm):
     def _regularize_pass(self, local_pass: Pass) -> Pass:
         if not isinstance(local_pass, Train) or isinstance(local_pass.loss, _RegularizedLoss):
             return local_pass  # has no loss, or is regularized already, because X may repeat its personal passes
-        loss = _RegularizedLoss(local_pass.loss, local_pass.first_part, (self.dw or DW()).mu)
+        loss = _RegularizedLoss(local_pass.loss, local_pass.first_trained_part, (self.dw or DW()).mu)
         return dataclasses.replace(local_pass, loss=loss)
 
     def _sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:

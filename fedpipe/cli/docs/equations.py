@@ -112,7 +112,7 @@ def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
         return _parse_sequence(tokens, position, is_top_level=False)
     if sign in {"_", "^"}:
         argument, position = _parse_argument(tokens, position)
-        return _format_script(sign, argument), position
+        return _format_sub_or_superscript(sign, argument), position
     if sign:  # an alignment sign or an extra brace
         return "", position
     if command in IGNORED_COMMANDS:
@@ -150,7 +150,7 @@ def _parse_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, in
     return _parse_token(tokens, position) if position < len(tokens) else ("", position)
 
 
-def _format_script(sign: str, argument: str) -> str:
+def _format_sub_or_superscript(sign: str, argument: str) -> str:
     """Format an index or exponent, with Unicode letters if all of them exist."""
     letters, argument = SUPERSCRIPTS if sign == "^" else SUBSCRIPTS, argument.strip()
     compact = argument.replace(" ", "")

@@ -22,7 +22,11 @@ from fedpipe.testing import Trial, make_trial
 
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
 SHAPE, CLASSES, CLIENTS = (1, 28, 28), 10, 10
-PERSONAL_HOOKS = ("predict", "personalize", "finetune")  #: a method that overrides one has a model for each client
+PERSONAL_HOOKS = (
+    "predict",
+    "personal_passes",
+    "finetune_passes",
+)  #: a method that overrides one has a model for each client
 
 
 def render_overview() -> str:

@@ -31,7 +31,7 @@ from fedpipe.core.components.component import (
     list_parameters,
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
-from fedpipe.core.errors import SettingsError, format_validation_errors, reject_invalid_numbers, suggest_name
+from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers, suggest_name
 
 
 @functools.cache
@@ -232,7 +232,7 @@ def build_component(
             parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
-        reject_invalid_numbers(parameters, component)
+        reject_booleans_and_huge_numbers(parameters, component)
     except ValidationError as error:
         known_keys = [
             *other_keys,

@@ -25,7 +25,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
+from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.server.device import use_device_of
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
@@ -277,7 +277,7 @@ def _make_scorer(
             np.bincount(class_ids, minlength=clients.classes)
             for class_ids in (targets[hits], targets[rows], predictions[rows])
         ]
-        measured = measure_probabilities(settings.recorded_metrics, logits[rows], labels[rows])
+        measured = compute_probability_metrics(settings.recorded_metrics, logits[rows], labels[rows])
         return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()), **measured)
 
     return score

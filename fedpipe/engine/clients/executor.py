@@ -144,7 +144,9 @@ def measure_seconds_since(start_time: float, device: torch.device) -> float:
 
 def get_personal_passes(algorithm: Algorithm, phase: Phase) -> list[Pass]:
     """Get the passes of personalization, with which a phase begins."""
-    return contract.validate_passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
+    return (
+        contract.validate_passes(algorithm, "personal_passes", algorithm.personal_passes()) if phase != "begin" else []
+    )
 
 
 def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
@@ -153,7 +155,9 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
     if phase == "train":
         phase_passes += contract.validate_passes(algorithm, "local_passes", algorithm.local_passes())
     elif phase == "finetune":
-        phase_passes += contract.validate_passes(algorithm, "finetune", algorithm.finetune(finetune_epochs))
+        phase_passes += contract.validate_passes(
+            algorithm, "finetune_passes", algorithm.finetune_passes(finetune_epochs)
+        )
     return phase_passes
 
 
@@ -282,7 +286,7 @@ class ClientPass:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.descend(client, gradient(client), self._can_overwrite)
-        part = BUFFERS if BUFFERS in client else self._training.first_part
+        part = BUFFERS if BUFFERS in client else self._training.first_trained_part
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
 

@@ -47,7 +47,7 @@ from fedpipe.engine.clients.executor import (
     start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
+from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.torch_env.layout import channels_last, optimize_layout
 from fedpipe.engine.torch_env.memory import retain_freed_memory
@@ -273,7 +273,7 @@ class ClientRun:
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
                 all_logits += [logits] if metrics else []
         labels = clients.get_labels(indices)
-        return Score.from_counts(classes, loss, **measure_probabilities(metrics, torch.cat(all_logits), labels))
+        return Score.from_counts(classes, loss, **compute_probability_metrics(metrics, torch.cat(all_logits), labels))
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
         """Make batches in the order of ``indices``. With a noise key they are transformed."""

@@ -20,7 +20,7 @@ BINS = 15  #: bins of equal width of the calibration error
 Bins = tuple[tuple[float, ...], ...]  #: three sums by bin: samples, correctly classified samples, and confidences
 
 
-def measure_probabilities(metrics: Collection[Metric], logits: Tensor, labels: Tensor) -> dict[str, Any]:
+def compute_probability_metrics(metrics: Collection[Metric], logits: Tensor, labels: Tensor) -> dict[str, Any]:
     """Measure ``auc`` and ``bins`` of a test set, as far as ``metrics`` needs them.
 
     Parameters

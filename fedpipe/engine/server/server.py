@@ -27,14 +27,14 @@ def init_server(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -
 
 
 def make_download(
-    algorithm: Algorithm, server: State, get_positions: Callable[[Sequence[int]], list[int]], ids: Sequence[int]
+    algorithm: Algorithm, server: State, get_client_positions: Callable[[Sequence[int]], list[int]], ids: Sequence[int]
 ) -> tuple[State, State]:
     """Make the downloads of some clients with the algorithm's ``send``.
 
-    ``get_positions`` gives their numbers in the algorithm.
+    ``get_client_positions`` gives their numbers in the algorithm.
     """
     with use_device_of(server):
-        return algorithm.send(server, get_positions(ids))
+        return algorithm.send(server, get_client_positions(ids))
 
 
 def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> State:

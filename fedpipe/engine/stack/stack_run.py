@@ -37,7 +37,7 @@ from fedpipe.engine.clients.executor import (
     needs_noise_key,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
+from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import GraphCache, StackStep
@@ -119,7 +119,7 @@ class StackRun:
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.with_optimizer_state)(state)
-        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_width(training), None
+        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_active_clients(training), None
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
@@ -158,7 +158,11 @@ class StackRun:
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """Make the plan of some epochs on the device."""
-        clients, step_ranges, size = self._clients, self._split_steps_by_width(training), self._get_batch_size(training)
+        clients, step_ranges, size = (
+            self._clients,
+            self._split_steps_by_active_clients(training),
+            self._get_batch_size(training),
+        )
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
@@ -201,7 +205,7 @@ class StackRun:
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
-    def _split_steps_by_width(self, training: Train) -> list[StepRange]:
+    def _split_steps_by_active_clients(self, training: Train) -> list[StepRange]:
         fixed_steps = (
             get_epochs_and_steps(self._algorithm, training, self._local_steps[client])[1]
             for client in self._stack_clients
@@ -287,7 +291,7 @@ class StackRun:
                 return {}
             indices = samples[self.rows[row]]
             logits = torch.cat([logits[row] for logits in step_logits if row < len(logits)])
-            return measure_probabilities(metrics, logits[: len(indices)], clients.get_labels(indices))
+            return compute_probability_metrics(metrics, logits[: len(indices)], clients.get_labels(indices))
 
         sums = self._sum_over_samples(score_step, state, samples, keys)
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()

@@ -117,10 +117,11 @@ def _build_small_multiples(
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
             _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
-            {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
+            {name, reference} <= {*group}
+            for group in _find_coinciding_lines(_merge_protocols_into_one_line(point_rows))
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
-        size = style.get_small_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
+        size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=size)
     _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
@@ -132,7 +133,7 @@ def _build_small_multiples(
     return figure
 
 
-def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
+def _merge_protocols_into_one_line(frame: pd.DataFrame) -> pd.DataFrame:
     """Concatenate the protocols of a line, which are compared together."""
     return frame.sort_values(["protocol", "round"]).assign(
         round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]

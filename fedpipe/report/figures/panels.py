@@ -151,7 +151,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached",
                         (3, 0),
                         textcoords="offset points",
                         va="center",
-                        fontsize=style.get_small_size(),
+                        fontsize=style.get_small_font_size(),
                     )
         ax.set_title(textwrap.fill(panel, 70 // len(panels)))
         ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
@@ -194,7 +194,7 @@ def render_heatmaps(
     row_labels = [rows["row_label"].iloc[0] for _, rows in groups]
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
-        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_size())
+        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_font_size())
         ax.set_xlabel(x_label if index // columns == (len(axes) - 1) // columns else "")
         ax.set_ylabel(row_labels[index] if index % columns == 0 or row_labels[index - 1] != row_labels[index] else "")
     return style.add_notes(figure, [note])

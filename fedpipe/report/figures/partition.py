@@ -90,7 +90,9 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
     for (client, label), count in np.ndenumerate(counts):
         if count and has_numbers:
             color = style.get_text_color(np.sqrt(count / counts.max()))
-            ax.text(label, client, str(count), ha="center", va="center", fontsize=style.get_small_size(), color=color)
+            ax.text(
+                label, client, str(count), ha="center", va="center", fontsize=style.get_small_font_size(), color=color
+            )
     return image
 
 

@@ -185,14 +185,14 @@ def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -
 def add_notes(figure: Figure, sentences: Sequence[str]) -> Figure:
     """Add notes below a figure."""
     if sentences := [*filter(None, sentences)]:
-        size = get_small_size()
+        size = get_small_font_size()
         width = round(122 * figure.get_figwidth() / size)  # characters per line
         text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences)
         figure.supxlabel(text, x=0.01, ha="left", fontsize=size)
     return figure
 
 
-def get_small_size() -> float:
+def get_small_font_size() -> float:
     """Get the font size of notes, legends and ticks in points."""
     return float(mpl.rcParams["legend.fontsize"])
 
