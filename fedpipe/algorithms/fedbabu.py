@@ -51,7 +51,7 @@ class FedBABU(SharedBody):
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The body and the common head."""
-        return super().init(initial_model) | {"head": initial_model(0).only(self.personal_names)}
+        return super().init(initial_model) | {"head": initial_model(0).only(self.personal_tensor_names)}
 
     @override
     def training_pass(self) -> Train:

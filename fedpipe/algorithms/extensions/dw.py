@@ -115,7 +115,7 @@ class WithDW(Algorithm):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
-        omega = compute_class_means(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
+        omega = compute_class_means(uploads[CLIENT_OMEGA], uploads[COUNTS], default=server[OMEGA])
         return super().aggregate(server, uploads) | {OMEGA: omega}
 
     @override
@@ -141,11 +141,11 @@ class _MixinMeta(type):
     """Metaclass of the mixed classes. They are in no module, so they are pickled as a call that makes them again."""
 
 
-def _reduce_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
+def _pickle_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
     return add_dw_mixin, (mixin_class.__bases__[1],)
 
 
-copyreg.pickle(_MixinMeta, _reduce_mixin_class)
+copyreg.pickle(_MixinMeta, _pickle_mixin_class)
 
 
 @functools.cache
