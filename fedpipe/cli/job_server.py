@@ -6,7 +6,7 @@ command waits: it forwards its signals, and ends with the fork's exit status. If
 own process. It waits for the imports of this module too, so they are few.
 
 The first command starts the server in its own environment and folder. A command with another environment, folder or
-code starts another server (:func:`_compute_fingerprint`), so a fork has the command's own threads and bits. The server
+code starts another server (:func:`_compute_process_fingerprint`), so a fork has the command's own threads and bits. The server
 waits for the end of snakemake and of each command, and kills their forks. If it is killed, each command kills its fork.
 """
 
@@ -77,7 +77,7 @@ def _connect_to_server(snakemake: int) -> socket.socket:
     """Return a connection to the server for processes like this one, after starting it if there is none."""
     os.makedirs(SOCKET_FOLDER, exist_ok=True)
     os.chmod(SOCKET_FOLDER, 0o700)  # no other user may send commands
-    socket_path = f"{SOCKET_FOLDER}/{snakemake}-{_compute_fingerprint()}"
+    socket_path = f"{SOCKET_FOLDER}/{snakemake}-{_compute_process_fingerprint()}"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with open(f"{SOCKET_FOLDER}/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -89,7 +89,7 @@ def _connect_to_server(snakemake: int) -> socket.socket:
     return connection
 
 
-def _compute_fingerprint() -> str:
+def _compute_process_fingerprint() -> str:
     """Hash what a process is like before its command: environment, folder, ignored signals, Python, fedpipe's code."""
     parts = [sys.executable, os.getcwd()]
     parts += (number.name for number in FORWARDED_SIGNALS if signal.getsignal(number) == signal.SIG_IGN)
@@ -139,19 +139,19 @@ def main() -> None:
     atexit.register(fast_exit.end_process)
     # Arrow's allocator has a thread, whose locks would stay locked in forks.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    fingerprint = _compute_fingerprint()
+    fingerprint = _compute_process_fingerprint()
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
     import_module("fedpipe.core.components.code_digest").compute_shared_digest()  # reads the code, once for all jobs
-    _share_with_forks()
+    _share_memory_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
-        if _compute_fingerprint() == fingerprint:  # otherwise the imported code is unknown
+        if _compute_process_fingerprint() == fingerprint:  # otherwise the imported code is unknown
             _serve_commands(os.pidfd_open(int(sys.argv[1])), listener)
         os.unlink(sys.argv[3])
 
 
-def _share_with_forks() -> None:
+def _share_memory_with_forks() -> None:
     """Share everything in memory with forks. A fork need not copy it to look for garbage in it."""
     gc.freeze()
     gc.enable()
@@ -165,7 +165,7 @@ def _import_figure_modules() -> None:
         with suppress(Exception):  # the job shows the error
             for name in FIGURE_MODULES:
                 import_module(name)
-        _share_with_forks()
+        _share_memory_with_forks()
 
 
 def _serve_commands(snakemake: int, listener: socket.socket) -> None:

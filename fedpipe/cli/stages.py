@@ -297,16 +297,16 @@ def _open_run(
 def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.settings.execution import Execution
 
-    return _build_section(Execution, device=device, stack=_parse_number(stack), graphs=graphs)
+    return _build_settings_section(Execution, device=device, stack=_parse_integer_or_text(stack), graphs=graphs)
 
 
 def _parse_keep_models(keep_models: str) -> Any:
     from fedpipe.settings.execution import Artifacts
 
-    return _build_section(Artifacts, keep_models=_parse_number(keep_models)).keep_models
+    return _build_settings_section(Artifacts, keep_models=_parse_integer_or_text(keep_models)).keep_models
 
 
-def _build_section(section: type[Section], **values: Any) -> Any:
+def _build_settings_section(section: type[Section], **values: Any) -> Any:
     """Build a section of params.yaml from the options of a job."""
     from pydantic import ValidationError
 
@@ -318,5 +318,5 @@ def _build_section(section: type[Section], **values: Any) -> Any:
         ) from None
 
 
-def _parse_number(text: str) -> int | str:
+def _parse_integer_or_text(text: str) -> int | str:
     return int(text) if text.isdigit() else text

@@ -41,7 +41,7 @@ def plan(
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
     if overrides and dry_run:
-        plans = [_check_derived_study(params, preset, overrides)]
+        plans = [_plan_derived_study(params, preset, overrides)]
     else:
         study_paths = layout.list_studies(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
@@ -225,7 +225,7 @@ def _is_local_profile(profile: str) -> bool:
     return True
 
 
-def _check_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
+def _plan_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
     """Plan the study that options `-S` derive, without writing its file."""
     from fedpipe.planning.derived_study import DerivedStudy
 

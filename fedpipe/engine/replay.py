@@ -154,9 +154,9 @@ def copy_run_before(files: RunFiles, round_number: int, folder: Path) -> RunFile
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    pack_members = archive.read_members(archive.pack_path(files.rounds_folder))
+    pack_members = archive.read_members(archive.get_pack_path(files.rounds_folder))
     earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
-    archive.pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
+    archive.get_pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
     for earlier_round in range(round_number):
         if files.round(earlier_round).path.is_dir():
             copy.round(earlier_round).path.symlink_to(

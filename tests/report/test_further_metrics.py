@@ -198,7 +198,7 @@ def test_without_further_metrics_the_figures_are_those_of_before(make):
 
 
 def test_a_cell_of_another_metric_is_named_by_it(single):
-    assert {*trace._name_table_cells(StudyData(single.plan))} == {
+    assert {*trace._collect_rows_by_cell_name(StudyData(single.plan))} == {
         "fedavg.personal-on-local",
         "fedavg.personal-on-local.auc",
         "fedavg.personal-on-local.ece",

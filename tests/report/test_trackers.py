@@ -157,7 +157,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NewP
         patch.chdir(folder)
         sections: dict[str, Any] = {"study": {"seeds": [0, 1]}, "evaluation": {"metrics": ["accuracy", "nll"]}}
         plan = studies.prepare(studies.settings(("fedavg",), ROUNDS, **sections))
-        installed = [name for name in TOOLS if callbacks.is_installed(name)]
+        installed = [name for name in TOOLS if callbacks.is_tracker_installed(name)]
         first, second = plan.runs
         for stop, names in ((1, installed), (2, []), (ROUNDS, installed)):
             assert "continues without it" not in run_job(folder, first.path, stop, *names)

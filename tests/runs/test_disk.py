@@ -113,7 +113,7 @@ def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda stream: synced.append(Path(f"/proc/self/fd/{stream}").readlink()))
     list(run.run_segment(ROUNDS))
-    assert synced == [archive.pack_path(run.files.rounds_folder).resolve()], (
+    assert synced == [archive.get_pack_path(run.files.rounds_folder).resolve()], (
         "only what takes the place of deleted files"
     )
 
@@ -218,7 +218,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     else:  # the segment's own: only its round is done again
         stats_before = stat_other_files(*rounds, *packed)
         assert list(studies.open_runs(plan)[0].run_segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
-        assert stat_other_files(*rounds, archive.pack_path(run.files.rounds_folder)) == stats_before
+        assert stat_other_files(*rounds, archive.get_pack_path(run.files.rounds_folder)) == stats_before
         packing.unpack_folder(run.files.rounds_folder)
         assert path.read_bytes() == expected
     assert not Path("harm").exists()

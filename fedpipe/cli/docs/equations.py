@@ -73,11 +73,13 @@ TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 def render_docstring(text: str) -> str:
     """Render a docstring with its equations as plain text, displayed equations on separate lines."""
 
-    def render_displayed(match: re.Match[str]) -> str:
+    def render_displayed_equation(match: re.Match[str]) -> str:
         lines = [line.strip() for line in render_equation(match[1]).splitlines()]
         return "\n".join(f"    {line}" for line in lines if line) + "\n\n"
 
-    text = re.sub(r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed, f"{text}\n", flags=re.M)
+    text = re.sub(
+        r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed_equation, f"{text}\n", flags=re.M
+    )
     text = re.sub(r":math:`([^`]+)`", lambda match: " ".join(render_equation(match[1]).split()), text)
     return re.sub(r"(?::\w+:)?`~?([^`\s][^`]*)`(?!`)", r"`\1`", text).rstrip("\n")
 
