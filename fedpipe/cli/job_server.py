@@ -6,8 +6,9 @@ command waits: it forwards its signals, and ends with the fork's exit status. If
 own process. It waits for the imports of this module too, so they are few.
 
 The first command starts the server in its own environment and folder. A command with another environment, folder or
-code starts another server (:func:`_compute_process_fingerprint`), so a fork has the command's own threads and bits. The server
-waits for the end of snakemake and of each command, and kills their forks. If it is killed, each command kills its fork.
+code starts another server (:func:`_compute_process_fingerprint`), so a fork has the command's own threads and bits.
+The server waits for the end of snakemake and of each command, and kills their forks. If it is killed, each command
+kills its fork.
 """
 
 from __future__ import annotations

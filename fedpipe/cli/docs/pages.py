@@ -292,9 +292,9 @@ def format_default(field: dataclasses.Field[Any]) -> str:
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """Render a table of parameters in the order of the class. Empty without parameters."""
-    parameter_docs = _get_parameter_docs(component)
+    descriptions = {name: convert_inline_to_markdown(text) for name, text in _get_parameter_docs(component).items()}
     rows = [
-        f"| `{name}` | `{value}` | {convert_inline_to_markdown(parameter_docs.get(name, '')).replace('|', chr(92) + '|')} |"
+        f"| `{name}` | `{value}` | {descriptions.get(name, '').replace('|', chr(92) + '|')} |"
         for name, value in _get_parameter_defaults(component).items()
         if name in names
     ]

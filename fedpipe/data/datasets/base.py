@@ -150,11 +150,11 @@ class PublishedDataset(PinnedDataset):
     @property
     @override
     def info(self) -> DatasetInfo | None:
-        return None if self.sha256 else self._make_info(self.size, self.tests)
+        return None if self.sha256 else self._make_dataset_info(self.size, self.tests)
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        return self._make_info(len(samples.y), int(samples.test.sum()))
+        return self._make_dataset_info(len(samples.y), int(samples.test.sum()))
 
     @override
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
@@ -175,8 +175,8 @@ class PublishedDataset(PinnedDataset):
             return self._read_substitute(fetch.fetch_pinned(self.substitute_name, self.sha256))
         return self._read(fetch.fetch(self.files))
 
-    def _make_info(self, size: int, tests: int) -> DatasetInfo:
-        return DatasetInfo(self.shape, self.classes, size, tests)
+    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
+        return DatasetInfo(self.shape, self.classes, num_samples, num_tests)
 
     def _read(self, files: Sequence[Path]) -> Samples:
         """Read the samples from the published files."""
@@ -207,8 +207,8 @@ class PublishedTexts(PublishedDataset):
     length: Length
 
     @override
-    def _make_info(self, size: int, tests: int) -> DatasetInfo:
-        return DatasetInfo((self.length,), self.classes, size, tests, self.vocabulary)
+    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
+        return DatasetInfo((self.length,), self.classes, num_samples, num_tests, self.vocabulary)
 
     @override
     def _read_substitute(self, path: Path) -> Samples:
