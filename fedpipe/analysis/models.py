@@ -129,7 +129,7 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     if run.new_clients and client in run.new_clients.clients.ids:
         algorithm, clients = run.new_clients.algorithm, run.new_clients.clients
         round_algorithm = algorithm.bind_round(round_number + 1, run.settings.seed)
-        send = run.new_clients.make_sender(round_algorithm, run.load_server_state(round_number))
+        send = run.new_clients.make_download_function(round_algorithm, run.load_server_state(round_number))
         task = dataclasses.replace(task, send=send)
     with numerics.preserve_torch_flags():
         list((capture := _ModelCapture(algorithm, clients)).run(task))
@@ -141,7 +141,7 @@ class _ModelCapture(Loop):
 
     captured_model: Tensors
 
-    def _score(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
         algorithm = client_run.algorithm
         calls: list[tuple[dict[str, Tensor], Tensor]] = []
         recording_algorithm = algorithm.bind(

@@ -67,13 +67,13 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
             continue
         if not isinstance(value, Tensors):
             raise SettingsError(
-                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. {_advise_tensor(value)}"
+                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. {_advise_on_tensor(value)}"
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
                 raise SettingsError(
                     f"{label_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
-                    f"{_advise_tensor(tensor)}"
+                    f"{_advise_on_tensor(tensor)}"
                 )
     return result
 
@@ -318,7 +318,7 @@ def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem
     return SettingsError(f"{_label_function(algorithm, function)} returned {problem}. {advice}")
 
 
-def _advise_tensor(value: Any) -> str:
+def _advise_on_tensor(value: Any) -> str:
     """Advise what to return instead of a value that is not a tensor."""
     if isinstance(value, (bool, int, float)):
         return f"Return a tensor, such as torch.tensor({value!r})."
@@ -388,7 +388,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         )
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    prefix, error_text = f"{_label_frames(algorithm, user_frames)}: `{line}`", str(error)
+    prefix, error_text = f"{_describe_failed_hook(algorithm, user_frames)}: `{line}`", str(error)
     if any(words in error_text for words in DATA_DEPENDENT_ERRORS):
         return (
             f"{prefix} reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where, or `when` of "
@@ -410,7 +410,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     return f"{prefix} failed ({type(error).__name__}: {message}). Make it work for every client and round."
 
 
-def _label_frames(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:
+def _describe_failed_hook(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:
     """Name of the hook that failed, with the file and line of the user's innermost code."""
     hooks = [frame.name for frame in user_frames if hasattr(Algorithm, frame.name) and not frame.name.startswith("_")]
     label = ".".join([get_algorithm_name(algorithm), *hooks[:1]])

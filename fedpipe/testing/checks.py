@@ -24,7 +24,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block, restore_state
 from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.torch_env.trees import size_in_bytes, stack_states, unstack_client
+from fedpipe.engine.torch_env.trees import count_bytes, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import names
 from fedpipe.testing.comparisons import (
@@ -37,8 +37,8 @@ from fedpipe.testing.comparisons import (
     Check,
     call_recording_hooks,
     check_omitted_parts,
-    collect_results_and_states,
     collect_results,
+    collect_results_and_states,
     compare_loop_and_stacks,
     compute_mean_loss,
     describe_trial_difference,
@@ -352,12 +352,12 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
         pairs += [(outcome.bytes_up, outcome.upload) for outcome in outcomes]
         has_traffic_hook = type(trial.algorithm).traffic is not Algorithm.traffic
         for byte_count, state in pairs:
-            expected_bytes = size_in_bytes(trial.algorithm.traffic(state))
+            expected_bytes = count_bytes(trial.algorithm.traffic(state))
             if byte_count != expected_bytes or (
-                byte_count != size_in_bytes(state) if not has_traffic_hook else byte_count > size_in_bytes(state)
+                byte_count != count_bytes(state) if not has_traffic_hook else byte_count > count_bytes(state)
             ):
                 yield (
-                    f"{byte_count} bytes are counted, but {size_in_bytes(state)} are sent. Return only tensors of the "
+                    f"{byte_count} bytes are counted, but {count_bytes(state)} are sent. Return only tensors of the "
                     "state from `traffic`."
                 )
                 return

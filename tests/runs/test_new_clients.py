@@ -22,7 +22,7 @@ from fedpipe.engine import collect
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import load_federated_data
-from fedpipe.engine.new_clients import add_client
+from fedpipe.engine.new_clients import add_new_client
 from fedpipe.engine.run import Run
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
@@ -243,7 +243,7 @@ def receive(label: str) -> tuple[Run, State, State]:
     run_all(run)
     server = run.load_server_state(ROUNDS)
     assert run.new_clients is not None
-    common, own = run.new_clients.make_sender(run.new_clients.algorithm, server)([0, 2])  # equal for both
+    common, own = run.new_clients.make_download_function(run.new_clients.algorithm, server)([0, 2])  # equal for both
     for value in iterate_tensors(own):
         torch.testing.assert_close(value[0], value[1])
     first = {
@@ -282,7 +282,7 @@ def test_fedpac_sends_the_initial_head() -> None:
 def test_a_larger_server_has_the_new_rows_of_the_initial_one() -> None:
     server = {"mixing": torch.full((2, 2), 5.0), "models": Tensors(w=torch.zeros(2, 3)), "step": torch.tensor(7.0)}
     larger = {"mixing": torch.eye(3), "models": Tensors(w=torch.ones(3, 3)), "step": torch.tensor(0.0)}
-    grown = add_client(server, larger)
+    grown = add_new_client(server, larger)
     assert grown["mixing"].tolist() == [[5, 5, 0], [5, 5, 0], [0, 0, 1]]
     assert grown["models"]["w"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
     assert grown["step"] == 7

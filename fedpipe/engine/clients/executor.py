@@ -50,13 +50,13 @@ class Score(NamedTuple):
     bins: Bins = ()  #: sums of the calibration error. Empty if it is not measured
 
     @classmethod
-    def from_counts(cls, classes: Tensor, loss: float, **measured: Any) -> Score:
-        """Make a score from :func:`count_by_class`, the sum of the losses, and further metrics."""
+    def from_counts(cls, classes: Tensor, loss: float, **metrics: Any) -> Score:
+        """Make a score from :func:`count_predictions_by_class`, the sum of the losses, and further metrics."""
         counts = classes.tolist()
-        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)), **measured)
+        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)), **metrics)
 
 
-def count_by_class(logits: Tensor, batch: Batch) -> Tensor:
+def count_predictions_by_class(logits: Tensor, batch: Batch) -> Tensor:
     """Count the samples of a batch that are correctly classified, present and predicted by class, shape (3, C)."""
     classes = logits.shape[-1]
     targets, predictions = (one_hot(labels, classes, logits.dtype) for labels in (batch.y, logits.argmax(-1)))
@@ -185,7 +185,7 @@ def make_upload(algorithm: Algorithm, state: State) -> State:
     return contract.validate_state(algorithm, "upload", algorithm.upload(state))
 
 
-def eval_mode(
+def activate_eval_mode(
     algorithm: Algorithm, state: State, mask: Tensor | None = None, autocast: bool = False
 ) -> AbstractContextManager[Any]:
     """Set evaluation mode for calls of the network, with this client's buffers."""
@@ -271,7 +271,7 @@ class ClientPass:
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_pull(algorithm, training, self._names, client)
 
-    def with_optimizer_state(self, client: State) -> State:
+    def add_optimizer_state(self, client: State) -> State:
         """Add the state of the optimizer, which the passes of a stream share."""
         if self._optimizer_part in client:
             return client
@@ -290,7 +290,7 @@ class ClientPass:
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
 
-    def is_due(self, client: State) -> Tensor:
+    def needs_another_epoch(self, client: State) -> Tensor:
         """Whether the client trains another epoch. Always true for a pass without a condition."""
         if self._training.when is None:
             return torch.tensor(True)
@@ -332,7 +332,7 @@ class ClientPass:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
-            return eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
+            return activate_eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
         own_buffers = client.get(BUFFERS), client.get(TEACHER_BUFFERS)
         return net.mode.activate(True, batch.mask, batch.noise_key, *own_buffers, net.is_bfloat16)
 

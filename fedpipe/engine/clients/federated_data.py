@@ -105,7 +105,7 @@ class FederatedData:
         train = self.select_round(last_round).train[client]
         return last_round >= 0 and self.select_round(round_number).train[client] is not train
 
-    def get_positions(self, ids: Iterable[int]) -> list[int]:
+    def get_client_positions(self, ids: Iterable[int]) -> list[int]:
         """Positions of clients among those that have samples here. They are the clients' numbers in an algorithm."""
         return [bisect.bisect_left(self.ids, client) for client in ids]
 

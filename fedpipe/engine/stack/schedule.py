@@ -28,7 +28,7 @@ class StepRange(NamedTuple):
     stop: int
 
 
-def get_allowed_widths(width: int) -> tuple[int, ...]:
+def get_allowed_stack_widths(width: int) -> tuple[int, ...]:
     """Get the widths of stacks up to ``width``: 1, 2, 3, 4, 6, 8, 12, 16, ..., and ``width`` itself."""
     powers = [1 << power for power in range(width.bit_length())]
     return tuple(
@@ -79,7 +79,7 @@ def describe_stacks(
     With ``fixed_steps`` by client, the ranges are those of the complete training.
     """
     fixed_steps = fixed_steps or {}
-    allowed_widths = get_allowed_widths(width)
+    allowed_widths = get_allowed_stack_widths(width)
     return [
         {
             "clients": stack_clients,
