@@ -67,7 +67,8 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
             continue
         if not isinstance(value, Tensors):
             raise SettingsError(
-                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. {_advise_on_tensor(value)}"
+                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. "
+                f"{_advise_on_tensor(value)}"
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
@@ -218,8 +219,8 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
     if not result.requires_grad:
         raise SettingsError(
             f"{_label_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
-            f"'{training.first_trained_part}', which its Train pass trains. Compute it from client['{training.first_trained_part}'] "
-            "without detach()."
+            f"'{training.first_trained_part}', which its Train pass trains. Compute it from "
+            f"client['{training.first_trained_part}'] without detach()."
         )
 
 

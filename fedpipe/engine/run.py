@@ -107,7 +107,7 @@ class Run:
             build = functools.partial(frozen.build_network_above_base, family, build_network)
         all_clients = drift.add_drift(self.clients, self.federation)
         new_ids = self.federation.draw_held_out(settings.seed)
-        self.clients = all_clients.only({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
+        self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
@@ -124,7 +124,7 @@ class Run:
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
-        self.new_clients = NewClients(self, all_clients.only(new_ids)) if new_ids else None
+        self.new_clients = NewClients(self, all_clients.select_clients(new_ids)) if new_ids else None
         self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
         self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {

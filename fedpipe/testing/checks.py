@@ -218,7 +218,10 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
         for phase in ("receive", "finetune")
     )
     if finetuned_outcomes == received_outcomes:
-        yield "fine-tuning does not change the personal model. Train what `predict` reads in the passes of `finetune_passes`."
+        yield (
+            "fine-tuning does not change the personal model. Train what `predict` reads in the passes of "
+            "`finetune_passes`."
+        )
 
 
 @_make_check

@@ -119,7 +119,7 @@ def count_pass_launches(trial, assert_same):
                     0
                 )
             if not isinstance(pass_, (Train, Measure)):
-                state = stack_run.run(pass_, state)
+                state = stack_run.run_pass(pass_, state)
                 continue
             graph = make_fx(step)(initial, row)
             assert_same(replace_nans(graph(initial, row)), replace_nans(step(initial, row)))
@@ -130,7 +130,7 @@ def count_pass_launches(trial, assert_same):
             )
             vars(trial.clients).update(previous_attributes)
             counts[f"{type(pass_).__name__.lower()} {number}"] = count_launches(graph)
-            state = stack_run.run(pass_, state)
+            state = stack_run.run_pass(pass_, state)
     return counts
 
 

@@ -145,7 +145,7 @@ class Loop(Executor):
         if personal_passes := get_personal_passes(algorithm, task.phase):
             state, earlier_seconds = self._personalize(client_run, personal_passes, state, client in task.ids_to_cache)
         for pass_ in passes[len(personal_passes) :]:
-            state = client_run.run(pass_, state)
+            state = client_run.run_pass(pass_, state)
         seconds = earlier_seconds + measure_seconds_since(start_time, device)
         scores = {test: self._score_test_set(client_run, task, state, test) for test in task.tests}
         down = count_bytes(algorithm.traffic(received_state))
@@ -169,7 +169,7 @@ class Loop(Executor):
         else:
             start_time, state = time.perf_counter(), initial_state
             for pass_ in passes:
-                state = optimize_layout(client_run.run(pass_, state))
+                state = optimize_layout(client_run.run_pass(pass_, state))
             seconds = measure_seconds_since(start_time, self._clients.device)
             personalized_state = PersonalizedState(
                 round, initial_state, state, client_run.epochs.copy(), seconds, client_run.clients
@@ -207,7 +207,7 @@ class ClientRun:
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
         self._local_steps = count_local_steps(algorithm, clients, client, round_number)
 
-    def run(self, pass_: Pass, state: State) -> State:
+    def run_pass(self, pass_: Pass, state: State) -> State:
         """Run a pass and return the client's state."""
         match pass_:
             case Train():

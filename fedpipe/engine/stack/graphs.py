@@ -79,7 +79,7 @@ class CapturedStep:
         self._load_buffers(leaves, plan_tensors)
         self._replay = backend(advance_one_step, [self._counter, *self._state, *self._plan])
 
-    def run(self, state: State, batch_plan: BatchPlan) -> State:
+    def run_steps(self, state: State, batch_plan: BatchPlan) -> State:
         """Run all steps of a range."""
         leaves = pytree.tree_leaves(state)
         self._load_buffers(
@@ -110,7 +110,7 @@ class GraphCache:
         self._backend, self._captured_steps = backend, dict[Hashable, CapturedStep]()
         self._eager_names = set[Hashable]()
 
-    def run(
+    def run_step_range(
         self, name: Hashable, step: StackStep, state: State, batch_plan: BatchPlan, has_idle_clients: bool
     ) -> State | None:
         """Run a step range of a pass. None if its step can't be recorded, with one warning."""
@@ -133,7 +133,7 @@ class GraphCache:
                 self._eager_names.add(name)
                 return None
             self._captured_steps[key] = captured_step
-        return captured_step.run(state, batch_plan)
+        return captured_step.run_steps(state, batch_plan)
 
 
 def make_cuda_graph_backend() -> CaptureBackend:

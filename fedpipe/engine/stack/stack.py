@@ -134,7 +134,7 @@ class Stack(Executor):
         )
         start_time = time.perf_counter()
         for number, pass_ in enumerate(get_passes(algorithm, task.phase, self._finetune_epochs)):
-            state = stack_run.run(pass_, state, f"pass {number} of the phase '{task.phase}'")
+            state = stack_run.run_pass(pass_, state, f"pass {number} of the phase '{task.phase}'")
         seconds = measure_seconds_since(start_time, device) / len(local_clients)
         scores = {test: stack_run.score_clients(state, task.phase, test, task.metrics) for test in task.tests}
         uploads, kept_stack = {}, {}

@@ -95,7 +95,7 @@ class StackRun:
             client: count_local_steps(algorithm, clients, client, round_number) for client in stack_clients
         }
 
-    def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
+    def run_pass(self, pass_: Pass, state: State, name: str = "pass") -> State:
         """Run a pass, which has the same name in every round."""
         match pass_:
             case Train():
@@ -226,7 +226,7 @@ class StackRun:
         width = plan.samples.shape[1]
         narrow_state, new_state = take_first_rows(state, width), None
         if self._graph_cache is not None and active is None:
-            new_state = self._graph_cache.run(name, step, narrow_state, plan, plan.has_idle_clients)
+            new_state = self._graph_cache.run_step_range(name, step, narrow_state, plan, plan.has_idle_clients)
         if new_state is None:
             new_state = narrow_state
             for number in range(len(plan.samples)):
