@@ -125,7 +125,7 @@ def segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_environment()}")
-        for number in progress.track_rounds(path, stop, callback_list.wrap_rounds(run.run_segment(stop))):
+        for number in progress.track_rounds(path, stop, callback_list.report_each_round(run.run_segment(stop))):
             finished_rounds.append(number)
             if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")
@@ -191,9 +191,9 @@ def evaluate(
 
     run = _open_run(path, threads, device, stack, graphs)
     with CallbackList(callbacks.split(), run.files, round) as callback_list:
-        callback_list.call_begin(round - 1)
+        callback_list.call_begin_run(round - 1)
         run.evaluate(round)
-        callback_list.call_round(round)
+        callback_list.call_end_round(round)
 
 
 @app.command(rich_help_panel=STAGES_PANEL)

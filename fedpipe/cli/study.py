@@ -185,7 +185,7 @@ def status(
 
         if not params.is_dir():
             read_plan(params, preset)  # raises an error if the study has no plan
-        status_page.make_status_page(params, preset, html, watch)
+        status_page.update_status_page(params, preset, html, watch)
 
 
 def _find_snakemake() -> str:

@@ -40,13 +40,13 @@ class PaperStudy:
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
         return [name for name in names if name not in self.plan.report.best_over]
 
-    def get_column(self, cell: Cell) -> str:
+    def get_column_name(self, cell: Cell) -> str:
         """The column of a cell: its values with a slash between, as in `published.csv`."""
         return "/".join(str(cell.grid[name]) for name in self.column_grid_names if name in cell.grid)
 
     def get_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column, finished or not."""
-        return [cell for cell in self.plan.cells if (cell.algorithm, self.get_column(cell)) == (method, column)]
+        return [cell for cell in self.plan.cells if (cell.algorithm, self.get_column_name(cell)) == (method, column)]
 
     def get_protocol(self, method: str) -> str:
         """The protocol of a method's accuracies."""
@@ -142,7 +142,7 @@ class PaperStudy:
             if diagnostic.kind == kind and diagnostic.files.marker.is_file()
         ]
 
-    def explain_missing(self, method: str, column: str) -> str:
+    def explain_missing_number(self, method: str, column: str) -> str:
         """Why there is no number of a method in a column."""
         cells = self.get_missing_cells(method, column)
         if not cells:

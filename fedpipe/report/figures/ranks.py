@@ -49,7 +49,7 @@ def build_ranks_figure(page: style.Page, comparison: RankComparison, titles: lis
 
 
 def _build_diagram(page: style.Page, comparison: RankComparison, titles: list[str]) -> Figure:
-    k, bars = len(titles), comparison.groups
+    k, bars = len(titles), comparison.indistinguishable_groups
     left_count = (k + 1) // 2
     first_row = 1.0 + 0.7 * len(bars)  # rows below the axis of ranks
     rows = first_row + left_count

@@ -46,7 +46,7 @@ class Page(NamedTuple):
         return self.font_size / 72
 
     @property
-    def characters(self) -> int:
+    def characters_per_line(self) -> int:
         """The number of characters of a line that is as wide as the page."""
         return int(1.7 * self.width / self.em)
 
@@ -176,7 +176,7 @@ def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -
     texts = [text for text, _ in entries]
     if texts:
         characters = max(map(len, texts)) + 9  # with the line and the gaps
-        rows = -(-len(texts) // max(1, int(1.1 * page.characters / characters)))
+        rows = -(-len(texts) // max(1, int(1.1 * page.characters_per_line / characters)))
         columns = -(-len(texts) // rows)
         handles = [handle for _, handle in entries]
         figure.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
@@ -202,7 +202,7 @@ def get_text_color(shade: float) -> str:
     return "white" if shade > 0.55 else "#222222"
 
 
-def label_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
+def label_axis_with_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
     """Label an axis with class names, or with numbers if there are many.
 
     On the horizontal axis long names are rotated. ``max_letters`` is the number of letters that fit.
