@@ -58,7 +58,7 @@ class Comparison:
     distance: float
 
     @property
-    def is_same_environment(self) -> bool:
+    def has_same_environment(self) -> bool:
         """Whether executor, device, CPU and libraries are equal, so that the same code gives equal bits."""
         return all(
             environment.get(name) == self.replayed_by[name] for environment in self.made_by for name in ENVIRONMENT_KEYS
@@ -66,7 +66,7 @@ class Comparison:
 
     def is_reproduced(self, compute_dtype: str) -> bool:
         """Whether the round is reproduced: equal bits in the same environment, or equal up to rounding in another."""
-        return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[compute_dtype])
+        return not self.differing_files or (not self.has_same_environment and self.distance <= ROUNDING[compute_dtype])
 
     def describe_difference(self) -> str:
         """Describe the difference and its size."""

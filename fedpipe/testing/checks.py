@@ -48,20 +48,22 @@ from fedpipe.testing.comparisons import (
     list_models,
     list_remembered_values,
     make_digit_clients,
-    watch_generators,
+    seed_and_watch_generators,
 )
 from fedpipe.testing.trial import describe_difference, make_synthetic_clients, make_trial
 
 
-def _make_check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
+def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     """Make a check of a generator of messages. An error of the algorithm is one more message."""
 
-    @functools.wraps(body)
+    @functools.wraps(find_violations)
     def check(algorithm: Algorithm) -> list[str]:
         messages = []
         try:
             with contract.explain_user_errors(algorithm):
-                messages += [f"{contract.get_algorithm_name(algorithm)}: {message}" for message in body(algorithm)]
+                messages += [
+                    f"{contract.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
+                ]
         except SettingsError as error:
             messages.append(str(error))
         return messages
@@ -164,7 +166,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
     for width in (None, 3):
         trials = []
         for seed in (1, 2):
-            with watch_generators(seed) as used_generators:
+            with seed_and_watch_generators(seed) as used_generators:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
             if used_generators:
                 yield (
@@ -314,13 +316,13 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
     straight_trial, resumed_trial = (make_trial(algorithm).run(2) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
 
-        def store_and_read(tree: dict[str, Any]) -> dict[str, Any]:
+        def write_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
             return files.read_pt(path, files.write_pt(path, tree))
 
-        resumed_trial.server = restore_state(store_and_read(resumed_trial.server))
+        resumed_trial.server = restore_state(write_and_read(resumed_trial.server))
         kept_stack = restore_state(
-            store_and_read(
+            write_and_read(
                 stack_states([resumed_trial.client_states[client] for client in range(len(resumed_trial.clients))])
             )
         )
@@ -331,7 +333,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         block = Block("trial", 2, {})
         for outcome in resumed_trial.train():
             block.add(outcome)
-        loaded_block = Block.from_tensors(store_and_read(block.to_tensors()))
+        loaded_block = Block.from_tensors(write_and_read(block.to_tensors()))
         straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
         uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)
         actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}

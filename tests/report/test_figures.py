@@ -509,7 +509,7 @@ def check_page(figure, page):
     assert all(box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes), "cut off"
     assert find_overlaps(filter(None, notes), renderer) == []
     for ax in drawn_axes:
-        assert ax.bbox.height > 2 * page.em * figure.dpi, "flat"
+        assert ax.bbox.height > 2 * page.em_in_inches * figure.dpi, "flat"
         for axis in (ax.xaxis, ax.yaxis):
             low, high = sorted(axis.get_view_interval())
             labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)

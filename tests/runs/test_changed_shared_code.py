@@ -156,7 +156,7 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     assert comparison is not None
     assert bool(comparison.differing_files) == (rate != 1.0)
     assert (
-        not comparison.is_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
+        not comparison.has_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
     )
     monkeypatch.setattr(Run, "get_environment", lambda self: comparison.replayed_by | {"device": "another CPU"})
     if not is_reproduced:
@@ -175,7 +175,7 @@ def test_executors_agree_within_rounding() -> None:
     plan = start_study(federation={"learning_rate": 0.1})
     comparison = replay.replay_round(studies.open_runs(plan, stack=3)[0], ROUNDS)
     assert comparison is not None
-    assert not comparison.is_same_environment
+    assert not comparison.has_same_environment
     assert comparison.is_reproduced("float32")
     assert comparison.distance < 1e-4
 

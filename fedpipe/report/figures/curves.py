@@ -71,7 +71,7 @@ def _build_panels(
 ) -> Figure:
     """Build one panel per protocol and grid point, and a legend."""
     panels = list(itertools.product(frame["point"].unique(), protocols))
-    max_columns = int(page.width / page.em / 21)
+    max_columns = int(page.width / page.em_in_inches / 21)
     columns = len(protocols) if 1 < len(protocols) <= max_columns else max_columns
     rows, columns, height = page.arrange_panels(len(panels), columns, 22, 6)
     figure = Figure(figsize=(page.width, height))
@@ -106,7 +106,7 @@ def _build_small_multiples(
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
     reference_label = f"{lines[reference]} (gray, for comparison)"
-    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em / 9), 11, 8)
+    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line

@@ -51,13 +51,13 @@ def build_partition_figure(
     clients, classes = counts.shape
     names = class_names.get_class_names(settings["dataset"], classes)
     outer_height = OUTER_HEIGHT + 0.55 * max(map(len, names))  # names of classes may be rotated
-    max_row_height = (page.max_height / page.em - outer_height) / clients
+    max_row_height = (page.max_height / page.em_in_inches - outer_height) / clients
     has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_room_for_numbers(counts, page)
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
-    height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em)
+    height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em_in_inches)
     max_ticks = int(page.characters_per_line * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
     with style.use_style(page):
-        figure = Figure(figsize=(page.width, height * page.em))
+        figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
         style.label_axis_with_classes(cells.xaxis, names, int(page.characters_per_line * CELLS_FRACTION))

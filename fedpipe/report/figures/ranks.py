@@ -53,7 +53,7 @@ def _build_diagram(page: style.Page, comparison: RankComparison, titles: list[st
     left_count = (k + 1) // 2
     first_row = 1.0 + 0.7 * len(bars)  # rows below the axis of ranks
     rows = first_row + left_count
-    height = min(page.max_height, ROW_HEIGHT * (rows + 6) * page.em)
+    height = min(page.max_height, ROW_HEIGHT * (rows + 6) * page.em_in_inches)
     figure = Figure(figsize=(page.width, height))
     ax = figure.subplots()
     margin = 0.55 * (k - 1)

@@ -41,14 +41,14 @@ class Page(NamedTuple):
     font_size: float
 
     @property
-    def em(self) -> float:
+    def em_in_inches(self) -> float:
         """The font size in inches, by which panels and texts are sized."""
         return self.font_size / 72
 
     @property
     def characters_per_line(self) -> int:
         """The number of characters of a line that is as wide as the page."""
-        return int(1.7 * self.width / self.em)
+        return int(1.7 * self.width / self.em_in_inches)
 
     @property
     def rc_params(self) -> dict[str, Any]:
@@ -56,22 +56,22 @@ class Page(NamedTuple):
         small = max(MIN_FONT_SIZE, self.font_size - 1)
         return BASE_RC_PARAMS | {
             "axes.labelsize": self.font_size,
-            "axes.linewidth": self.em * 6,
+            "axes.linewidth": self.em_in_inches * 6,
             "axes.titlesize": self.font_size,
             "figure.titlesize": self.font_size,
             "font.size": self.font_size,
-            "grid.linewidth": self.em * 5,
+            "grid.linewidth": self.em_in_inches * 5,
             "legend.fontsize": small,
             "legend.title_fontsize": small,
-            "lines.linewidth": self.em * 11,
-            "lines.markersize": self.em * 32,
+            "lines.linewidth": self.em_in_inches * 11,
+            "lines.markersize": self.em_in_inches * 32,
             "xtick.labelsize": small,
             "ytick.labelsize": small,
         }
 
     def get_panel_width(self, columns: int) -> float:
         """Get the width of a panel in em if there are this many columns."""
-        return self.width / self.em / columns
+        return self.width / self.em_in_inches / columns
 
     def arrange_panels(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
         """Arrange panels in rows of equal length that fit the page.
@@ -93,10 +93,10 @@ class Page(NamedTuple):
             Rows, columns, and the height of the figure in inches.
         """
         count = max(1, count)
-        max_rows = max(1, int((self.max_height / self.em - top) / (height / 2)))
+        max_rows = max(1, int((self.max_height / self.em_in_inches - top) / (height / 2)))
         rows = min(-(-count // columns), max_rows)
         columns = -(-count // rows)
-        return -(-count // columns), columns, min((rows * height + top) * self.em, self.max_height)
+        return -(-count // columns), columns, min((rows * height + top) * self.em_in_inches, self.max_height)
 
 
 MIN_FONT_SIZE = 6.0  #: points, for legible print
