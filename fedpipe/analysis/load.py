@@ -105,7 +105,7 @@ class Results:
         Further columns are values that the method records.
         """
         with self._enter_folder():
-            return self._data.rounds
+            return self._data.round_traffic
 
     @cached_property
     def times(self) -> pd.DataFrame:

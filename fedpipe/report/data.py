@@ -72,7 +72,7 @@ class StudyData:
         )
 
     @cached_property
-    def rounds(self) -> pd.DataFrame:
+    def round_traffic(self) -> pd.DataFrame:
         """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
         return self.concatenate_cells(lambda cell: self._rounds_by_run[cell.merged_files])
 
@@ -215,7 +215,7 @@ class StudyData:
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
-        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.rounds)
+        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.round_traffic)
 
     # -- files -------------------------------------------------------------------------------------------------------
 

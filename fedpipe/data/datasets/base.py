@@ -200,7 +200,7 @@ class PublishedImages(PublishedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(PublishedDataset):
-    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.convert_table`)."""
+    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.convert_table_to_samples`)."""
 
     suffix: ClassVar[str] = ".parquet"
     vocabulary: Vocabulary
@@ -212,7 +212,7 @@ class PublishedTexts(PublishedDataset):
 
     @override
     def _read_substitute(self, path: Path) -> Samples:
-        table = formats.convert_table(formats.load_table(path), str(path))
+        table = formats.convert_table_to_samples(formats.load_table(path), str(path))
         if table.texts is None:
             raise ArtifactError(f"{path} contains images. Use a table with a column text.")
         return self._encode_texts(table.texts, table.labels, table.test)
@@ -285,7 +285,7 @@ class TableDataset(PinnedDataset):
 
     def make_samples(self, table: pa.Table, source: str) -> Samples:
         """Convert texts to token ids. Images and numbers stay as they are. ``source`` names the table in errors."""
-        columns = formats.convert_table(table, source, self.input_columns, self.label, self.image_size)
+        columns = formats.convert_table_to_samples(table, source, self.input_columns, self.label, self.image_size)
         x = columns.arrays
         if columns.texts is not None:
             analyze = text.make_word_analyzer() if self.tokens == "words" else list

@@ -92,7 +92,7 @@ def load_table(path: Path) -> pa.Table:
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}).") from error
 
 
-def convert_table(
+def convert_table_to_samples(
     table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label", image_size: int | None = None
 ) -> TableSamples:
     """Convert a table to samples.
