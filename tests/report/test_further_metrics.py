@@ -47,7 +47,7 @@ def write_metrics(tree, run, rounds):
     """Write a run whose clients have these values by round."""
     tree.write(run, [{PROTOCOL: [(1, 2)]}] * len(rounds))
     rows = [make_row(number, *values) for number, clients in enumerate(rounds, 1) for values in clients]
-    tree.write_table(tree.joined(run).metrics, pa.Table.from_pylist(rows))
+    tree.write_table(tree.merged_files(run).metrics, pa.Table.from_pylist(rows))
 
 
 @pytest.fixture

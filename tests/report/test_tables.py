@@ -418,7 +418,7 @@ def test_times_change_neither_results_nor_metrics(two):
     contents.write_files(contents.build_tables(StudyData(two.plan)))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
-        path = two.joined(run).times
+        path = two.merged_files(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
     contents.write_files(contents.build_tables(StudyData(two.plan)))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before

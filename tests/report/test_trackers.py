@@ -209,7 +209,7 @@ def test_a_run_that_is_computed_again_from_the_start_has_its_new_numbers(
     plan = studies.prepare(studies.settings(("fedavg",), 2))
     (run,) = plan.runs
     run_job(tmp_path, run.path, 2, "tensorboard")
-    studies.forget(run.path)
+    studies.delete_rounds(run.path)
     run_job(tmp_path, run.path, 1, "tensorboard")
     ((_, record),) = read_tensorboard(tmp_path).items()
     assert all(list(values) == [1] for values in record.history.values())

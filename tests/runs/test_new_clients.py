@@ -194,7 +194,7 @@ def test_the_servers_rows_are_the_seen_clients() -> None:
 
 
 def read_round_bits(run: Run) -> dict[str, str]:
-    return {name: sha256 for name, sha256 in studies.bits(run.files.path).items() if name.startswith("rounds/")}
+    return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if name.startswith("rounds/")}
 
 
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
@@ -204,11 +204,11 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
     run_all(run)
     expected = read_round_bits(run)
     assert expected
-    studies.forget(run.files.path)
+    studies.delete_rounds(run.files.path)
     list(studies.open_runs(plan, stack=1)[0].run_segment(1))
     run_all(studies.open_runs(plan, threads=2, stack=1)[0])
     assert read_round_bits(run) == expected
-    studies.forget(run.files.path)
+    studies.delete_rounds(run.files.path)
     studies.open_runs(plan)[0].initialize()
     for number in range(1, ROUNDS + 1):
         files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
@@ -225,7 +225,7 @@ def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
     plan = prepare("fedavg", "fedfomo", held_out=[0, 2])
     for run in studies.open_runs(plan, stack=1):
         rows = run_all(run)
-        studies.forget(run.files.path)
+        studies.delete_rounds(run.files.path)
         stack_rows = run_all(Run(run.files, Execution(stack=4)))
         for row, stack_row in zip(rows, stack_rows, strict=True):
             assert [row[name] for name in ("round", "client", "protocol", "total")] == [

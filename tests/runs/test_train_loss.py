@@ -46,8 +46,8 @@ def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
 def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
     run = run_study(stack=stack)
     personal, trained = (
-        studies.measured(run, ROUNDS, "personal-on-train"),
-        studies.measured(run, ROUNDS, "trained-on-train"),
+        studies.read_scores(run, ROUNDS, "personal-on-train"),
+        studies.read_scores(run, ROUNDS, "trained-on-train"),
     )
     all_clients = range(run.federation.clients)
     assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in all_clients}
