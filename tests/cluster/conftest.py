@@ -116,7 +116,7 @@ class Clone(Project):
             running.wait()
         self.skip_delays()
 
-    # -- observations ----------------------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------------------
 
     def list_segments(self) -> dict[int, str]:
         """The algorithm of each running job that trains, by the job's number."""
@@ -168,7 +168,7 @@ class Clone(Project):
                 message.append(f"-- {path} --\n{path.read_text()[-6000:]}")
         return "\n".join(message)
 
-    # -- edits -----------------------------------------------------------------------------------------------------------
+    # -- edits ---------------------------------------------------------------------------------------------------------
 
     def prepare_study(self, params: dict[str, Any]) -> None:
         """Write a study, its data and partitions."""
