@@ -370,7 +370,7 @@ def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNa
     plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
     defaults = {
         "explain_missing_number": lambda method, column: "failed: boom",
-        "get_column": lambda cell: cell.grid["data"],
+        "get_column_name": lambda cell: cell.grid["data"],
         "is_generated": lambda cell: False,
         "is_diverged": lambda cell: False,
     }
