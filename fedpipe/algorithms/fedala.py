@@ -124,7 +124,7 @@ class FedALA(FedAvg):
 
     def record_pass_loss(self, client: State) -> State:
         """The client after a pass."""
-        return client | {"window": LossWindow.end_pass(client["window"])}
+        return client | {"window": LossWindow.append_pass_loss(client["window"])}
 
     def needs_another_pass(self, client: State) -> Tensor:
         """One pass if an earlier mixing has converged, otherwise passes until this one has. None without a model."""
@@ -161,7 +161,7 @@ class LossWindow:
         return window | {"loss": loss.to(window["loss"].dtype)}
 
     @staticmethod
-    def end_pass(window: Tensors) -> Tensors:
+    def append_pass_loss(window: Tensors) -> Tensors:
         """The window after a pass, whose loss is that of its last batch."""
         losses = torch.cat([window["losses"][1:], window["loss"].reshape(1)])
         return window | {"losses": losses, "passes": window["passes"] + 1}

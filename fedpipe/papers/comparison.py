@@ -95,7 +95,7 @@ class ComparedCell:
         return self.measurement.number if self.measurement else None
 
     @property
-    def reason(self) -> str:
+    def missing_reason(self) -> str:
         """The reason why there is no measurement."""
         return (self.measurement.reason if self.measurement else "") or NOT_RUN
 
@@ -183,13 +183,13 @@ def list_all_cell_ids() -> list[CellId]:
     return list(dict.fromkeys([*published.load_published(), *cell_ids]))
 
 
-def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
+def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
     """The ids of a table's cells. Of a table of settings, those that the paper fills."""
-    if name == layouts.TEXT_TABLE:
+    if table_name == layouts.TEXT_TABLE:
         return [paper.make_prose_number_id(text) for text in paper.text]
-    table, published_numbers = paper.tables[name], published.load_published()
+    table, published_numbers = paper.tables[table_name], published.load_published()
     is_sparse = table.metric == "hyperparameter"
-    return [cell_id for cell_id in paper.iter_cell_ids(name) if cell_id in published_numbers or not is_sparse]
+    return [cell_id for cell_id in paper.iter_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
 
 def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:

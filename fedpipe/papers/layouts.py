@@ -202,10 +202,10 @@ class Paper(_LayoutModel):
         """The id of a table's cell."""
         return CellId(self.paper, table, row, column, self.tables[table].get_metric(row, column))
 
-    def iter_cell_ids(self, name: str) -> Iterator[CellId]:
+    def iter_cell_ids(self, table_name: str) -> Iterator[CellId]:
         """The ids of a table's cells, row by row."""
-        table = self.tables[name]
-        return (self.make_cell_id(name, row, column) for row in table.rows for column in table.column_paths)
+        table = self.tables[table_name]
+        return (self.make_cell_id(table_name, row, column) for row in table.rows for column in table.column_paths)
 
     def make_prose_number_id(self, text: Text) -> CellId:
         """The id of a number in running text."""

@@ -33,7 +33,7 @@ def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, Measure
     cells = {
         cell_id: _measure_cell(paper, table, cell_id, find_study)
         for name, table in paper.tables.items()
-        for cell_id in comparison.get_table_cell_ids(paper, name)
+        for cell_id in comparison.list_table_cell_ids(paper, name)
         if not table.rows[cell_id.row].minus
     }
     texts = [text for text in paper.text if not (text.minus or text.largest)]

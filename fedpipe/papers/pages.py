@@ -119,7 +119,7 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
     cells = [
         compared.cells[cell_id]
         for name in tables
-        for cell_id in comparison.get_table_cell_ids(paper, name)
+        for cell_id in comparison.list_table_cell_ids(paper, name)
         if len(tables) == 1 or not paper.find_repeated_cell(cell_id)
     ]
     counts = Counter(cell.verdict_text for cell in cells)
@@ -152,7 +152,7 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
 
 def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
     """The cells of a table, or the numbers in running text."""
-    return {cell_id: compared.cells[cell_id] for cell_id in comparison.get_table_cell_ids(paper, table)}
+    return {cell_id: compared.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 
 
 def format_number(number: Number, decimals: int | None = None) -> str:
