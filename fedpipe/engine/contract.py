@@ -85,8 +85,8 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
     if not isinstance(result, tuple) or len(result) != 2:
         raise SettingsError(
             f"{describe_hook(algorithm, 'send')} returned {describe_value(result)}. Return a tuple of two dicts, such "
-            "as ({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked along "
-            "a first axis."
+            "as ({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked "
+            "along a first axis."
         )
     common, client_parts = (validate_state(algorithm, "send", part) for part in result)
     return common, client_parts
