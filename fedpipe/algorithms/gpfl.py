@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy, draw_normal
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.extra_layers import apply_linear, apply_layer_norm, init_layer
+from fedpipe.algorithms.extra_layers import apply_layer_norm, apply_linear, init_layer
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.uploads import Uploads

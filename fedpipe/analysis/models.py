@@ -15,7 +15,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import ClientTask, Score, Test, eval_mode, get_passes
+from fedpipe.engine.clients.executor import ClientTask, Score, Test, activate_eval_mode, get_passes
 from fedpipe.engine.clients.loop import ClientRun, Loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
@@ -148,7 +148,7 @@ class _ModelCapture(Loop):
             cast(FunctionalNetwork, _RecordingNet(algorithm.net, calls)), algorithm.federation
         )
         x, _ = self._clients.gather(self._clients.global_test[:1])
-        with eval_mode(algorithm, state):
+        with activate_eval_mode(algorithm, state):
             logits = recording_algorithm.predict(state, x)
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):
             raise SettingsError(f"client: the personal model of {type(algorithm).__name__} is not a single network.")

@@ -278,7 +278,7 @@ def record(
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
     for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
-        merged_files.check()
+        merged_files.check_hashes()
 
 
 def _open_run(

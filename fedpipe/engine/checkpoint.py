@@ -18,7 +18,7 @@ from fedpipe.core.storage.files import (
     is_stored,
     read_json,
     read_pt,
-    remove,
+    remove_path,
     write_json,
     write_pt,
 )
@@ -246,9 +246,9 @@ def prune_states(files: RunFiles, round_number: int, keep_models: str | int) -> 
         if earlier_round not in protected_rounds and not any(
             is_state_retained(earlier_round, request.keep_models) for request in requests
         ):
-            remove(files.round(earlier_round).server_state)
+            remove_path(files.round(earlier_round).server_state)
             if earlier_round not in needed_rounds:
-                remove(files.round(earlier_round).client_states)
+                remove_path(files.round(earlier_round).client_states)
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:

@@ -28,7 +28,7 @@ class PaperStudy:
         self.finished_cells = tuple(cell for cell in results.sort_cells(plan) if cell.merged_files.marker.is_file())
 
     @classmethod
-    def find(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
+    def find_planned(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
         """The study ``name`` (such as ``table1``) of a paper. None if it was never planned at this preset."""
         plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", preset).plan
         return cls(Plan.read(plan_path)) if plan_path.is_file() else None
