@@ -279,7 +279,7 @@ def test_two_studies_at_once_share_what_is_there(clone: Clone, reference) -> Non
     ]
     clone.wait_until(lambda: len(clone.list_started_segments()) == 2, "both did a round")
     clone.skip_delays()
-    for output in map(clone.end, both):
+    for output in map(clone.wait_for, both):
         assert count_jobs(output)["segment"] == 1
         assert not count_jobs(output)["partition"]
         assert "fedpipe: another Snakemake" not in output, "neither locks what the other makes"
