@@ -230,9 +230,7 @@ class Run:
         """Train some participants."""
         self._require_resumable(round_number)
         start_time = time.perf_counter()
-        test_lists = evaluation.get_post_training_test_sets(
-            self.evaluation, self._is_evaluated_round(round_number)
-        ).values()
+        test_lists = evaluation.get_post_training_test_sets(self.evaluation, self._is_evaluated(round_number)).values()
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.participants(round_number)
         block = Block(
@@ -337,7 +335,7 @@ class Run:
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
         }
         for model, tests in evaluation.get_post_training_test_sets(
-            self.evaluation, self._is_evaluated_round(round_number)
+            self.evaluation, self._is_evaluated(round_number)
         ).items():
             model_scores = {
                 client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
@@ -363,7 +361,7 @@ class Run:
         self._require_resumable(round_number)
         self._require_same_data(round_number)
         start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
-        if self._is_evaluated_round(round_number):
+        if self._is_evaluated(round_number):
             server = self.load_server_state(round_number)
             get_kept_state = functools.partial(self.load_kept_state, round_number=round_number)
             result = evaluation.evaluate_round(
@@ -488,7 +486,7 @@ class Run:
                         f"or delete {self.files.path} and type `fedpipe run` to recompute the run."
                     )
 
-    def _is_evaluated_round(self, round_number: int) -> bool:
+    def _is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0
 
     def get_environment(self) -> dict[str, Any]:
