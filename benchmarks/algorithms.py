@@ -98,7 +98,7 @@ def measure(run: Run, round_number: int) -> float:
     block = run.train(round_number, run.participants(round_number))
     run.aggregate(round_number, [block])
     seconds = time.process_time() - begin
-    run.checkpoint.finish_round(round_number, {})
+    run.checkpoint.mark_round_complete(round_number, {})
     return seconds
 
 

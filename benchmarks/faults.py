@@ -131,7 +131,7 @@ def kill_runs(kills: int, seed: int) -> bool:
     def delete_rounds() -> None:
         for name in ("rounds", "segments"):
             shutil.rmtree(files.path / name, ignore_errors=True)
-        archive.pack_path(files.rounds_folder).unlink(missing_ok=True)
+        archive.get_pack_path(files.rounds_folder).unlink(missing_ok=True)
 
     assert run_in_child(prepare)
     assert run_in_child(count_writes)

@@ -60,50 +60,49 @@ def write(params: dict[str, Any], folder: Path) -> None:
 def prepare(params: dict[str, Any]) -> NewPlan:
     """Write the plan, data sets and partitions of a study into the current folder."""
     write(params, Path())
-    made = planner.make_plan(Path("params.yaml"))
-    planner.write_plan(made)
-    for name in {run.dataset for run in made.runs}:
+    plan = planner.make_plan(Path("params.yaml"))
+    planner.write_plan(plan)
+    for name in {run.dataset for run in plan.runs}:
         if not Path(f"results/data/{name}.pt").exists():
             download.download_dataset(name)
-    for key in made.partitions:
+    for key in plan.partitions:
         partition.partition_dataset(key)
-    return made
+    return plan
 
 
-def open_runs(made: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
-    keep = made.keep_models
-    return [Run(run.files, Execution(**execution), threads, keep) for run in made.runs]
+def open_runs(plan: NewPlan, threads: int = 1, **execution: Any) -> list[Run]:
+    return [Run(run.files, Execution(**execution), threads, plan.keep_models) for run in plan.runs]
 
 
-def measured(found: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
+def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], tuple[int, int, float]]:
     """Correct predictions, number of samples and loss by round and client, from the merged files of a run."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in layout.read_merged_table(found.files.merged_files(rounds).metrics).to_pylist()
+        for row in layout.read_merged_table(run.files.merged_files(rounds).metrics).to_pylist()
         if row["protocol"] == protocol
     }
 
 
-def bits(folder: Path) -> dict[str, str]:
+def hash_results(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and table below a folder, by relative path. Times are left out."""
-    found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for zipped in folder.rglob("rounds.zip"):
-        found |= {zipped.with_suffix("") / name: data for name, data in archive.read_members(zipped).items()}
+    contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for pack in folder.rglob("rounds.zip"):
+        contents |= {pack.with_suffix("") / name: data for name, data in archive.read_members(pack).items()}
     return {
         str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
-        for path, data in sorted(found.items())
+        for path, data in sorted(contents.items())
         if path.suffix in {".pt", ".parquet"} and not path.name.startswith(("block-", "."))
     }
 
 
-def forget(run: Path) -> None:
+def delete_rounds(run: Path) -> None:
     """Delete the rounds and segments of a run."""
     shutil.rmtree(run / "rounds")
     shutil.rmtree(run / "segments", ignore_errors=True)
     (run / "rounds.zip").unlink(missing_ok=True)
 
 
-def rounds(run: Path) -> dict[int, str]:
+def read_round_times(run: Path) -> dict[int, str]:
     """Times of the complete rounds of a run, except round 0. They change if a round is repeated."""
     files = RunFiles(run)
     return {n: json.dumps(read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
@@ -113,10 +112,10 @@ def copy_project(folder: Path) -> Path:
     """The project as a newcomer's clone would have it, without results."""
     import subprocess
 
-    listed = subprocess.run(
+    names = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    for name in listed:
+    for name in names:
         source, target = ROOT / name, folder / name
         if name.startswith("results/") and name != "results/.gitignore":
             continue

@@ -69,7 +69,7 @@ class APFL(FedAvg):
         """The global model, the client's own model, and alpha."""
         return {"model": download["model"], **state}
 
-    def mix(self, client: State, model: Tensors) -> Tensors:
+    def mix_with_local_model(self, client: State, model: Tensors) -> Tensors:
         """The mixture of a global model and the client's own one."""
         alpha = client["mixing"]["alpha"]
         return model | (alpha * client["own"] + (1 - alpha) * self.net.parameters(model))
@@ -82,7 +82,7 @@ class APFL(FedAvg):
         return Train(self.loss, group=("model", "own", "mixing"), step=self.step)
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """Steps of the client's own model in the mixture."""
         return (Train(self.personal_risk, "own", epochs=epochs, stream="finetune"),)
 
@@ -93,7 +93,7 @@ class APFL(FedAvg):
 
     def personal_risk(self, client: State, batch: Batch) -> Tensor:
         """The mixture's risk."""
-        mixture = self.mix(client, client["model"].map(Tensor.detach))
+        mixture = self.mix_with_local_model(client, client["model"].map(Tensor.detach))
         return self.risk(client | {"model": mixture}, batch)
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
@@ -109,4 +109,4 @@ class APFL(FedAvg):
     @override
     def predict(self, client: State, x: Tensor) -> Tensor:
         """The mixture's logits."""
-        return self.net(self.mix(client, client["model"]), x)
+        return self.net(self.mix_with_local_model(client, client["model"]), x)

@@ -34,12 +34,12 @@ class Barycenter(FedAvg):
     dynamic_aggregation: bool = True
 
     @property
-    def has_underflow(self) -> bool:
+    def has_underflowing_kernel(self) -> bool:
         """Whether the kernel is not in the log domain, as in the authors' code."""
         return False
 
     @property
-    def barycenter_names(self) -> tuple[str, ...]:
+    def barycenter_parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters that the barycenter combines."""
         if not self.dynamic_aggregation:
             return ()
@@ -53,13 +53,13 @@ class Barycenter(FedAvg):
         """The model, and all participants as effective clients."""
         model = initial_model(0)
         one = next(iter(model.values())).new_ones(())
-        effective = Tensors((name, one * self.federation.participants) for name in self.barycenter_names)
+        effective = Tensors((name, one * self.federation.participants) for name in self.barycenter_parameter_names)
         return {"model": model, "effective": effective}
 
     @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, and a sum of gradients."""
-        gradient = download["model"].only(self.barycenter_names).zeros()
+        gradient = download["model"].only(self.barycenter_parameter_names).zeros()
         return super().start(state, download, info) | {"gradient": gradient}
 
     @override
@@ -69,7 +69,7 @@ class Barycenter(FedAvg):
             return super().local_passes()
         gradient_pass = Train(
             self.risk,
-            only=self.barycenter_names,
+            only=self.barycenter_parameter_names,
             epochs=1,
             step=self.accumulate_gradient,
             stream="gradient",
@@ -91,9 +91,9 @@ class Barycenter(FedAvg):
         """Alg. 1, lines 17-24."""
         uploads, theta = uploads.with_equal_weights(), server["model"]
         model, effective, iterations = uploads.mean("model"), Tensors(), cast(int, self.iterations)
-        for name in self.barycenter_names:
+        for name in self.barycenter_parameter_names:
             vectors = torch.stack(self._list_updates(name, theta, uploads)).flatten(1)
-            mixture, weights = compute_barycenter(vectors, self.epsilon, iterations, self.has_underflow)
+            mixture, weights = compute_barycenter(vectors, self.epsilon, iterations, self.has_underflowing_kernel)
             model[name] = theta[name] - mixture.reshape(theta[name].shape)
             effective[name] = 1 / weights.square().sum()
         return {"model": model, "effective": effective}
@@ -133,11 +133,11 @@ def get_layer_name(name: str) -> str:
 
 
 def compute_barycenter(
-    updates: Tensor, epsilon: float, iterations: int, has_underflow: bool = False
+    updates: Tensor, epsilon: float, iterations: int, has_underflowing_kernel: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights.
 
-    With ``has_underflow`` the mean becomes 0 when the kernel underflows, as in the authors' code.
+    With ``has_underflowing_kernel`` the mean becomes 0 when the kernel underflows, as in the authors' code.
     """
     sorted_updates, b = updates.sort(1).values, updates.mean(0)
     weights = updates.new_full((len(updates),), 1 / len(updates))
@@ -145,7 +145,7 @@ def compute_barycenter(
         distances = (b.sort().values - sorted_updates).abs().mean(1)  # equal lengths: compare by rank
         weights = (-distances / epsilon).softmax(0)
         previous, b = b, weights @ updates
-        if has_underflow:
+        if has_underflowing_kernel:
             kernel = (-distances / epsilon).exp().mean()
             b = b * kernel / (kernel + 1e-10)
         if torch.equal(previous, b):

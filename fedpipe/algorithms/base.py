@@ -8,25 +8,25 @@ An algorithm is a frozen dataclass of hyperparameters that derives from :class:`
         shared, personal = algorithm.send(server, participants)
         for k in participants:                               # one client after the other, or many in one call
             client = algorithm.start(state[k], shared | personal[k], info[k])
-            for p in algorithm.personalize() + algorithm.local_passes():
+            for p in algorithm.personal_passes() + algorithm.local_passes():
                 client = run(p, client)                      # Train, Measure or Update, see `passes`
             upload[k], state[k] = algorithm.upload(client), algorithm.keep(client)
         server = algorithm.aggregate(server, Uploads(participants, weights, upload))
 
     # evaluation after a round
     global:    algorithm.global_model(server)
-    personal:  start and personalize as in training, then algorithm.predict(client, x)
-    finetuned: the same, then the passes of algorithm.finetune(epochs)
+    personal:  start and personal_passes as in training, then algorithm.predict(client, x)
+    finetuned: the same, then the passes of algorithm.finetune_passes(epochs)
 
 You need ``aggregate``. Most methods also define ``loss``, ``start``, ``upload``, ``keep``, ``local_passes``,
-``personalize`` and ``send``. All other hooks are for special cases.
+``personal_passes`` and ``send``. All other hooks are for special cases.
 
 Rules:
 
 - Write the hooks of the client for ONE client, as pure functions of tensors. The same code then trains clients one by
   one or stacked along a leading axis, so use no ``if`` on values of tensors.
 - A client's state is a :data:`State`: named parts with the same names and shapes in every round.
-- ``personalize`` and ``local_passes`` are read once and are the same in all rounds.
+- ``personal_passes`` and ``local_passes`` are read once and are the same in all rounds.
 - The server reads the uploads in client order.
 - The engine samples participants, counts bytes, moves tensors, averages BatchNorm's running statistics, saves and
   resumes. The names ``buffers``, ``optimizer/...``, ``server/...``, ``dw/...`` and ``diagnostic/...`` are the engine's.
@@ -220,12 +220,12 @@ class Algorithm(Component):
         """
         return {"model": download["model"]}
 
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """Passes that make the client's personal model from what it received, before training and evaluation."""
         return ()
 
     def training_pass(self) -> Train:
-        """The pass that trains the model, which ``local_passes`` runs and ``finetune`` repeats."""
+        """The pass that trains the model, which ``local_passes`` runs and ``finetune_passes`` repeats."""
         return Train(self.loss)
 
     def local_passes(self) -> Sequence[Pass]:
@@ -236,7 +236,7 @@ class Algorithm(Component):
         """The empirical risk F_k on a batch, a scalar: mean cross-entropy."""
         return cross_entropy(self.net(client["model"], batch.x), batch)
 
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """Passes that adapt a copy of the personal model to the client's data, for the finetuned protocols."""
         return (dataclasses.replace(self.training_pass(), epochs=epochs, stream="finetune"),)
 

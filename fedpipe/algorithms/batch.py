@@ -21,10 +21,12 @@ class Batch(NamedTuple):
 
     def split(self, parts: int) -> list[Batch]:
         """Split into ``parts`` batches: part i has the samples i, i + parts and so on. Empty parts equal the first."""
-        first = self._take_strided(parts, 0)
-        return [first] + [self._take_strided(parts, index)._replace_if_empty(first) for index in range(1, parts)]
+        first = self._take_strided_samples(parts, 0)
+        return [first] + [
+            self._take_strided_samples(parts, index)._replace_if_empty(first) for index in range(1, parts)
+        ]
 
-    def _take_strided(self, step: int, offset: int) -> Batch:
+    def _take_strided_samples(self, step: int, offset: int) -> Batch:
         mask = None if self.mask is None else self.mask[offset::step]
         return Batch(self.x[offset::step], self.y[offset::step], mask, self.noise_key)
 

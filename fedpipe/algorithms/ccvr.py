@@ -115,11 +115,11 @@ class CCVR(FedAvg):
         counts = sum(uploads["counts"])
         is_new = counts >= 2
 
-        def merge(part: str) -> Tensor:
+        def merge_class_sums(part: str) -> Tensor:
             total = sum(uploads[part])
             return torch.where(is_new.reshape(-1, *(1,) * (total.dim() - 1)), total, server[part])
 
-        sums = {part: merge(part) for part in ("sums", "products", "counts")}
+        sums = {part: merge_class_sums(part) for part in ("sums", "products", "counts")}
         calibrated = server["model"] | self.calibrate_head(server["model"].only(self.net.head_names), sums)
         return {"model": uploads.mean("model"), "calibrated": calibrated, **sums}
 
@@ -128,7 +128,7 @@ class CCVR(FedAvg):
         classes = torch.nonzero(sums["counts"] >= 2).flatten()
         if not len(classes):
             return head
-        features = self.draw_features({part: value[classes] for part, value in sums.items()}).to(self.net.dtype)
+        features = self.draw_virtual_features({part: value[classes] for part, value in sums.items()}).to(self.net.dtype)
         z, y = features.flatten(0, 1), classes.repeat_interleave(self.samples)
         size = len(z) if self.federation.batch_size == "full" else self.federation.batch_size
 
@@ -142,7 +142,7 @@ class CCVR(FedAvg):
                 head = head - self.federation.learning_rate * grad(compute_loss)(head, z[batch], y[batch])
         return head
 
-    def draw_features(self, sums: State) -> Tensor:
+    def draw_virtual_features(self, sums: State) -> Tensor:
         """Virtual features, shape (classes, samples, d), from the sums of these classes."""
         counts, means = sums["counts"].double(), sums["sums"].double() / sums["counts"].double().unsqueeze(-1)
         outer = means.unsqueeze(-1) * means.unsqueeze(-2)

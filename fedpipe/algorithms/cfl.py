@@ -101,7 +101,11 @@ class CFL(Algorithm):
         """Record the updates, split the clusters that are due, then average each cluster."""
         recorded = self._record_updates(server, uploads)
         cluster, norms = self._split_clusters(recorded, uploads)
-        return recorded | {"models": self._average(server, cluster, uploads), "cluster": cluster, "norms": norms}
+        return recorded | {
+            "models": self._average_clusters(server, cluster, uploads),
+            "cluster": cluster,
+            "norms": norms,
+        }
 
     def _record_updates(self, server: State, uploads: Uploads) -> State:
         """The server's state with the participants' updates, before any split."""
@@ -120,7 +124,7 @@ class CFL(Algorithm):
             norms.append(torch.stack([mean_update.norm(), cluster_updates.norm(dim=1).max()]))
             members = torch.nonzero((server["cluster"] == slot) & (server["seen"] > 0)).flatten()
             if server["round"] > self.after and len(members) > 2 and self._is_heterogeneous(*norms[-1]):
-                separated_clients = members[self.bipartition(updates[members])]
+                separated_clients = members[self.bipartition_updates(updates[members])]
                 if len(separated_clients):
                     cluster[separated_clients] = separated_clients.min()
         return cluster, torch.stack(norms).amax(0)
@@ -129,7 +133,7 @@ class CFL(Algorithm):
         """Whether a cluster has converged as a whole, but not each of its clients."""
         return bool(mean_norm < self.eps1 and max_norm > self.eps2)
 
-    def bipartition(self, updates: Tensor) -> Tensor:
+    def bipartition_updates(self, updates: Tensor) -> Tensor:
         """Which ``updates``, shape (n, P), leave the first one's part, shape (n,). None do if gamma is not reached."""
         from sklearn.cluster import AgglomerativeClustering  # takes a second to import
 
@@ -141,7 +145,7 @@ class CFL(Algorithm):
         separation = ((1 - similarity[is_separated][:, ~is_separated].max()) / 2).clamp(min=0).sqrt()
         return is_separated & (separation > self.gamma)
 
-    def _average(self, server: State, cluster: Tensor, uploads: Uploads) -> Tensors:
+    def _average_clusters(self, server: State, cluster: Tensor, uploads: Uploads) -> Tensors:
         """All slots, with the mean of each cluster, or the model before a split if no participant is in the part."""
         means = {slot: cluster_uploads.mean("model") for slot, cluster_uploads in _group_by_cluster(cluster, uploads)}
         slots = _list_used_clusters(cluster)

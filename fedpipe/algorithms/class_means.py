@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def compute_class_means(rows: Sequence[Tensor], counts: Sequence[Tensor], otherwise: Tensor) -> Tensor:
+def compute_class_means(rows: Sequence[Tensor], counts: Sequence[Tensor], default: Tensor) -> Tensor:
     """The weighted mean over clients of each class's row, shape (C, d).
 
     Parameters
@@ -17,10 +17,10 @@ def compute_class_means(rows: Sequence[Tensor], counts: Sequence[Tensor], otherw
         What each client measured, shape (C, d).
     counts
         Weights of each client's rows, shape (C,).
-    otherwise
+    default
         The rows of the classes that have no weight, shape (C, d).
     """
-    return divide_by_count(*sum_class_rows(rows, counts), otherwise)
+    return divide_by_class_count(*sum_class_rows(rows, counts), default)
 
 
 def sum_class_rows(rows: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def sum_class_rows(rows: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[Te
     return sum(weighted_rows, torch.zeros_like(rows[0])), sum(counts, torch.zeros_like(counts[0]))
 
 
-def divide_by_count(sums: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
-    """The sums of each class, shape (C, ...), divided by its count, or ``otherwise`` if the count is 0."""
+def divide_by_class_count(sums: Tensor, counts: Tensor, default: Tensor) -> Tensor:
+    """The sums of each class, shape (C, ...), divided by its count, or ``default`` if the count is 0."""
     counts = counts.reshape(-1, *(1,) * (sums.dim() - 1))
-    return torch.where(counts > 0, sums / torch.where(counts > 0, counts, 1), otherwise)
+    return torch.where(counts > 0, sums / torch.where(counts > 0, counts, 1), default)

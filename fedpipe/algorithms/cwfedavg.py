@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import divide_by_count
+from fedpipe.algorithms.class_means import divide_by_class_count
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 
@@ -79,7 +79,7 @@ class CwFedAvg(Algorithm):
     distribution: Literal["approximate", "empirical"] = "approximate"
 
     @property
-    def class_wise_names(self) -> tuple[str, ...]:
+    def class_wise_tensor_names(self) -> tuple[str, ...]:
         """Names of the class-wise tensors."""
         count = {"all": len(self.net.layers()), "output": 1}.get(str(self.class_wise), self.class_wise)
         return self.net.last_layer_names(int(count))
@@ -91,8 +91,8 @@ class CwFedAvg(Algorithm):
         classes = len(model["head.weight"])
         uniform = model["head.weight"].new_full((self.federation.clients, classes), 1 / classes)
         return {
-            "base": model.without(self.class_wise_names),
-            "classes": model.only(self.class_wise_names).map(lambda value: value.expand(classes, *value.shape)),
+            "base": model.without(self.class_wise_tensor_names),
+            "classes": model.only(self.class_wise_tensor_names).map(lambda value: value.expand(classes, *value.shape)),
             "owned": torch.ones_like(uniform[0]),
             "distributions": uniform,
         }
@@ -117,7 +117,9 @@ class CwFedAvg(Algorithm):
         """The risk and WDR (eq. 8)."""
         if not self.wdr:
             return self.risk(client, batch)
-        distance = torch.linalg.vector_norm(client["p"] - approximate_distribution(client["model"]["head.weight"]))
+        distance = torch.linalg.vector_norm(
+            client["p"] - approximate_class_distribution(client["model"]["head.weight"])
+        )
         return self.risk(client, batch) + self.wdr_factor * self.wdr * distance
 
     @override
@@ -132,27 +134,29 @@ class CwFedAvg(Algorithm):
         distributions, mass = server["distributions"].clone(), torch.zeros_like(server["owned"])
         base, sums = server["base"].zeros(), server["classes"].zeros()
         for client, weight, upload in uploads:
-            model, p = upload["model"], self.read_distribution(upload)
+            model, p = upload["model"], self.get_class_distribution(upload)
             distributions[client], q = p, weight * p
             base = base + weight * model.only(base)
             sums = sums + model.only(sums).map(partial(torch.tensordot, q, dims=0))
             mass = mass + q
-        classes = Tensors((name, divide_by_count(sums[name], mass, otherwise=server["classes"][name])) for name in sums)
+        classes = Tensors(
+            (name, divide_by_class_count(sums[name], mass, default=server["classes"][name])) for name in sums
+        )
         return {"base": base, "classes": classes, "owned": (mass > 0).to(mass.dtype), "distributions": distributions}
 
-    def read_distribution(self, upload: State) -> Tensor:
+    def get_class_distribution(self, upload: State) -> Tensor:
         """The class distribution of the client that sent ``upload``, shape (C,)."""
         if self.distribution == "empirical":
             p: Tensor = upload["counts"] / upload["counts"].sum()
             return p
-        return approximate_distribution(upload["model"]["head.weight"])
+        return approximate_class_distribution(upload["model"]["head.weight"])
 
     @override
     def global_model(self, server: State) -> None:
         """There are class models and personal mixtures, but no global model."""
 
 
-def approximate_distribution(head: Tensor) -> Tensor:
+def approximate_class_distribution(head: Tensor) -> Tensor:
     """Eq. 4: the shares of the row norms of an output layer of shape (C, d), shape (C,)."""
     norms = torch.linalg.vector_norm(head, dim=-1)
     return norms / norms.sum().clamp(min=torch.finfo(norms.dtype).tiny)

@@ -66,6 +66,6 @@ class Ditto(PersonalModel):
         return (self.training_pass(), self.personal_pass)
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """More training of the personal model."""
         return (replace(self.personal_pass, epochs=epochs, stream="finetune"),)

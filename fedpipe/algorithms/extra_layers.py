@@ -32,6 +32,6 @@ def apply_linear(layer: Tensors, z: Tensor) -> Tensor:
     return F.linear(z, layer["weight"], layer["bias"])
 
 
-def apply_norm(layer: Tensors, a: Tensor) -> Tensor:
+def apply_layer_norm(layer: Tensors, a: Tensor) -> Tensor:
     """The layer's normalization."""
     return F.layer_norm(a, layer["scale"].shape, layer["scale"], layer["shift"])

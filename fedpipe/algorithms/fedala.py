@@ -79,36 +79,36 @@ class FedALA(FedAvg):
     passes: Annotated[int, Field(ge=1)] = 100
 
     @property
-    def mixed_names(self) -> tuple[str, ...]:
+    def mixed_parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters that are mixed."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
     @override
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The initial model, and weights of one."""
-        local = server["model"].only(self.mixed_names)
+        local = server["model"].only(self.mixed_parameter_names)
         return {"local": local, "weights": local.ones(), "settled": torch.zeros_like(local.norm())}
 
     @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The global model, whose top is mixed with the local one if there is one."""
         model, local = download["model"], state["local"]
-        difference = model.only(self.mixed_names) - local
+        difference = model.only(self.mixed_parameter_names) - local
         mixture = local + difference * state["weights"]
         top = {name: torch.where(info.is_first > 0, model[name], value) for name, value in mixture.items()}
-        window = LossWindow.start(info.size)
+        window = LossWindow.make_empty(info.size)
         return {"model": model | top, "difference": difference, "is_first": info.is_first, "window": window, **state}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """Learn the weights."""
         mixing = Train(
             self.risk,
-            only=self.mixed_names,
+            only=self.mixed_parameter_names,
             epochs=self.passes,
             step=self.mix_models,
             when=self.needs_another_pass,
-            after=self.record_loss,
+            after=self.record_pass_loss,
             share=self.share,
             stream="mixing",
         )
@@ -119,17 +119,17 @@ class FedALA(FedAvg):
         g, loss = gradient.with_value(client)
         weights = (client["weights"] - self.rate * (g * client["difference"])).map(lambda value: value.clamp(0, 1))
         mixture = client["local"] + client["difference"] * weights
-        window = LossWindow.record(client["window"], loss)
+        window = LossWindow.record_batch_loss(client["window"], loss)
         return client | {"weights": weights, "model": client["model"] | mixture, "window": window}
 
-    def record_loss(self, client: State) -> State:
+    def record_pass_loss(self, client: State) -> State:
         """The client after a pass."""
-        return client | {"window": LossWindow.end_pass(client["window"])}
+        return client | {"window": LossWindow.append_pass_loss(client["window"])}
 
     def needs_another_pass(self, client: State) -> Tensor:
         """One pass if an earlier mixing has converged, otherwise passes until this one has. None without a model."""
         window = client["window"]
-        is_due = torch.where(client["settled"] > 0, window["passes"] < 1, LossWindow.varies(window, self.threshold))
+        is_due = torch.where(client["settled"] > 0, window["passes"] < 1, LossWindow.is_varying(window, self.threshold))
         return (client["is_first"] == 0) & is_due
 
     def mark_converged(self, client: State) -> State:
@@ -140,7 +140,7 @@ class FedALA(FedAvg):
     @override
     def keep(self, client: State) -> State:
         """The trained top, and the weights."""
-        local = client["model"].only(self.mixed_names)
+        local = client["model"].only(self.mixed_parameter_names)
         return {"local": local, "weights": client["weights"], "settled": client["settled"]}
 
 
@@ -150,23 +150,23 @@ class LossWindow:
     LENGTH = 10
 
     @staticmethod
-    def start(like: Tensor) -> Tensors:
+    def make_empty(like: Tensor) -> Tensors:
         """No pass yet, in the dtype of the scalar ``like``."""
         zero = torch.zeros_like(like)
         return Tensors({"passes": zero, "loss": zero, "losses": like.new_zeros(LossWindow.LENGTH)})
 
     @staticmethod
-    def record(window: Tensors, loss: Tensor) -> Tensors:
+    def record_batch_loss(window: Tensors, loss: Tensor) -> Tensors:
         """The window after a batch."""
         return window | {"loss": loss.to(window["loss"].dtype)}
 
     @staticmethod
-    def end_pass(window: Tensors) -> Tensors:
+    def append_pass_loss(window: Tensors) -> Tensors:
         """The window after a pass, whose loss is that of its last batch."""
         losses = torch.cat([window["losses"][1:], window["loss"].reshape(1)])
         return window | {"losses": losses, "passes": window["passes"] + 1}
 
     @staticmethod
-    def varies(window: Tensors, threshold: float) -> Tensor:
+    def is_varying(window: Tensors, threshold: float) -> Tensor:
         """Whether there are few losses, or their standard deviation is at least ``threshold``."""
         return (window["passes"] <= LossWindow.LENGTH) | (window["losses"].std(correction=0) >= threshold)

@@ -138,7 +138,7 @@ class FedAMP(Algorithm):
 
     def compute_mixing_weights(self, models: Tensors, has_uploaded: Tensor) -> Tensor:
         """Each client's weights of all models, (N, N); ``has_uploaded``, shape (N,), is 1 for clients that uploaded."""
-        distances = square_distances(flatten_models(self.net.parameters(models)))
+        distances = compute_square_distances(flatten_models(self.net.parameters(models)))
         attention = (
             self.alpha / self.sigma * torch.exp(-distances / self.sigma) * torch.outer(has_uploaded, has_uploaded)
         )
@@ -151,7 +151,7 @@ class FedAMP(Algorithm):
         """There are personal models only."""
 
 
-def square_distances(points: Tensor) -> Tensor:
+def compute_square_distances(points: Tensor) -> Tensor:
     """Squared Euclidean distances between the rows of ``points``, shape (N, L): a matrix (N, N)."""
     count, length = points.shape
     pairs = torch.stack(

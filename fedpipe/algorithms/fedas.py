@@ -88,7 +88,7 @@ class FedAS(SharedBody):
         }
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The class means by the previous body, and the alignment of the downloaded one."""
         alignment = Train(
             self.compute_misalignment,
@@ -97,14 +97,14 @@ class FedAS(SharedBody):
             step=self.align_body,
             stream="alignment",
         )
-        return (Measure(self.sum_features, self.store_means), alignment)
+        return (Measure(self.sum_features, self.store_class_means), alignment)
 
     def sum_features(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Sums by class of the features by the previous body."""
         z = self.net.features(client["previous"], batch.x)
         return {"sums": batch.class_sums(z, len(client["counts"]))}
 
-    def store_means(self, client: State, sums: dict[str, Tensor]) -> State:
+    def store_class_means(self, client: State, sums: dict[str, Tensor]) -> State:
         """The class means, with rows of zeros for classes without samples."""
         return client | {"means": sums["sums"] / client["counts"].clamp(min=1).unsqueeze(-1)}
 
@@ -123,10 +123,10 @@ class FedAS(SharedBody):
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Training of body and head, then the trace of the Fisher information."""
-        fisher_pass = Train(self.risk, epochs=1, step=self.accumulate_trace, stream="fisher", eval_mode=True)
+        fisher_pass = Train(self.risk, epochs=1, step=self.accumulate_fisher_trace, stream="fisher", eval_mode=True)
         return (*super().local_passes(), fisher_pass)
 
-    def accumulate_trace(self, client: State, batch: Batch, gradient: Gradient) -> State:
+    def accumulate_fisher_trace(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """Add the squared norm of the batch's gradient. The model does not change."""
         return client | {"fisher": client["fisher"] + gradient(client).square_norm()}
 

@@ -51,7 +51,7 @@ class FedBABU(SharedBody):
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The body and the common head."""
-        return super().init(initial_model) | {"head": initial_model(0).only(self.personal_names)}
+        return super().init(initial_model) | {"head": initial_model(0).only(self.personal_tensor_names)}
 
     @override
     def training_pass(self) -> Train:
@@ -59,7 +59,7 @@ class FedBABU(SharedBody):
         return Train(self.loss, only=self.net.body_names)
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """The complete model, or a part of it."""
         names_by_part = {"model": None, "head": self.net.head_names, "body": self.net.body_names}
         return (Train(self.loss, only=names_by_part[self.finetuned], epochs=epochs, stream="finetune"),)

@@ -57,7 +57,7 @@ class FedBN(SharedBody):
 
     @property
     @override
-    def personal_names(self) -> tuple[str, ...]:
+    def personal_tensor_names(self) -> tuple[str, ...]:
         """Names of the normalization layers' tensors."""
         return self.net.norm_names
 

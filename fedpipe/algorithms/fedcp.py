@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.extra_layers import apply_linear, apply_norm, init_layer
+from fedpipe.algorithms.extra_layers import apply_layer_norm, apply_linear, init_layer
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.uploads import Uploads
@@ -67,7 +67,7 @@ class FedCP(SharedBody):
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The body, the global head and a random policy network."""
-        head = initial_model(0).only(self.personal_names)
+        head = initial_model(0).only(self.personal_tensor_names)
         rows = head["head.weight"]
         policy = init_layer(self.server_noise_key, "policy", 2 * rows.shape[1], rows)
         return super().init(initial_model) | {"head": head, "policy": policy}
@@ -95,11 +95,11 @@ class FedCP(SharedBody):
         z = self.net.features(client["model"], batch.x)
         previous = self.net.features(client["global_body"], batch.x, teacher=True)
         risk = cross_entropy(self.classify(client, z), batch)
-        return risk + self.penalty * compute_discrepancy(z, previous, batch)
+        return risk + self.penalty * compute_squared_mmd(z, previous, batch)
 
     def classify(self, client: State, z: Tensor) -> Tensor:
         """Logits of both heads, shape (B, C)."""
-        a = F.relu(apply_norm(client["policy"], apply_linear(client["policy"], z * client["v"])))
+        a = F.relu(apply_layer_norm(client["policy"], apply_linear(client["policy"], z * client["v"])))
         own, other = a.chunk(2, -1)
         s = (own - other).sigmoid()  # a softmax of both. For equal heads its gradient is exactly 0
         return self.net.classify(client["global_head"], (1 - s) * z) + self.net.classify(client["model"], s * z)
@@ -126,7 +126,7 @@ class FedCP(SharedBody):
         """A client classifies with its own head, too."""
 
 
-def compute_discrepancy(x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+def compute_squared_mmd(x: Tensor, y: Tensor, batch: Batch) -> Tensor:
     """The squared maximum mean discrepancy of a batch's features, each of shape (B, d), with Gaussian kernels."""
     points = torch.cat([x, y])
     weights = torch.ones_like(x[:, 0]) if batch.mask is None else batch.mask.to(x.dtype)

@@ -98,7 +98,7 @@ class FedDistillPlus(SoftLabels):
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The risk and the distance from the teacher."""
         logits = self.net(client["model"], batch.x)
-        divergence_function = wrong_divergence if self.mode == "code" else divergence
+        divergence_function = compute_wrong_kl_divergence if self.mode == "code" else compute_kl_divergence
         divergences = divergence_function(client["omega"][batch.y], logits.log_softmax(-1))
         return cross_entropy(logits, batch) + self.mu * batch.mean(divergences)
 
@@ -107,7 +107,7 @@ class FedDistillPlus(SoftLabels):
         """The mean model and the mean rows, with ``mode: paper`` for each client over the others."""
         if self.mode != "paper":
             return super().aggregate(server, uploads)
-        tables = [average_others(uploads, client, omega) for client, omega in enumerate(server["omega"])]
+        tables = [average_soft_labels_of_others(uploads, client, omega) for client, omega in enumerate(server["omega"])]
         return {"model": uploads.mean("model"), "omega": torch.stack(tables)}
 
     @override
@@ -116,21 +116,21 @@ class FedDistillPlus(SoftLabels):
         return {"SL": state["omega"]} if state["omega"].dim() == 2 else {}
 
 
-def average_others(uploads: Uploads, client: int, omega: Tensor) -> Tensor:
+def average_soft_labels_of_others(uploads: Uploads, client: int, omega: Tensor) -> Tensor:
     """The mean rows of all uploads except the client's, or the rows of ``omega`` if there are none."""
     others = [upload for other, _, upload in uploads if other != client]
     if not others:
         return omega
     return compute_class_means(
-        [upload["omega"] for upload in others], [upload["counts"] for upload in others], otherwise=omega
+        [upload["omega"] for upload in others], [upload["counts"] for upload in others], default=omega
     )
 
 
-def divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
+def compute_kl_divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
     """Kullback-Leibler divergence of outputs from their teachers, shapes (B, C), for each sample, shape (B,)."""
     return (torch.xlogy(teacher, teacher) - teacher * log_p).sum(-1)
 
 
-def wrong_divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
+def compute_wrong_kl_divergence(teacher: Tensor, log_p: Tensor) -> Tensor:
     """As FedDW's code computes it: with probabilities instead of their logarithms."""
     return (torch.xlogy(teacher, teacher) - teacher * log_p.exp()).sum(-1)

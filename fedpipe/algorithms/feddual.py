@@ -115,7 +115,7 @@ class FedDUAL(Barycenter, AdaptiveLoss):
 
     @property
     @override
-    def has_underflow(self) -> bool:
+    def has_underflowing_kernel(self) -> bool:
         """The kernel of the authors' code."""
         return self.mode == "code"
 

@@ -123,7 +123,7 @@ class FedDyn(FedAvg):
         h = server["h"] - self.alpha * (len(uploads) / self.federation.clients) * (mean - theta)
         return {"model": mean - h / self.alpha, "h": h}
 
-    def get_models(self, server: State) -> dict[str, Tensors]:
+    def get_server_models(self, server: State) -> dict[str, Tensors]:
         """The cloud, and the participants' mean."""
         cloud: Tensors = server["model"]
         return {"cloud": cloud, "mean": cloud | (self.net.parameters(cloud) + server["h"] / self.alpha)}
@@ -131,12 +131,12 @@ class FedDyn(FedAvg):
     @override
     def global_model(self, server: State) -> Tensors:
         """The cloud, or the mean with ``evaluated: mean``."""
-        return self.get_models(server)[self.evaluated]
+        return self.get_server_models(server)[self.evaluated]
 
     @override
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """The other one of cloud and mean."""
-        return {name: model for name, model in self.get_models(server).items() if name != self.evaluated}
+        return {name: model for name, model in self.get_server_models(server).items() if name != self.evaluated}
 
     @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:

@@ -80,7 +80,7 @@ class FedExP(FedAvg):
         last = theta + rate * update
         return {"model": mean | last, "mean": (theta + last) / 2, "rate": rate}
 
-    def get_models(self, server: State) -> dict[str, Tensors]:
+    def get_server_models(self, server: State) -> dict[str, Tensors]:
         """The mean of the last two models, and the last."""
         last: Tensors = server["model"]
         return {"mean": last | server["mean"], "last": last}
@@ -88,12 +88,12 @@ class FedExP(FedAvg):
     @override
     def global_model(self, server: State) -> Tensors:
         """The mean of the last two models, or the last with ``evaluated: last``."""
-        return self.get_models(server)[self.evaluated]
+        return self.get_server_models(server)[self.evaluated]
 
     @override
     def extra_models(self, server: State) -> Mapping[str, Tensors]:
         """The other one of mean and last."""
-        return {name: model for name, model in self.get_models(server).items() if name != self.evaluated}
+        return {name: model for name, model in self.get_server_models(server).items() if name != self.evaluated}
 
     @override
     def metrics(self, server: State) -> Mapping[str, Tensor]:

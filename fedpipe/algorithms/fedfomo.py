@@ -69,7 +69,7 @@ class FedFomo(Algorithm):
     downloads: Annotated[int, Field(ge=0)] = 5
 
     @property
-    def slot_count(self) -> int:
+    def candidate_slot_count(self) -> int:
         """M, or as many other clients as there are."""
         return min(self.downloads, self.federation.clients - 1)
 
@@ -92,11 +92,11 @@ class FedFomo(Algorithm):
         candidate_counts = torch.tensor([len(client_candidates) for client_candidates in candidates]).to(server["seen"])
         slots = torch.stack(
             [
-                F.pad(client_candidates, (0, self.slot_count - len(client_candidates)))
+                F.pad(client_candidates, (0, self.candidate_slot_count - len(client_candidates)))
                 for client_candidates in candidates
             ]
         )
-        is_filled = torch.arange(self.slot_count) < candidate_counts.unsqueeze(1)
+        is_filled = torch.arange(self.candidate_slot_count) < candidate_counts.unsqueeze(1)
 
         def gather_models(value: Tensor) -> Tensor:
             return value[slots] * is_filled.reshape(*slots.shape, *(1,) * (value.dim() - 1)).to(value.dtype)
@@ -106,21 +106,21 @@ class FedFomo(Algorithm):
     def select_candidates(self, server: State, client: int) -> Tensor:
         """The clients whose models are sent to a client: at most M, all of which have uploaded one."""
         order = server["affinity"][client].sort(descending=True, stable=True).indices
-        return order[(order != client) & (server["seen"][order] > 0)][: self.slot_count]
+        return order[(order != client) & (server["seen"][order] > 0)][: self.candidate_slot_count]
 
     @override
     def start(self, state: State, download: State, info: ClientInfo) -> State:
         """The last trained model, the baseline and the candidates."""
-        return {**state, **download, "gains": info.size.new_zeros(self.slot_count)}
+        return {**state, **download, "gains": info.size.new_zeros(self.candidate_slot_count)}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The mixture."""
         return (Measure(self.sum_losses, self.mix_models, on="validation"),)
 
     def sum_losses(self, client: State, batch: Batch) -> dict[str, Tensor]:
         """Summed cross-entropy of baseline, local model and candidates, shape (2 + M,), and the sample count."""
-        other_models = [select_model(client["others"], index) for index in range(self.slot_count)]
+        other_models = [select_model(client["others"], index) for index in range(self.candidate_slot_count)]
         logits = [self.net(model, batch.x) for model in (client["previous"], client["model"], *other_models)]
         losses = [batch.sum(F.cross_entropy(outputs, batch.y, reduction="none")) for outputs in logits]
         return {"loss": torch.stack(losses), "size": batch.size()}
@@ -158,7 +158,7 @@ class FedFomo(Algorithm):
         candidate_count = int(state["found"])
         content = {part: value for part, value in state.items() if part != "found"}
         return {
-            part: _take_first(value, candidate_count) if part in {"others", "gains"} else value
+            part: _take_first_entries(value, candidate_count) if part in {"others", "gains"} else value
             for part, value in content.items()
         }
 
@@ -190,6 +190,6 @@ class FedFomo(Algorithm):
         return (f"{problem}. A usual value is 0.2.",)
 
 
-def _take_first(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
+def _take_first_entries(slots: Tensors | Tensor, count: int) -> Tensors | Tensor:
     """Take the first ``count`` entries along the first axis."""
     return slots.map(lambda value: value[:count]) if isinstance(slots, Tensors) else slots[:count]

@@ -64,7 +64,7 @@ class FedNH(Algorithm):
     scale: Annotated[float, Field(gt=0)] = 1.0
 
     @property
-    def trained_names(self) -> tuple[str, ...]:
+    def trained_tensor_names(self) -> tuple[str, ...]:
         """Names of the trained tensors: all except the prototypes."""
         return tuple(name for name in self.net.names if name != "head.weight")
 
@@ -94,7 +94,7 @@ class FedNH(Algorithm):
     @override
     def training_pass(self) -> Train:
         """Training under fixed prototypes."""
-        return Train(self.loss, only=self.trained_names, clip=CLIP_NORM)
+        return Train(self.loss, only=self.trained_tensor_names, clip=CLIP_NORM)
 
     @override
     def local_passes(self) -> Sequence[Pass]:

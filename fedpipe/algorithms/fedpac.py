@@ -76,7 +76,7 @@ class FedPAC(SharedBody):
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The body, the same head for all clients, and no prototypes."""
         model = initial_model(0)
-        heads = repeat_model(model.only(self.personal_names), self.federation.clients)
+        heads = repeat_model(model.only(self.personal_tensor_names), self.federation.clients)
         weight = model["head.weight"]
         prototypes = {"prototypes": torch.zeros_like(weight), "known": weight.new_zeros(len(weight))}
         return super().init(initial_model) | {"heads": heads} | prototypes
@@ -134,7 +134,7 @@ class FedPAC(SharedBody):
     @override
     def upload(self, client: State) -> State:
         """The model, the statistics, and the prototypes with their counts."""
-        head = client["model"].only(self.personal_names)
+        head = client["model"].only(self.personal_tensor_names)
         statistics = {name: client[name] for name in ("phi", "variance", "own", "counts")}
         return super().upload(client) | {"head": head} | statistics
 
@@ -155,7 +155,7 @@ class FedPAC(SharedBody):
         has_class = (sum(uploads["counts"]) > 0).to(server["known"].dtype)
         return super().aggregate(server, uploads) | {
             "heads": heads,
-            "prototypes": compute_class_means(uploads["own"], uploads["counts"], otherwise=server["prototypes"]),
+            "prototypes": compute_class_means(uploads["own"], uploads["counts"], default=server["prototypes"]),
             "known": torch.maximum(server["known"], has_class),
         }
 

@@ -45,6 +45,6 @@ class FedPer(SharedBody):
 
     @property
     @override
-    def personal_names(self) -> tuple[str, ...]:
+    def personal_tensor_names(self) -> tuple[str, ...]:
         """Names of the personal layers' tensors."""
         return self.net.last_layer_names(self.layers)

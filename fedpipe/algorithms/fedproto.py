@@ -138,7 +138,7 @@ class FedProto(Algorithm):
             weights = [(counts > 0).to(counts.dtype) for counts in weights]
         is_owned = (sum(weights) > 0).to(server["known"].dtype)
         return {
-            "prototypes": compute_class_means(uploads["prototypes"], weights, otherwise=server["prototypes"]),
+            "prototypes": compute_class_means(uploads["prototypes"], weights, default=server["prototypes"]),
             "known": torch.maximum(server["known"], is_owned),
         }
 

@@ -58,7 +58,7 @@ class FedPVR(Scaffold):
 
     @property
     @override
-    def corrected_names(self) -> tuple[str, ...]:
+    def corrected_parameter_names(self) -> tuple[str, ...]:
         """Names of V's parameters."""
         return self.net.last_layer_names(self.layers, buffers=False)
 
@@ -68,7 +68,7 @@ class FedPVR(Scaffold):
         federation, new_client = self.federation, super().descend(client, direction, gradient)
         if federation.optimizer == "adam" or not federation.momentum:
             return new_client
-        y = client["model"].only(self.corrected_names)
+        y = client["model"].only(self.corrected_parameter_names)
         direction = direction.clipped(federation.clip_norm).only(y)
         y = y - federation.learning_rate * (direction + federation.weight_decay * y)
         return new_client | {"model": new_client["model"] | y}

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import cross_entropy, draw_normal
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.extra_layers import apply_linear, apply_norm, init_layer
+from fedpipe.algorithms.extra_layers import apply_layer_norm, apply_linear, init_layer
 from fedpipe.algorithms.partial_sharing import SharedBody
 from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.uploads import Uploads
@@ -134,5 +134,5 @@ class GPFL(SharedBody):
 
 def apply_valve(client: State, z: Tensor, u: Tensor) -> Tensor:
     """Features transformed by the valve with one input for all samples, shape (B, d)."""
-    gamma, beta = (apply_norm(client[name], F.relu(apply_linear(client[name], u))) for name in ("gamma", "beta"))
+    gamma, beta = (apply_layer_norm(client[name], F.relu(apply_linear(client[name], u))) for name in ("gamma", "beta"))
     return F.relu(z * (1 + gamma) + beta)

@@ -75,7 +75,7 @@ class IFCA(Algorithm):
         return {"models": models, "model": select_model(models, 0), "cluster": torch.zeros_like(info.size).long()}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The choice."""
         return (Measure(self.sum_losses, self.choose_model),)
 

@@ -57,7 +57,7 @@ class LGFedAvg(SharedBody):
 
     @property
     @override
-    def personal_names(self) -> tuple[str, ...]:
+    def personal_tensor_names(self) -> tuple[str, ...]:
         """Names of the lower layers' tensors."""
         shared_names = self.net.last_layer_names(self.layers)
         return tuple(name for layer in self.net.layers() for name in layer if name not in shared_names)

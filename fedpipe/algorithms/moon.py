@@ -73,9 +73,9 @@ class MOON(FedAvg):
         """The risk and the contrast."""
         z = self.net.features(client["model"], batch.x)
         risk = cross_entropy(self.net.classify(client["model"], z), batch)
-        return risk + self.mu * (1 - client["is_first"]) * batch.mean(self.compute_contrast(client, z, batch.x))
+        return risk + self.mu * (1 - client["is_first"]) * batch.mean(self.compute_contrastive_loss(client, z, batch.x))
 
-    def compute_contrast(self, client: State, z: Tensor, x: Tensor) -> Tensor:
+    def compute_contrastive_loss(self, client: State, z: Tensor, x: Tensor) -> Tensor:
         """Eq. 3 for each sample, shape (B,). Its features z have shape (B, d)."""
         global_similarity, previous_similarity = (
             F.cosine_similarity(z, self.net.features(client[part], x, teacher=True), dim=-1)

@@ -26,19 +26,19 @@ class SharedBody(Algorithm):
     server_optimizer_part: ClassVar[str | None] = "body"
 
     @property
-    def personal_names(self) -> tuple[str, ...]:
+    def personal_tensor_names(self) -> tuple[str, ...]:
         """Names of the personal tensors."""
         return self.net.head_names
 
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The shared tensors."""
-        return {self.shared_part: initial_model(0).without(self.personal_names)}
+        return {self.shared_part: initial_model(0).without(self.personal_tensor_names)}
 
     @override
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
         """The personal tensors of the common initial model."""
-        return {self.personal_part: initial_model(0).only(self.personal_names)}
+        return {self.personal_part: initial_model(0).only(self.personal_tensor_names)}
 
     @override
     def send(self, server: State, ids: Sequence[int]) -> tuple[State, State]:
@@ -53,12 +53,12 @@ class SharedBody(Algorithm):
     @override
     def upload(self, client: State) -> State:
         """The shared tensors."""
-        return {self.shared_part: client["model"].without(self.personal_names)}
+        return {self.shared_part: client["model"].without(self.personal_tensor_names)}
 
     @override
     def keep(self, client: State) -> State:
         """The personal tensors."""
-        return {self.personal_part: client["model"].only(self.personal_names)}
+        return {self.personal_part: client["model"].only(self.personal_tensor_names)}
 
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
@@ -68,4 +68,4 @@ class SharedBody(Algorithm):
     @override
     def global_model(self, server: State) -> Tensors | None:
         """The shared tensors if they are the complete model, otherwise None."""
-        return None if self.personal_names else server[self.shared_part]
+        return None if self.personal_tensor_names else server[self.shared_part]

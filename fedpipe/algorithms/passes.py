@@ -59,7 +59,7 @@ class Train:
     eval_mode: bool = False  #: whether the network is in evaluation mode and images are not augmented
 
     @property
-    def first_part(self) -> str:
+    def first_trained_part(self) -> str:
         """The trained part, or the first of several."""
         return self.group if isinstance(self.group, str) else self.group[0]
 

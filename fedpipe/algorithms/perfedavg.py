@@ -82,7 +82,7 @@ class PerFedAvg(FedAvg):
         return {"model": download["model"], "personal": download["model"]}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The personal step."""
         personal_pass = Train(
             self.personal_risk, "personal", epochs=1, steps=1, step=self.take_alpha_step, stream="personal"
@@ -93,10 +93,10 @@ class PerFedAvg(FedAvg):
     def local_passes(self) -> Sequence[Pass]:
         """Meta-learning, then the personal step."""
         epochs = self.federation.local_epochs and self.federation.local_epochs * self.batches_per_step
-        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches_per_step), *self.personalize())
+        return (Train(self.loss, epochs=epochs, step=self.step, batches=self.batches_per_step), *self.personal_passes())
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model."""
         return (Train(self.personal_risk, "personal", epochs=epochs, stream="finetune"),)
 

@@ -32,7 +32,7 @@ class PersonalModel(FedAvg):
         return {"model": download["model"], "personal": state["personal"]}
 
     @override
-    def finetune(self, epochs: int) -> Sequence[Pass]:
+    def finetune_passes(self, epochs: int) -> Sequence[Pass]:
         """Steps of the personal model itself."""
         return (Train(self.personal_risk, group="personal", epochs=epochs, stream="finetune"),)
 

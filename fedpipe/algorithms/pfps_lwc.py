@@ -77,7 +77,7 @@ class PFPSLWC(SharedBody):
         return super().start(state, download, info) | {"extractor": state["extractor"], "is_first": info.is_first}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """The recall, Alg. 1, lines 4-7."""
         recall_pass = Train(
             self.recall_loss,

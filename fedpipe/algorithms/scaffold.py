@@ -69,14 +69,14 @@ class Scaffold(FedAvg):
         return not self.adam
 
     @property
-    def corrected_names(self) -> tuple[str, ...]:
+    def corrected_parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters that have controls."""
         return self.net.names
 
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
         """The model and a control of zeros."""
-        return {"model": initial_model(0), "control": initial_model(0).only(self.corrected_names).zeros()}
+        return {"model": initial_model(0), "control": initial_model(0).only(self.corrected_parameter_names).zeros()}
 
     @override
     def init_client(self, server: State, initial_model: Callable[[int], Tensors]) -> State:
@@ -93,7 +93,7 @@ class Scaffold(FedAvg):
         """The global model, both controls, their difference, and the number of steps."""
         return {
             "model": download["model"],
-            "anchor": download["model"].only(self.corrected_names),
+            "anchor": download["model"].only(self.corrected_parameter_names),
             "own": state["control"],
             "all": download["control"],
             "correction": download["control"] - state["control"],
@@ -103,27 +103,27 @@ class Scaffold(FedAvg):
     @override
     def local_passes(self) -> Sequence[Pass]:
         """Corrected steps, then the new control."""
-        return (Train(self.loss, step=self.step), Update(self.update_control))
+        return (Train(self.loss, step=self.step), Update(self.update_control_variate))
 
     def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
         """One step along the corrected gradient."""
         g = gradient(client)
-        client = add_gradient(client, g) | {"steps": client["steps"] + 1}
+        client = add_to_gradient_sum(client, g) | {"steps": client["steps"] + 1}
         return self.descend(client, g | (g.only(client["correction"]) + client["correction"]), gradient)
 
     def descend(self, client: State, direction: Tensors, gradient: Gradient) -> State:
         """The client after a step of the federation's optimizer along ``direction``."""
         return gradient.descend(client, direction)
 
-    def update_control(self, client: State) -> State:
+    def update_control_variate(self, client: State) -> State:
         """Option II: the client's new control, and its change."""
         if self.federation.optimizer == "adam":
-            control = compute_mean_gradient(client)
+            control = compute_mean_step_gradient(client)
             return client | {"own": control, "change": control - client["own"]}
         learning_rate_sum = (client["steps"] * self.federation.learning_rate).clamp(
             min=torch.finfo(client["steps"].dtype).tiny
         )
-        y = client["model"].only(self.corrected_names)
+        y = client["model"].only(self.corrected_parameter_names)
         change = (client["anchor"] - y) / learning_rate_sum - client["all"]
         return client | {"own": client["own"] + change, "change": change}
 
@@ -159,14 +159,14 @@ def start_gradient_sum(control: Tensors) -> State:
     return {"gradients": control.zeros()}
 
 
-def add_gradient(client: State, g: Tensors) -> State:
+def add_to_gradient_sum(client: State, g: Tensors) -> State:
     """The client with one more gradient in its sum, if it has one."""
     if "gradients" not in client:
         return client
     return client | {"gradients": client["gradients"] + g.only(client["gradients"])}
 
 
-def compute_mean_gradient(client: State) -> Tensors:
+def compute_mean_step_gradient(client: State) -> Tensors:
     """The mean of the gradients of the client's steps."""
     mean: Tensors = client["gradients"] / client["steps"].clamp(min=1)
     return mean

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import Batch, ClientInfo, State
-from fedpipe.algorithms.class_means import compute_class_means, divide_by_count, sum_class_rows
+from fedpipe.algorithms.class_means import compute_class_means, divide_by_class_count, sum_class_rows
 from fedpipe.algorithms.passes import Measure, Pass
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -75,10 +75,10 @@ class SoftLabels(Algorithm):
         """The mean model and the mean rows."""
         state, omega = {"model": uploads.mean("model")}, server["omega"]
         if not self.has_running_means:
-            return state | {"omega": compute_class_means(uploads["omega"], uploads["counts"], otherwise=omega)}
+            return state | {"omega": compute_class_means(uploads["omega"], uploads["counts"], default=omega)}
         sums, counts = sum_class_rows(uploads["omega"], uploads["counts"])
         sums, counts = server["sums"] + sums, server["counts"] + counts
-        rows = divide_by_count(sums, counts, otherwise=torch.eye(len(counts)).to(counts))
+        rows = divide_by_class_count(sums, counts, default=torch.eye(len(counts)).to(counts))
         return state | {"omega": (rows + omega) / 2, "sums": sums, "counts": counts}
 
 

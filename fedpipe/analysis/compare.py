@@ -93,18 +93,20 @@ def _read_revision(name: str, report: Report | None) -> Revision:
         plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
-    rows = [_get_row(plan, cell) for cell in results.sort_cells(plan)]
+    rows = [_make_row_key(plan, cell) for cell in results.sort_cells(plan)]
     accuracies: dict[tuple[Row, str], dict[int, float]] = {}
     for line in frame.to_dict("records"):
-        by_seed = accuracies.setdefault((_get_record_row(plan, line), line["protocol"]), {})
+        by_seed = accuracies.setdefault((_make_row_key_of_record(plan, line), line["protocol"]), {})
         by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
         plan,
         {cell: pd.Series(by_seed) for cell, by_seed in accuracies.items()},
-        {row: {(cell.key, cell.rounds) for cell in plan.cells if _get_row(plan, cell) == row} for row in rows},
+        {row: {(cell.key, cell.rounds) for cell in plan.cells if _make_row_key(plan, cell) == row} for row in rows},
         {
-            row: _read_settings(next(cell for cell in results.sort_cells(plan) if _get_row(plan, cell) == row))
+            row: _read_settings_without_seed(
+                next(cell for cell in results.sort_cells(plan) if _make_row_key(plan, cell) == row)
+            )
             for row in dict.fromkeys(rows)
         },
     )
@@ -125,15 +127,15 @@ def _read_plan(name: str) -> Plan:
         ) from None
 
 
-def _get_row(plan: Plan, cell: Cell) -> Row:
+def _make_row_key(plan: Plan, cell: Cell) -> Row:
     return cell.algorithm, results.describe_point(results.format_point(plan, cell))
 
 
-def _get_record_row(plan: Plan, record: dict[Any, Any]) -> Row:
+def _make_row_key_of_record(plan: Plan, record: dict[Any, Any]) -> Row:
     return str(record["algorithm"]), results.describe_point({name: record[name] for name in plan.grid})
 
 
-def _read_settings(cell: Cell) -> dict[str, Any]:
+def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
     """Read the settings of a cell's run without its seed."""
     run_settings = read_generated_yaml(cell.files.settings)
     return {name: value for name, value in flatten_settings(run_settings).items() if name != "seed"} | {
@@ -151,23 +153,23 @@ def _is_outdated(plan: Plan, folder: Path) -> bool:
     except UserError:  # a file or a component may be missing in the current folder
         return False
     recorded_settings = {cell.key: read_generated_yaml(folder / cell.files.settings) for cell in plan.cells}
-    return _canonicalize_plan(
+    return _encode_plan_settings(
         new_plan, {key: vars(settings) for key, settings in new_plan.run_settings.items()}
-    ) != _canonicalize_plan(plan, recorded_settings)
+    ) != _encode_plan_settings(plan, recorded_settings)
 
 
-def _canonicalize_plan(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
+def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
     cells = [
-        json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code(settings[cell.key])], sort_keys=True)
+        json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)
         for cell in plan.cells
     ]
     return json.dumps([fields, sorted(cells)], sort_keys=True)
 
 
-def _remove_code(settings: dict[str, Any]) -> dict[str, Any]:
+def _remove_code_digests(settings: dict[str, Any]) -> dict[str, Any]:
     """Remove digests of code and paths of files from a run's settings."""
     return {
         name: value for name, value in flatten_settings(settings).items() if not {"origin", "code"} & {*name.split(".")}
@@ -243,7 +245,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
         row for algorithm in dict.fromkeys(algorithm for algorithm, _ in rows) for row in rows if row[0] == algorithm
     ]
     protocols = dict.fromkeys(name for revision in revisions for name in revision.plan.protocols)
-    titles = _get_titles(revisions)
+    titles = _get_algorithm_titles(revisions)
     lines = []
     if has_only_changes:
         rows = [row for row in rows if any(revision.runs.get(row) != base.runs.get(row) for revision in revisions)]
@@ -278,7 +280,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
     return f"{caption}\n\n{frame.to_markdown(index=False, disable_numparse=True, colalign=sides)}"
 
 
-def _get_titles(revisions: Sequence[Revision]) -> dict[str, str]:
+def _get_algorithm_titles(revisions: Sequence[Revision]) -> dict[str, str]:
     """Display name of each algorithm, from the first revision that contains it."""
     plans = [revision.plan for revision in reversed(revisions)]
     return {label: plan.title(label) for plan in plans for label in plan.algorithms}
@@ -301,7 +303,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
 
 def _render_setting_differences(revisions: Sequence[Revision]) -> str:
     """The settings that differ between runs of the same row, and the studies' seeds and grids."""
-    titles = _get_titles(revisions)
+    titles = _get_algorithm_titles(revisions)
     rows = [row for row in revisions[0].settings if all(row in revision.settings for revision in revisions)]
     names = dict.fromkeys(name for revision in revisions for row in rows for name in revision.settings[row])
     lines: list[list[str]] = []

@@ -105,7 +105,7 @@ class Results:
         Further columns are values that the method records.
         """
         with self._enter_folder():
-            return self._data.rounds
+            return self._data.round_traffic
 
     @cached_property
     def times(self) -> pd.DataFrame:
@@ -183,7 +183,7 @@ class Results:
     @cached_property
     def fairness(self) -> pd.DataFrame:
         """``mean``, ``std``, ``worst``, ``lowest`` of clients; see `fedpipe.report.statistics.compute_fairness`."""
-        return statistics.compute_fairness(self.clients, self._run_columns)
+        return statistics.compute_fairness(self.clients, self._run_column_names)
 
     def to_target(self, accuracy: float, protocol: str | None = None) -> pd.DataFrame:
         """Cost of reaching an accuracy: one row per run, with ``round`` and ``bytes`` (NaN if it was not reached).
@@ -211,9 +211,9 @@ class Results:
             raise SettingsError(
                 f"protocol: '{protocol}' is not measured in this study. {suggest_name(protocol, measured_protocols)}"
             )
-        return statistics.compute_cost_to_target(protocol_accuracies, self.traffic, self._run_columns, accuracy).drop(
-            columns="protocol"
-        )
+        return statistics.compute_cost_to_target(
+            protocol_accuracies, self.traffic, self._run_column_names, accuracy
+        ).drop(columns="protocol")
 
     @cached_property
     def statistics(self) -> pd.DataFrame:
@@ -222,7 +222,7 @@ class Results:
             return self._data.statistics
 
     @property
-    def _run_columns(self) -> list[str]:
+    def _run_column_names(self) -> list[str]:
         return statistics.get_run_columns(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------
@@ -277,11 +277,11 @@ class Results:
 
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
-            stored_files.require_state(cell.files, number)
+            stored_files.require_stored_state(cell.files, number)
             run = self._open_run(cell)
             if client is not None:
-                stored_files.require_client(client, len(run.clients))
-                stored_files.require_state(cell.files, number, client)
+                stored_files.require_existing_client(client, len(run.clients))
+                stored_files.require_stored_state(cell.files, number, client)
             names = stored_files.get_class_names(self._get_dataset_name(cell))
             state = cell.files.round(number)
             provenance = {
@@ -333,8 +333,8 @@ class Results:
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
             if client is not None:
-                stored_files.require_client(client, len(run.clients))
-            stored_files.require_state(cell.files, number, client)
+                stored_files.require_existing_client(client, len(run.clients))
+            stored_files.require_stored_state(cell.files, number, client)
             return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
 
     def participants(self, algorithm: str, seed: int | None = None, *, round: int, **grid: Any) -> list[int]:
@@ -394,7 +394,7 @@ class Results:
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
             run = self._open_run(cell)
-            stored_files.require_client(client, len(run.clients))
+            stored_files.require_existing_client(client, len(run.clients))
             return models.list_batches(run, client, number, stream)
 
     def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
@@ -425,7 +425,7 @@ class Results:
             run = self._open_run(cell)
             if client is None:
                 return run.clients.gather(run.clients.global_test)
-            stored_files.require_client(client, len(run.clients))
+            stored_files.require_existing_client(client, len(run.clients))
             clients: FederatedData = run.clients
             if run.new_clients and client in run.new_clients.clients.ids:
                 clients = run.new_clients.clients

@@ -15,7 +15,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.clients.executor import ClientTask, Score, Test, eval_mode, get_passes
+from fedpipe.engine.clients.executor import ClientTask, Score, Test, activate_eval_mode, get_passes
 from fedpipe.engine.clients.loop import ClientRun, Loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
@@ -129,7 +129,7 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     if run.new_clients and client in run.new_clients.clients.ids:
         algorithm, clients = run.new_clients.algorithm, run.new_clients.clients
         round_algorithm = algorithm.bind_round(round_number + 1, run.settings.seed)
-        send = run.new_clients.make_sender(round_algorithm, run.load_server_state(round_number))
+        send = run.new_clients.make_download_function(round_algorithm, run.load_server_state(round_number))
         task = dataclasses.replace(task, send=send)
     with numerics.preserve_torch_flags():
         list((capture := _ModelCapture(algorithm, clients)).run(task))
@@ -141,14 +141,14 @@ class _ModelCapture(Loop):
 
     captured_model: Tensors
 
-    def _score(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
         algorithm = client_run.algorithm
         calls: list[tuple[dict[str, Tensor], Tensor]] = []
         recording_algorithm = algorithm.bind(
             cast(FunctionalNetwork, _RecordingNet(algorithm.net, calls)), algorithm.federation
         )
         x, _ = self._clients.gather(self._clients.global_test[:1])
-        with eval_mode(algorithm, state):
+        with activate_eval_mode(algorithm, state):
             logits = recording_algorithm.predict(state, x)
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):
             raise SettingsError(f"client: the personal model of {type(algorithm).__name__} is not a single network.")

@@ -20,7 +20,7 @@ from pathlib import Path
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import RESULTS, remove
+from fedpipe.core.storage.files import RESULTS, remove_path
 from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
 from fedpipe.data import store
 from fedpipe.data.datasets.base import PinnedDataset, PublishedDataset
@@ -57,7 +57,7 @@ class UnneededFiles:
         paths = tuple(paths)
         files = [file for path in paths for file in _list_files(path)]
         return cls(
-            paths, sum(file.stat().st_size for file in files), sum(not _is_cached(file, cache) for file in files)
+            paths, sum(file.stat().st_size for file in files), sum(not _is_in_dvc_cache(file, cache) for file in files)
         )
 
     def __str__(self) -> str:
@@ -124,11 +124,11 @@ def remove_files(unneeded_files: Iterable[UnneededFiles]) -> None:
             )
     for entry in unneeded_files:
         for path in entry.paths:
-            remove(path)
+            remove_path(path)
     removed_paths = {str(path) for entry in unneeded_files for path in entry.paths}
     for record, output in _iter_snakemake_records():
         if any(output == path or output.startswith(f"{path}/") for path in removed_paths):
-            remove(record)
+            remove_path(record)
 
 
 def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
@@ -192,7 +192,7 @@ def _list_files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def _is_cached(file: Path, cache: Path) -> bool:
+def _is_in_dvc_cache(file: Path, cache: Path) -> bool:
     with file.open("rb") as stream:
         md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     return (cache / md5[:2] / md5[2:]).is_file()

@@ -17,7 +17,7 @@ from fedpipe.planning.plan import Plan
 
 
 @functools.cache
-def _read_class_names(dataset: str, stamp: str) -> tuple[str, ...]:
+def _read_class_names(dataset: str, file_fingerprint: str) -> tuple[str, ...]:
     from fedpipe.data import class_names, store
 
     manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
@@ -38,7 +38,7 @@ def read_client_names(partition: str) -> dict[int, str]:
     return {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
 
 
-def require_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
+def require_stored_state(files: RunFiles, round_number: int, client: int | None = None) -> None:
     """Raise an error if the server's state after a round, or a client's, is not stored."""
 
     def is_stored(round_number: int) -> bool:
@@ -66,10 +66,10 @@ def require_state(files: RunFiles, round_number: int, client: int | None = None)
     )
 
 
-def require_client(client: int, count: int) -> None:
+def require_existing_client(client: int, num_clients: int) -> None:
     """Raise an error if a run has no such client."""
-    if not 0 <= client < count:
-        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {count - 1}.")
+    if not 0 <= client < num_clients:
+        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {num_clients - 1}.")
 
 
 def read_current_plan(params: Path) -> Plan:

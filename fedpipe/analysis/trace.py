@@ -15,8 +15,8 @@ from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
     RESULTS,
     compute_file_sha256,
-    display_path,
     find_containing_file,
+    format_display_path,
     is_intact,
     is_stored,
     read_json,
@@ -63,7 +63,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     plan = Plan.read(table.parent.parent / "plan.json")
     data, report = StudyData(plan), plan.report
     check_tables(data, "results.md", "results.csv")
-    table_cells = _name_table_cells(data)
+    table_cells = _collect_rows_by_cell_name(data)
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
         raise SettingsError(
@@ -71,7 +71,9 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         )
     row = table_cells[cell]
     cells = tuple(
-        run for run in results.sort_cells(plan) if run.algorithm == row["algorithm"] and _is_at_point(plan, run, row)
+        run
+        for run in results.sort_cells(plan)
+        if run.algorithm == row["algorithm"] and _has_grid_point_of_row(plan, run, row)
     )
     frame = data.scores
     frame = frame[(frame[data.row_columns] == [row[name] for name in data.row_columns]).all(axis=1)]
@@ -136,7 +138,7 @@ def _format_seed_count(count: int) -> str:
     return f"{count} seeds" if count > 1 else "1 seed"
 
 
-def _name_table_cells(data: StudyData) -> dict[str, dict[Any, Any]]:
+def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     """Rows of the pivoted table by the name of their cell."""
     report, frame = data.plan.report, data.table  # results.csv was compared with it, but has other text
     shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
@@ -148,7 +150,7 @@ def _name_table_cells(data: StudyData) -> dict[str, dict[Any, Any]]:
     return cells
 
 
-def _is_at_point(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
+def _has_grid_point_of_row(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
     return all(row[name] == value for name, value in results.format_point(plan, cell).items())
 
 
@@ -165,12 +167,14 @@ def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
     folder = files.round(round_number)
     hashes = layout.read_round_digests(folder, folder.marker)
-    hashes_by_path = {display_path(folder.marker): compute_file_sha256(folder.marker)}
+    hashes_by_path = {format_display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
         path = folder.path / name
         is_pruned = path in (folder.server_state, folder.client_states) and not path.exists()
         pruned_text = sha256 + " (pruned: artifacts.keep_models)"
-        hashes_by_path[display_path(path)] = pruned_text if is_pruned else _verify_file_hash(path, sha256, files.path)
+        hashes_by_path[format_display_path(path)] = (
+            pruned_text if is_pruned else _verify_file_hash(path, sha256, files.path)
+        )
     return hashes_by_path
 
 

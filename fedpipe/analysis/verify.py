@@ -80,7 +80,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
         count += 1
         if not is_intact(path, read_recorded_sha256(path, path_to_delete.with_suffix(".json").name)):
             damaged_files[str(path)] = path_to_delete
-    if not archive.is_pack_intact(archive_path := archive.pack_path(files.rounds_folder)):
+    if not archive.is_pack_intact(archive_path := archive.get_pack_path(files.rounds_folder)):
         damaged_files[str(archive_path)] = files.path
     rounds = files.list_complete_rounds()
     for number in rounds if not damaged_files else ():
@@ -127,7 +127,7 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
     rng.shuffle(candidates)
     for number in candidates:
         made_by = read_json(files.round(number).complete_states_marker)["made_by"]
-        run = Run(files, _parse_execution(made_by[0]["executor"]))
+        run = Run(files, _parse_recorded_execution(made_by[0]["executor"]))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
             return _judge_replay(files, comparison, run.federation.compute_dtype)
@@ -227,7 +227,7 @@ def _is_same_table(first: pa.Table, second: pa.Table) -> bool:
     return encode_parquet(first) == encode_parquet(second)
 
 
-def _parse_execution(executor: str) -> Execution:
+def _parse_recorded_execution(executor_name: str) -> Execution:
     """Parse the recorded execution: loop, or a stack and its width."""
-    width = executor.removeprefix("stack of ")
+    width = executor_name.removeprefix("stack of ")
     return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

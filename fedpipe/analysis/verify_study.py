@@ -24,7 +24,7 @@ def verify_study(plan: Plan) -> VerificationResult:
             message = f"{study_files.plan}: differs from the plan of {plan.params}. Delete it and type `{command}`."
             return VerificationResult(message, False)
         for cell in results.sort_cells(plan):
-            cell.merged_files.check()
+            cell.merged_files.check_hashes()
         for diagnostic in plan.diagnostics:
             files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
         report_files = contents.build_report_files(StudyData(plan))

@@ -27,7 +27,7 @@ def list_(
     if kind == DIAGNOSTIC_KIND:
         summaries = {name: get_diagnostic_summary(name) for name in code_digest.DIAGNOSTIC_MODULES}
     else:
-        component_kind = _find_kind(kind, DIAGNOSTIC_KIND)
+        component_kind = _find_component_kind(kind, DIAGNOSTIC_KIND)
         summaries = {
             name: get_docstring_summary(registry.find_component(component_kind, name))
             for name in registry.list_components(component_kind)
@@ -45,8 +45,8 @@ def describe(
     from fedpipe.cli.docs.pages import (
         describe_diagnostic,
         format_default,
-        get_inherited_docs,
         get_inherited_new_client_sentence,
+        get_inherited_parameter_docs,
     )
     from fedpipe.core.components import code_digest, registry
     from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
@@ -73,7 +73,7 @@ def describe(
     fields = list_parameters(component_class)
     if fields:
         typer.echo(f"In params.yaml, under {kind.section}:")
-    inherited_docs = get_inherited_docs(component_class)
+    inherited_docs = get_inherited_parameter_docs(component_class)
     for field in fields:
         meaning = (
             f"    # {equations.render_docstring(inherited_docs[field.name])}" if field.name in inherited_docs else ""
@@ -98,7 +98,7 @@ def docs(
         write_docs()
         return
     pages = {"settings": render_settings_page, "cli": render_commands_page, "plots": render_plots_page}
-    typer.echo(pages[page]() if page in pages else render_components_page(_find_kind(page)), nl=False)
+    typer.echo(pages[page]() if page in pages else render_components_page(_find_component_kind(page)), nl=False)
 
 
 @app.command("new-algorithm", rich_help_panel=USER_PANEL)
@@ -133,7 +133,7 @@ def check(
     """Check an algorithm against the interface. Print a message for each violation, and exit with status 1 if any."""
     from fedpipe.testing import command
 
-    violations = command.run_check(name, set_ or [], params)
+    violations = command.check_component(name, set_ or [], params)
     for violation in violations:
         typer.echo(violation)
     if violations:
@@ -149,11 +149,13 @@ def schema() -> None:
     typer.echo(render_schema(), nl=False)
 
 
-def _find_kind(plural: str, *extra_choices: str) -> ComponentKind:
+def _find_component_kind(plural_name: str, *extra_choices: str) -> ComponentKind:
     """Find a kind of components by its name on the command line."""
     from fedpipe.core.components.component import COMPONENT_KINDS
 
     kinds = {kind.plural: kind for kind in sorted(COMPONENT_KINDS, key=lambda kind: kind.plural)}
-    if plural not in kinds:
-        raise SettingsError(f"'{plural}' is not a kind of component. {suggest_name(plural, [*kinds, *extra_choices])}")
-    return kinds[plural]
+    if plural_name not in kinds:
+        raise SettingsError(
+            f"'{plural_name}' is not a kind of component. {suggest_name(plural_name, [*kinds, *extra_choices])}"
+        )
+    return kinds[plural_name]

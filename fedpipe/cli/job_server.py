@@ -6,8 +6,9 @@ command waits: it forwards its signals, and ends with the fork's exit status. If
 own process. It waits for the imports of this module too, so they are few.
 
 The first command starts the server in its own environment and folder. A command with another environment, folder or
-code starts another server (:func:`_compute_fingerprint`), so a fork has the command's own threads and bits. The server
-waits for the end of snakemake and of each command, and kills their forks. If it is killed, each command kills its fork.
+code starts another server (:func:`_compute_process_fingerprint`), so a fork has the command's own threads and bits.
+The server waits for the end of snakemake and of each command, and kills their forks. If it is killed, each command
+kills its fork.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ SERVER_LOST_MESSAGE = (
 SERVER_CODE = "from fedpipe.cli import job_server; job_server.main()"
 
 
-def delegate_to_server(snakemake: int) -> None:
+def delegate_to_server(snakemake_pid: int) -> None:
     """Let a fork of the server run this process's command, and end like it. Return if there is no server."""
     variables = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)]
     request = "\0".join([*variables, "", *sys.argv[1:]]).encode("utf-8", "surrogateescape")
     if len(request) > MAX_MESSAGE_BYTES:
         return
     try:
-        server = _connect_to_server(snakemake)
+        server = _connect_to_server(snakemake_pid)
         socket.send_fds(server, [request], [0, 1, 2])
         _, jobs, _, _ = socket.recv_fds(server, 1, 1)
         if not jobs:  # the server can't import, so this process shows why
@@ -73,23 +74,23 @@ def delegate_to_server(snakemake: int) -> None:
     os._exit(status if status >= 0 else 128 - status)  # like a shell if a signal has ended the job
 
 
-def _connect_to_server(snakemake: int) -> socket.socket:
+def _connect_to_server(snakemake_pid: int) -> socket.socket:
     """Return a connection to the server for processes like this one, after starting it if there is none."""
     os.makedirs(SOCKET_FOLDER, exist_ok=True)
     os.chmod(SOCKET_FOLDER, 0o700)  # no other user may send commands
-    socket_path = f"{SOCKET_FOLDER}/{snakemake}-{_compute_fingerprint()}"
+    socket_path = f"{SOCKET_FOLDER}/{snakemake_pid}-{_compute_process_fingerprint()}"
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with open(f"{SOCKET_FOLDER}/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             connection.connect(socket_path)
         except (FileNotFoundError, ConnectionRefusedError):
-            _start_server(socket_path, snakemake)
+            _start_server(socket_path, snakemake_pid)
             connection.connect(socket_path)
     return connection
 
 
-def _compute_fingerprint() -> str:
+def _compute_process_fingerprint() -> str:
     """Hash what a process is like before its command: environment, folder, ignored signals, Python, fedpipe's code."""
     parts = [sys.executable, os.getcwd()]
     parts += (number.name for number in FORWARDED_SIGNALS if signal.getsignal(number) == signal.SIG_IGN)
@@ -103,17 +104,17 @@ def _compute_fingerprint() -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _start_server(socket_path: str, snakemake: int) -> None:
+def _start_server(socket_path: str, snakemake_pid: int) -> None:
     """Start a server in its own session: Ctrl+C reaches its forks through the commands that wait for them."""
     from subprocess import DEVNULL, Popen
 
-    os.close(os.pidfd_open(snakemake))  # OSError if there is no such process, or if this system can't watch one
+    os.close(os.pidfd_open(snakemake_pid))  # OSError if there is no such process, or if this system can't watch one
     with suppress(FileNotFoundError):
         os.unlink(socket_path)  # of a server that was killed
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(socket_path)
         listener.listen(128)
-        arguments = [str(snakemake), str(listener.fileno()), socket_path]
+        arguments = [str(snakemake_pid), str(listener.fileno()), socket_path]
         command, files = [sys.executable, "-P", "-c", SERVER_CODE, *arguments], [listener.fileno()]
         Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, pass_fds=files, start_new_session=True)
 
@@ -139,19 +140,19 @@ def main() -> None:
     atexit.register(fast_exit.end_process)
     # Arrow's allocator has a thread, whose locks would stay locked in forks.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
-    fingerprint = _compute_fingerprint()
+    fingerprint = _compute_process_fingerprint()
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
     import_module("fedpipe.core.components.code_digest").compute_shared_digest()  # reads the code, once for all jobs
-    _share_with_forks()
+    _share_memory_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
-        if _compute_fingerprint() == fingerprint:  # otherwise the imported code is unknown
+        if _compute_process_fingerprint() == fingerprint:  # otherwise the imported code is unknown
             _serve_commands(os.pidfd_open(int(sys.argv[1])), listener)
         os.unlink(sys.argv[3])
 
 
-def _share_with_forks() -> None:
+def _share_memory_with_forks() -> None:
     """Share everything in memory with forks. A fork need not copy it to look for garbage in it."""
     gc.freeze()
     gc.enable()
@@ -165,18 +166,18 @@ def _import_figure_modules() -> None:
         with suppress(Exception):  # the job shows the error
             for name in FIGURE_MODULES:
                 import_module(name)
-        _share_with_forks()
+        _share_memory_with_forks()
 
 
-def _serve_commands(snakemake: int, listener: socket.socket) -> None:
+def _serve_commands(snakemake_pidfd: int, listener: socket.socket) -> None:
     """Fork a process for each command until snakemake ends, a pidfd."""
     jobs: dict[int, tuple[int, socket.socket]] = {}  #: by pidfd, process ID and the connection to the command
     readable: list[Any] = []
-    while snakemake not in readable:
-        files: list[Any] = [snakemake, listener, *jobs, *(connection for _, connection in jobs.values())]
+    while snakemake_pidfd not in readable:
+        files: list[Any] = [snakemake_pidfd, listener, *jobs, *(connection for _, connection in jobs.values())]
         readable, _, _ = select.select(files, [], [])
         for job, (process, connection) in list(jobs.items()):
-            if snakemake in readable or connection in readable:  # no process waits for the job any more
+            if snakemake_pidfd in readable or connection in readable:  # no process waits for the job any more
                 os.kill(process, signal.SIGKILL)
             if job in readable:
                 with suppress(OSError):

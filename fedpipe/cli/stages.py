@@ -125,7 +125,7 @@ def segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_environment()}")
-        for number in progress.track_rounds(path, stop, callback_list.wrap_rounds(run.run_segment(stop))):
+        for number in progress.track_rounds(path, stop, callback_list.report_each_round(run.run_segment(stop))):
             finished_rounds.append(number)
             if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")
@@ -191,9 +191,9 @@ def evaluate(
 
     run = _open_run(path, threads, device, stack, graphs)
     with CallbackList(callbacks.split(), run.files, round) as callback_list:
-        callback_list.call_begin(round - 1)
+        callback_list.call_begin_run(round - 1)
         run.evaluate(round)
-        callback_list.call_round(round)
+        callback_list.call_end_round(round)
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
@@ -278,7 +278,7 @@ def record(
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
     for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
-        merged_files.check()
+        merged_files.check_hashes()
 
 
 def _open_run(
@@ -297,16 +297,16 @@ def _open_run(
 def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.settings.execution import Execution
 
-    return _build_section(Execution, device=device, stack=_parse_number(stack), graphs=graphs)
+    return _build_settings_section(Execution, device=device, stack=_parse_integer_or_text(stack), graphs=graphs)
 
 
 def _parse_keep_models(keep_models: str) -> Any:
     from fedpipe.settings.execution import Artifacts
 
-    return _build_section(Artifacts, keep_models=_parse_number(keep_models)).keep_models
+    return _build_settings_section(Artifacts, keep_models=_parse_integer_or_text(keep_models)).keep_models
 
 
-def _build_section(section: type[Section], **values: Any) -> Any:
+def _build_settings_section(section: type[Section], **values: Any) -> Any:
     """Build a section of params.yaml from the options of a job."""
     from pydantic import ValidationError
 
@@ -318,5 +318,5 @@ def _build_section(section: type[Section], **values: Any) -> Any:
         ) from None
 
 
-def _parse_number(text: str) -> int | str:
+def _parse_integer_or_text(text: str) -> int | str:
     return int(text) if text.isdigit() else text

@@ -41,7 +41,7 @@ def plan(
     if outdated_warning := project.get_outdated_warning(Path()):
         typer.echo(f"fedpipe: {outdated_warning}", err=True)
     if overrides and dry_run:
-        plans = [_check_derived_study(params, preset, overrides)]
+        plans = [_plan_derived_study(params, preset, overrides)]
     else:
         study_paths = layout.list_studies(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
@@ -56,7 +56,7 @@ def plan(
             typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
         else:
             planner.write_plan(study_plan)
-    remaining_work = forecast.compute_forecast(*plans)
+    remaining_work = forecast.forecast_remaining_work(*plans)
     if has_several_studies:
         unavailable_count = len({path for study_plan in plans for path in study_plan.unavailable_runs})
         unavailable_note = (
@@ -185,7 +185,7 @@ def status(
 
         if not params.is_dir():
             read_plan(params, preset)  # raises an error if the study has no plan
-        status_page.make_status_page(params, preset, html, watch)
+        status_page.update_status_page(params, preset, html, watch)
 
 
 def _find_snakemake() -> str:
@@ -225,7 +225,7 @@ def _is_local_profile(profile: str) -> bool:
     return True
 
 
-def _check_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
+def _plan_derived_study(params: Path, preset: str, overrides: list[str]) -> NewPlan:
     """Plan the study that options `-S` derive, without writing its file."""
     from fedpipe.planning.derived_study import DerivedStudy
 

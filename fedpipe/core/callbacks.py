@@ -84,14 +84,14 @@ def check_callback(name: str) -> None:
     if name not in TRACKERS:
         find_callback(name)
         return
-    if not is_installed(name):
+    if not is_tracker_installed(name):
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' can't be used, because its package is not installed. Type `pip install "
             f"'fedpipe[{name}]'`, or remove it from the list."
         )
 
 
-def is_installed(tracker: str) -> bool:
+def is_tracker_installed(tracker: str) -> bool:
     """Whether a tracker's package is installed."""
     spec = importlib.util.find_spec(tracker)
     return spec is not None and spec.origin is not None  # without origin, it is a folder in which the tracker writes

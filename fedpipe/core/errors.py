@@ -77,7 +77,7 @@ def format_validation_errors(
     messages: list[str] = []
     expectations: dict[str, tuple[Any, list[str]]] = {}
     for problem in error.errors(include_url=False):
-        location = _clean_location(problem["loc"], settings)
+        location = _remove_union_branches(problem["loc"], settings)
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
@@ -117,7 +117,7 @@ def format_validation_errors(
     )
 
 
-def reject_invalid_numbers(raw: Any, parsed: Any) -> None:
+def reject_booleans_and_huge_numbers(raw: Any, parsed: Any) -> None:
     """Reject Booleans for numbers, which pydantic converts to 0 and 1, and numbers out of range.
 
     Parameters
@@ -178,7 +178,7 @@ def suggest_name(name: str, options: Sequence[str]) -> str:
     return f"Use one of: {', '.join(options)}." if options else "Remove it."
 
 
-def _clean_location(location: Location, settings: Any) -> Location:
+def _remove_union_branches(location: Location, settings: Any) -> Location:
     """Remove pydantic's names for branches of a union and keys of a mapping."""
     keys: list[int | str] = []
     for index, part in enumerate(location):

@@ -95,16 +95,16 @@ def uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tenso
     return torch.from_numpy(values.reshape(shape))
 
 
-def _signed(bits: int) -> int:
+def _to_signed_int64(bits: int) -> int:
     return bits - 2**64 if bits >= 2**63 else bits
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_GOLDEN = _to_signed_int64(0x9E3779B97F4A7C15)
 _ONE_TO_CHUNK = np.arange(1, CHUNK + 1, dtype=np.uint64)
 
 
 def mix(z: Tensor) -> Tensor:
     """Finalizer of SplitMix64 on 64-bit integers with wraparound."""
-    z = (z ^ ((z >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ ((z >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _to_signed_int64(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _to_signed_int64(0x94D049BB133111EB)
     return z ^ ((z >> 31) & (2**33 - 1))

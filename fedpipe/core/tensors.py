@@ -28,27 +28,27 @@ class Tensors(dict[str, Tensor]):
         if other.keys() != self.keys():
             raise NamesDifferError(self.keys() ^ other.keys())
 
-    def _zip(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
+    def _combine_tensors(self, other: Any, f: Callable[[Tensor, Any], Tensor]) -> Tensors:
         if isinstance(other, Mapping):
             self._require_same_names(other)
             return Tensors((name, f(value, other[name])) for name, value in self.items())
         return Tensors((name, f(value, other)) for name, value in self.items())
 
     def __add__(self, other: Tensors | Tensor | float) -> Tensors:
-        return self._zip(other, lambda a, b: a + b)
+        return self._combine_tensors(other, lambda a, b: a + b)
 
     def __radd__(self, other: Tensor | float) -> Tensors:
         """``other + self``, so that ``sum`` adds tensors."""
         return self + other
 
     def __sub__(self, other: Tensors | Tensor | float) -> Tensors:
-        return self._zip(other, lambda a, b: a - b)
+        return self._combine_tensors(other, lambda a, b: a - b)
 
     def __mul__(self, other: Tensors | Tensor | float) -> Tensors:
-        return self._zip(other, lambda a, b: a * b)
+        return self._combine_tensors(other, lambda a, b: a * b)
 
     def __truediv__(self, other: Tensors | Tensor | float) -> Tensors:
-        return self._zip(other, lambda a, b: a / b)
+        return self._combine_tensors(other, lambda a, b: a / b)
 
     def __rmul__(self, other: Tensor | float) -> Tensors:
         return self * other
@@ -61,7 +61,7 @@ class Tensors(dict[str, Tensor]):
 
     def add(self, other: Tensors, alpha: float) -> Tensors:
         """``self + alpha * other``, with one pass over memory, like ``torch.add``."""
-        return self._zip(other, lambda a, b: torch.add(a, b, alpha=alpha))
+        return self._combine_tensors(other, lambda a, b: torch.add(a, b, alpha=alpha))
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Tensors:
         """Apply ``f`` to each tensor."""

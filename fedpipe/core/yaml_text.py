@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         kind = node.tag.rpartition(":")[2]
         if isinstance(node, yaml.ScalarNode) and kind in ("int", "float") and len(node.value) > MAX_DIGITS:
-            raise _make_error(
+            raise _make_yaml_error(
                 f"a number has {len(node.value):,} characters, and at most {MAX_DIGITS} can be used", node
             )
         try:
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
             TypeError,
             ValueError,
         ):  # for example `!!int ten` and `0x_`
-            raise _make_error(f"'{str(node.value)[:MAX_DIGITS]}' is not a valid {kind}", node) from None
+            raise _make_yaml_error(f"'{str(node.value)[:MAX_DIGITS]}' is not a valid {kind}", node) from None
 
 
 _Loader.yaml_constructors = {
@@ -93,7 +93,7 @@ def read_yaml(text: str, name: Path | str) -> Any:
         if node is None:
             return None
         _reject_endless_aliases(node)
-        return _copy_value(loader.construct_document(node))
+        return _copy_without_aliases(loader.construct_document(node))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -143,22 +143,22 @@ def _reject_endless_aliases(root: yaml.Node) -> None:
             sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
             depths[id(node)] = 1 + max((depths[id(part)] for part in parts), default=0)
         elif id(node) in ancestors:
-            raise _make_error("an alias contains itself", node)
+            raise _make_yaml_error("an alias contains itself", node)
         elif id(node) not in sizes:
             ancestors.add(id(node))
             stack += [(node, True), *((part, False) for part in parts)]
     if sizes[id(root)] - len(sizes) > MAX_ALIASED_VALUES:
-        raise _make_error(f"aliases repeat more than {MAX_ALIASED_VALUES:,} values", root)
+        raise _make_yaml_error(f"aliases repeat more than {MAX_ALIASED_VALUES:,} values", root)
     if depths[id(root)] > MAX_DEPTH:
         raise RecursionError
 
 
-def _copy_value(value: Any) -> Any:
+def _copy_without_aliases(value: Any) -> Any:
     """Copy values without aliases, because a change of a shared object would appear at all its positions."""
     if isinstance(value, dict):
-        return {key: _copy_value(part) for key, part in value.items()}
-    return [_copy_value(part) for part in value] if isinstance(value, list) else value
+        return {key: _copy_without_aliases(part) for key, part in value.items()}
+    return [_copy_without_aliases(part) for part in value] if isinstance(value, list) else value
 
 
-def _make_error(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+def _make_yaml_error(message: str, node: yaml.Node) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark)

@@ -126,12 +126,16 @@ def assign_samples(
         else:
             _require_disjoint_clients(sample, "dataset.split: 'pooled'", "tests", "'official'")
             test_indices = test_client = np.empty(0, dtype=np.int64)
-            sample_split[_hold_out(client, groups, num_clients, test_fraction, seed, "split")] = "test"
+            sample_split[_draw_held_out_samples(client, groups, num_clients, test_fraction, seed, "split")] = "test"
         if validation_fraction:
             _require_disjoint_clients(sample, f"dataset.validation_fraction: {validation_fraction}", "validates", "0")
         (train,) = (sample_split == "train").nonzero()
         sample_split[
-            train[_hold_out(client[train], groups[train], num_clients, validation_fraction, seed, "validation")]
+            train[
+                _draw_held_out_samples(
+                    client[train], groups[train], num_clients, validation_fraction, seed, "validation"
+                )
+            ]
         ] = "validation"
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
@@ -296,7 +300,7 @@ def _assign_test_samples_by_value(
     return owner
 
 
-def _hold_out(
+def _draw_held_out_samples(
     client: Integers, groups: Integers, num_clients: int, fraction: float, seed: int, purpose: str
 ) -> npt.NDArray[np.bool_]:
     """Mask of the samples that each client sets aside: a random fraction, in proportion to its groups."""

@@ -46,8 +46,8 @@ class HeterogeneitySummary(NamedTuple):
 
 def compute_label_entropy(counts: Integers) -> Floats:
     """Entropy of each client's label distribution in bits, shape (N,): 0 for one class, log2 C for a uniform one."""
-    distributions = _label_distributions(counts)
-    return 0.0 - _kl_divergence(distributions, np.ones_like(distributions))
+    distributions = _compute_label_distributions(counts)
+    return 0.0 - _compute_kl_divergence(distributions, np.ones_like(distributions))
 
 
 def compute_js_distance(counts: Integers) -> Floats:
@@ -58,13 +58,13 @@ def compute_js_distance(counts: Integers) -> Floats:
     Source: Endres and Schindelin, A New Metric for Probability Distributions, IEEE Trans. Inf. Theory 49, 2003.
     """
     client_distributions, overall_distribution = (
-        _label_distributions(counts),
-        _label_distributions(counts.sum(axis=0, keepdims=True)),
+        _compute_label_distributions(counts),
+        _compute_label_distributions(counts.sum(axis=0, keepdims=True)),
     )
     mixture = (client_distributions + overall_distribution) / 2
     squared = (
-        _kl_divergence(client_distributions, mixture)
-        + _kl_divergence(np.broadcast_to(overall_distribution, client_distributions.shape), mixture)
+        _compute_kl_divergence(client_distributions, mixture)
+        + _compute_kl_divergence(np.broadcast_to(overall_distribution, client_distributions.shape), mixture)
     ) / 2
     return np.sqrt(np.maximum(squared, 0))
 
@@ -109,12 +109,12 @@ def summarize_clients(counts: Integers) -> pa.Table:
     )
 
 
-def _label_distributions(counts: Integers) -> Floats:
+def _compute_label_distributions(counts: Integers) -> Floats:
     with np.errstate(invalid="ignore"):
         return np.asarray(counts / counts.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
-def _kl_divergence(p: Floats, q: Floats) -> Floats:
+def _compute_kl_divergence(p: Floats, q: Floats) -> Floats:
     """Sum of p log2(p / q) along the last axis, with 0 log 0 = 0."""
     ratio = np.divide(p, q, out=np.ones_like(p), where=p != 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1), dtype=np.float64)

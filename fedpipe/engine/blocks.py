@@ -35,7 +35,7 @@ class Block:
     seconds: float = 0.0  #: seconds of the block, including tests
     stacks: list[dict[str, Any]] = field(default_factory=list)  #: stacks of the round, if clients train in one call
 
-    def add(self, outcome: Outcome) -> None:
+    def add_outcome(self, outcome: Outcome) -> None:
         """Add a participant."""
         self.ids.append(outcome.client)
         self.uploads.append(outcome.upload)

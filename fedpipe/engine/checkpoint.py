@@ -18,7 +18,7 @@ from fedpipe.core.storage.files import (
     is_stored,
     read_json,
     read_pt,
-    remove,
+    remove_path,
     write_json,
     write_pt,
 )
@@ -105,7 +105,7 @@ class Checkpoint:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def seal_round(
+    def write_round_states(
         self,
         round_number: int,
         server: State,
@@ -155,7 +155,7 @@ class Checkpoint:
         needed_rounds = set(last) - {round_number}
         self._stacked_states = {round: pack for round, pack in self._stacked_states.items() if round in needed_rounds}
 
-    def finish_round(self, round_number: int, hashes: dict[str, str]) -> None:
+    def mark_round_complete(self, round_number: int, hashes: dict[str, str]) -> None:
         """Write the marker that a round is complete."""
         files = self.files.round(round_number)
         hashes = (
@@ -177,7 +177,7 @@ class Checkpoint:
         while last_complete < stop and self._is_round_complete(last_complete + 1):
             last_complete += 1
         while last_complete > -1 and not self._has_usable_states(
-            last_complete, last_complete == stop and not is_retained(last_complete, keep_models)
+            last_complete, last_complete == stop and not is_state_retained(last_complete, keep_models)
         ):
             last_complete -= 1
         return last_complete
@@ -217,7 +217,7 @@ class RetentionRequest(NamedTuple):
     diagnosed_rounds: frozenset[int] = frozenset()  #: rounds whose states, and previous states, diagnostics read
 
 
-def is_retained(round_number: int, keep_models: str | int) -> bool:
+def is_state_retained(round_number: int, keep_models: str | int) -> bool:
     """Whether `artifacts.keep_models` keeps a round's states after later rounds."""
     return keep_models == "all" or (isinstance(keep_models, int) and round_number % keep_models == 0)
 
@@ -244,11 +244,11 @@ def prune_states(files: RunFiles, round_number: int, keep_models: str | int) -> 
     }
     for earlier_round in range(1, round_number):
         if earlier_round not in protected_rounds and not any(
-            is_retained(earlier_round, request.keep_models) for request in requests
+            is_state_retained(earlier_round, request.keep_models) for request in requests
         ):
-            remove(files.round(earlier_round).server_state)
+            remove_path(files.round(earlier_round).server_state)
             if earlier_round not in needed_rounds:
-                remove(files.round(earlier_round).client_states)
+                remove_path(files.round(earlier_round).client_states)
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:

@@ -57,23 +57,25 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
         It did not. The message names the hook and its result.
     """
     if type(result) is not dict:
-        raise SettingsError(f"{label_hook(algorithm, hook)} returned {describe_value(result)}. {STATE_ADVICE}")
+        raise SettingsError(f"{describe_hook(algorithm, hook)} returned {describe_value(result)}. {STATE_ADVICE}")
     for part, value in result.items():
         if not isinstance(part, str):
             raise SettingsError(
-                f"{label_hook(algorithm, hook)} returned a part with the name {part!r}. Use a string, such as 'model'."
+                f"{describe_hook(algorithm, hook)} returned a part with the name {part!r}. Use a string, such "
+                "as 'model'."
             )
         if isinstance(value, Tensor):
             continue
         if not isinstance(value, Tensors):
             raise SettingsError(
-                f"{label_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. {_advise_tensor(value)}"
+                f"{describe_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. "
+                f"{_advise_on_tensor(value)}"
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
                 raise SettingsError(
-                    f"{label_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
-                    f"{_advise_tensor(tensor)}"
+                    f"{describe_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
+                    f"{_advise_on_tensor(tensor)}"
                 )
     return result
 
@@ -82,9 +84,9 @@ def validate_download(algorithm: Algorithm, result: Any) -> tuple[State, State]:
     """Require that `send` returned two states."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise SettingsError(
-            f"{label_hook(algorithm, 'send')} returned {describe_value(result)}. Return a tuple of two dicts, such as "
-            "({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked along "
-            "a first axis."
+            f"{describe_hook(algorithm, 'send')} returned {describe_value(result)}. Return a tuple of two dicts, such "
+            "as ({'model': model}, {}): the parts that all clients receive, and the parts of each client, stacked "
+            "along a first axis."
         )
     common, client_parts = (validate_state(algorithm, "send", part) for part in result)
     return common, client_parts
@@ -94,7 +96,7 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
     """Require that a hook returned a list of passes."""
     if not isinstance(result, Sequence) or not all(isinstance(pass_, (Train, Measure, Update)) for pass_ in result):
         raise SettingsError(
-            f"{label_hook(algorithm, hook)} returned {describe_value(result)}. Return a tuple of passes (Train, "
+            f"{describe_hook(algorithm, hook)} returned {describe_value(result)}. Return a tuple of passes (Train, "
             "Measure or Update), such as (Train(self.loss),)."
         )
     for pass_ in result:
@@ -102,12 +104,12 @@ def validate_passes(algorithm: Algorithm, hook: str, result: Any) -> list[Pass]:
         if needs_epochs and algorithm.federation.local_steps is not None:
             raise SettingsError(
                 f"federation.local_steps: {algorithm.federation.local_steps} can't be used with "
-                f"{label_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
+                f"{describe_hook(algorithm, hook)}, because `when` and `after` of a Train pass run once per epoch. "
                 "Use null, or set `epochs` of that pass."
             )
         if needs_epochs and has_client_step_counts(algorithm):
             raise SettingsError(
-                f"{label_hook(algorithm, 'count_local_steps')} can't be used with {label_hook(algorithm, hook)}, "
+                f"{describe_hook(algorithm, 'count_local_steps')} can't be used with {describe_hook(algorithm, hook)}, "
                 "because `when` and `after` of a Train pass run once per epoch. Set `epochs` of that pass."
             )
     return list(result)
@@ -120,7 +122,7 @@ def validate_participants(algorithm: Algorithm, result: Any) -> list[int]:
     is_list = isinstance(ids, Sequence) and all(isinstance(client, (int, np.integer)) for client in ids)
     if not (is_list and len(set(ids)) == len(ids) == count and set(ids) <= set(range(clients))):
         raise SettingsError(
-            f"{label_hook(algorithm, 'select_participants')} returned {describe_value(result)}. Return {count} "
+            f"{describe_hook(algorithm, 'select_participants')} returned {describe_value(result)}. Return {count} "
             f"different numbers from 0 to {clients - 1}."
         )
     return sorted(map(int, ids))
@@ -138,7 +140,7 @@ def count_local_steps(algorithm: Algorithm, size: int, round_number: int, noise_
     steps = result.tolist() if isinstance(result, (Tensor, np.generic)) else result
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise SettingsError(
-            f"{label_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a whole number "
+            f"{describe_hook(algorithm, 'count_local_steps')} returned {describe_value(result)}. Return a whole number "
             "of at least 1."
         )
     return steps
@@ -148,8 +150,8 @@ def validate_metrics(algorithm: Algorithm, result: Mapping[str, Any]) -> dict[st
     """Require that `metrics` returned numbers without reserved names."""
     if reserved_name := next((name for name in result if name in ROUND_COLUMNS), None):
         raise SettingsError(
-            f"{label_hook(algorithm, 'metrics')} returned '{reserved_name}', which is already a column of every run. "
-            "Use another name."
+            f"{describe_hook(algorithm, 'metrics')} returned '{reserved_name}', which is already a column of every "
+            "run. Use another name."
         )
     return {name: float(value) for name, value in result.items()}
 
@@ -158,7 +160,7 @@ def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -
     """Require that `extra_models` returned models without the names of standard models."""
     if reserved_name := next((name for name in result if f"{name}-on-global" in get_args(Protocol)), None):
         raise SettingsError(
-            f"{label_hook(algorithm, 'extra_models')} returned '{reserved_name}', which is already the model of a "
+            f"{describe_hook(algorithm, 'extra_models')} returned '{reserved_name}', which is already the model of a "
             "protocol. Use another name."
         )
     return dict(result)
@@ -187,13 +189,13 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
             elif (target[name].shape, target[name].dtype) != (trained_tensors[name].shape, trained_tensors[name].dtype):
                 problem = (
                     f"'{name}' is {describe_tensor(target[name])} in '{target_part}' and "
-                    f"{describe_tensor(trained_tensors[name])} in '{training.first_part}'"
+                    f"{describe_tensor(trained_tensors[name])} in '{training.first_trained_part}'"
                 )
     if problem:
         raise SettingsError(
             f"{get_algorithm_name(algorithm)}: a Train pass has a pull to '{target_part}', but {problem}. Return "
             f"'{target_part}' from `start`, with a tensor of the same shape and dtype for each trained tensor of "
-            f"'{training.first_part}'."
+            f"'{training.first_trained_part}'."
         )
 
 
@@ -217,9 +219,9 @@ def validate_loss(algorithm: Algorithm, training: Train, result: Any) -> None:
         raise _make_pass_error(algorithm, training.loss, problem, advice)
     if not result.requires_grad:
         raise SettingsError(
-            f"{_label_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
-            f"'{training.first_part}', which its Train pass trains. Compute it from client['{training.first_part}'] "
-            "without detach()."
+            f"{_describe_function(algorithm, training.loss)} returned a loss that does not depend on the parameters of "
+            f"'{training.first_trained_part}', which its Train pass trains. Compute it from "
+            f"client['{training.first_trained_part}'] without detach()."
         )
 
 
@@ -283,7 +285,7 @@ def require_same_structure(
     else:
         contrast, places = f"{contrast} for {reference_source}", "for all clients"
     raise SettingsError(
-        f"{label_hook(algorithm, hook)} {problem}, but {contrast}. Return the same parts, with the same shapes and "
+        f"{describe_hook(algorithm, hook)} {problem}, but {contrast}. Return the same parts, with the same shapes and "
         f"dtypes, {places}."
     )
 
@@ -291,7 +293,7 @@ def require_same_structure(
 # -- words of messages -------------------------------------------------------------------------------------------------
 
 
-def label_hook(algorithm: Algorithm, hook: str) -> str:
+def describe_hook(algorithm: Algorithm, hook: str) -> str:
     """Name of an algorithm's hook, with the file and line of its definition if it is a user's."""
     functions = [vars(base)[hook] for base in type(algorithm).__mro__ if hook in vars(base)]
     codes = [code for function in functions if (code := getattr(function, "__code__", None))]
@@ -300,7 +302,7 @@ def label_hook(algorithm: Algorithm, hook: str) -> str:
     return f"{label} ({_locate_code(user_code)})" if user_code else label
 
 
-def _label_function(algorithm: Algorithm, function: Callable[..., Any]) -> str:
+def _describe_function(algorithm: Algorithm, function: Callable[..., Any]) -> str:
     """Name of a function of a pass, with file and line."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     name = getattr(function, "__name__", "a function of a pass").replace("<lambda>", "a lambda")
@@ -315,10 +317,10 @@ def _locate_code(code: CodeType) -> str:
 
 def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem: str, advice: str) -> SettingsError:
     """Make the error of a pass's function, with its name, file and line."""
-    return SettingsError(f"{_label_function(algorithm, function)} returned {problem}. {advice}")
+    return SettingsError(f"{_describe_function(algorithm, function)} returned {problem}. {advice}")
 
 
-def _advise_tensor(value: Any) -> str:
+def _advise_on_tensor(value: Any) -> str:
     """Advise what to return instead of a value that is not a tensor."""
     if isinstance(value, (bool, int, float)):
         return f"Return a tensor, such as torch.tensor({value!r})."
@@ -388,7 +390,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
         )
     frame = user_frames[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    prefix, error_text = f"{_label_frames(algorithm, user_frames)}: `{line}`", str(error)
+    prefix, error_text = f"{_describe_failed_hook(algorithm, user_frames)}: `{line}`", str(error)
     if any(words in error_text for words in DATA_DEPENDENT_ERRORS):
         return (
             f"{prefix} reads a tensor's value in Python, as `if`, float() and item() do. Use torch.where, or `when` of "
@@ -410,7 +412,7 @@ def explain_error(algorithm: Algorithm, error: Exception) -> str | None:
     return f"{prefix} failed ({type(error).__name__}: {message}). Make it work for every client and round."
 
 
-def _label_frames(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:
+def _describe_failed_hook(algorithm: Algorithm, user_frames: Sequence[traceback.FrameSummary]) -> str:
     """Name of the hook that failed, with the file and line of the user's innermost code."""
     hooks = [frame.name for frame in user_frames if hasattr(Algorithm, frame.name) and not frame.name.startswith("_")]
     label = ".".join([get_algorithm_name(algorithm), *hooks[:1]])

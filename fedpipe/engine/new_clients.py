@@ -51,9 +51,11 @@ class NewClients:
         x, _ = self.clients.gather(self.clients.global_test[:1])
         return is_personal_model_trained(self.algorithm, self._run.make_initial_model, x, self.clients.classes)
 
-    def make_sender(self, algorithm: Algorithm, server: State) -> Callable[[Sequence[int]], tuple[State, State]]:
+    def make_download_function(
+        self, algorithm: Algorithm, server: State
+    ) -> Callable[[Sequence[int]], tuple[State, State]]:
         """Make the function that gives the downloads of some new clients, which are equal."""
-        larger_server, number = add_client(server, self._initial_server), algorithm.federation.clients - 1
+        larger_server, number = add_new_client(server, self._initial_server), algorithm.federation.clients - 1
         return partial(make_download, algorithm, larger_server, lambda ids: [number] * len(ids))
 
     def evaluate(self, server: State, get_kept_state: Callable[[int], State], round_number: int) -> pa.Table:
@@ -69,7 +71,7 @@ class NewClients:
             self._run.algorithm,
             self.clients,
             server,
-            self.make_sender(self.algorithm, server),
+            self.make_download_function(self.algorithm, server),
             get_kept_state,
             round_number,
         ).metrics
@@ -77,23 +79,23 @@ class NewClients:
         return metrics.set_column(metrics.schema.get_field_index("protocol"), "protocol", names)
 
 
-def add_client(server: State, larger_server: State) -> State:
+def add_new_client(server: State, larger_server: State) -> State:
     """Add a client that has not participated to a server's state.
 
     ``larger_server`` is the initial state of a server with one more client. It has the last row of each tensor that has
     a row (or a row and a column) of each client.
     """
 
-    def grow(value: Tensor, larger_value: Tensor) -> Tensor:
+    def copy_into_larger(value: Tensor, larger_value: Tensor) -> Tensor:
         if value.shape == larger_value.shape:
             return value
         grown = torch.clone(larger_value.to(value.device), memory_format=torch.contiguous_format)
         grown[tuple(map(slice, value.shape))] = value
         return grown
 
-    def grow_part(value: Any, larger_value: Any) -> Any:
+    def copy_part_into_larger(value: Any, larger_value: Any) -> Any:
         if isinstance(value, Tensors):
-            return Tensors((name, grow(tensor, larger_value[name])) for name, tensor in value.items())
-        return grow(value, larger_value)
+            return Tensors((name, copy_into_larger(tensor, larger_value[name])) for name, tensor in value.items())
+        return copy_into_larger(value, larger_value)
 
-    return {part: grow_part(value, larger_server[part]) for part, value in server.items()}
+    return {part: copy_part_into_larger(value, larger_server[part]) for part, value in server.items()}

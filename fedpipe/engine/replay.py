@@ -58,7 +58,7 @@ class Comparison:
     distance: float
 
     @property
-    def is_same_environment(self) -> bool:
+    def has_same_environment(self) -> bool:
         """Whether executor, device, CPU and libraries are equal, so that the same code gives equal bits."""
         return all(
             environment.get(name) == self.replayed_by[name] for environment in self.made_by for name in ENVIRONMENT_KEYS
@@ -66,7 +66,7 @@ class Comparison:
 
     def is_reproduced(self, compute_dtype: str) -> bool:
         """Whether the round is reproduced: equal bits in the same environment, or equal up to rounding in another."""
-        return not self.differing_files or (not self.is_same_environment and self.distance <= ROUNDING[compute_dtype])
+        return not self.differing_files or (not self.has_same_environment and self.distance <= ROUNDING[compute_dtype])
 
     def describe_difference(self) -> str:
         """Describe the difference and its size."""
@@ -92,7 +92,7 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
     """
     files = run.files
     with tempfile.TemporaryDirectory(prefix="fedpipe-redo-") as folder:
-        copy = run.with_files(copy_run_before(files, round_number, Path(folder) / files.path.name))
+        copy = run.open_in_other_folder(copy_run_before_round(files, round_number, Path(folder) / files.path.name))
         copy.executor = executor or run.executor
         if round_number == 0:
             copy.initialize()
@@ -103,7 +103,7 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
         old, new = (read_json(compared_run.files.round(round_number).marker)["sha256"] for compared_run in (run, copy))
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
-        distance = _distance(run, copy, round_number) if differing_files else 0.0
+        distance = _compute_state_distance(run, copy, round_number) if differing_files else 0.0
         if not distance:  # equal tensors: bytes of older files also depend on the memory layout
             differing_files = [name for name in differing_files if not name.endswith(".pt")]
         return Comparison(
@@ -149,14 +149,14 @@ def format_restore_advice(files: RunFiles) -> str:
     return f"Restore the version of fedpipe that computed it, or type `rm -r {files.path}` to recompute the run."
 
 
-def copy_run_before(files: RunFiles, round_number: int, folder: Path) -> RunFiles:
+def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> RunFiles:
     """Copy a run's folder as it was before a round: its settings and the previous rounds."""
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    pack_members = archive.read_members(archive.pack_path(files.rounds_folder))
+    pack_members = archive.read_members(archive.get_pack_path(files.rounds_folder))
     earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
-    archive.pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
+    archive.get_pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
     for earlier_round in range(round_number):
         if files.round(earlier_round).path.is_dir():
             copy.round(earlier_round).path.symlink_to(
@@ -165,40 +165,44 @@ def copy_run_before(files: RunFiles, round_number: int, folder: Path) -> RunFile
     return copy
 
 
-def _distance(run: Run, copy: Run, round_number: int) -> float:
+def _compute_state_distance(run: Run, copy: Run, round_number: int) -> float:
     """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
-    old, new = _states(run, round_number, round_number), _states(copy, round_number, round_number)
+    old, new = (
+        _collect_state_tensors(run, round_number, round_number),
+        _collect_state_tensors(copy, round_number, round_number),
+    )
     previous_states = (
-        _states(run, round_number, round_number - 1) if round_number else {}
+        _collect_state_tensors(run, round_number, round_number - 1) if round_number else {}
     )  # round 0 makes the complete initial state
     if {name: value.shape for name, value in old.items()} != {name: value.shape for name, value in new.items()}:
         return math.inf
-    gap = sum(_squared_distance(new[name], value) for name, value in old.items())
+    gap = sum(_compute_squared_distance(new[name], value) for name, value in old.items())
     change = sum(
-        _squared_distance(previous_states.get(name, torch.zeros_like(value)), value) for name, value in old.items()
+        _compute_squared_distance(previous_states.get(name, torch.zeros_like(value)), value)
+        for name, value in old.items()
     )
     if not gap:
         return 0.0
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _states(run: Run, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
+def _collect_state_tensors(run: Run, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
-    tensors = dict(_leaves(run.load_server_state(state_round), "server/"))
+    tensors = dict(_iter_tensors(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(round_number)["participants"]:
-        tensors |= _leaves(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
+        tensors |= _iter_tensors(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
     return tensors
 
 
-def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _iter_tensors(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}/")
+            yield from _iter_tensors(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 
 
-def _squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+def _compute_squared_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Sum of the squared differences of two tensors. Equal infinities and NaNs do not differ."""
     one, other = one.double(), other.double()
     equal_mask = (one == other) | (one.isnan() & other.isnan())

@@ -48,7 +48,7 @@ from fedpipe.engine.environment import (
     select_device,
 )
 from fedpipe.engine.new_clients import NewClients
-from fedpipe.engine.server.device import choose_storage_device, use_device_of
+from fedpipe.engine.server.device import choose_storage_device, create_tensors_on_device_of
 from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import Stack
@@ -101,13 +101,13 @@ class Run:
         build = functools.partial(family.build_initial_network, shape, self.clients.classes)
         if family.has_frozen_base:
             build_network, base = build, frozen.build_frozen_base(family, shape, self.clients.classes)
-            self.clients = frozen.with_features(
+            self.clients = frozen.replace_inputs_by_features(
                 self.clients, base, frozen.get_features_path(settings), threads, describe_versions(self._device)
             )
-            build = functools.partial(frozen.build_above_base, family, build_network)
+            build = functools.partial(frozen.build_network_above_base, family, build_network)
         all_clients = drift.add_drift(self.clients, self.federation)
         new_ids = self.federation.draw_held_out(settings.seed)
-        self.clients = all_clients.only({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
+        self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
@@ -124,7 +124,7 @@ class Run:
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
         self.executor = self.make_executor(self.algorithm)
-        self.new_clients = NewClients(self, all_clients.only(new_ids)) if new_ids else None
+        self.new_clients = NewClients(self, all_clients.select_clients(new_ids)) if new_ids else None
         self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
         self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
         self._file_stamps = {
@@ -134,7 +134,7 @@ class Run:
         self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
         self._is_copy = False
 
-    def with_files(self, files: RunFiles) -> Run:
+    def open_in_other_folder(self, files: RunFiles) -> Run:
         """Open the same run in another folder, a copy of its first rounds."""
         other = copy.copy(self)
         other.files, other._is_copy = files, True
@@ -196,7 +196,7 @@ class Run:
         samples_round: int | None = None,
     ) -> ClientTask:
         """Make the task of a phase, which begins with the states of the previous round."""
-        server, get_positions = self.load_server_state(round_number - 1), self.clients.get_positions
+        server, get_positions = self.load_server_state(round_number - 1), self.clients.get_client_positions
         send = functools.partial(make_download, self._bind_algorithm(round_number), server, get_positions)
         get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
         return ClientTask(
@@ -223,14 +223,14 @@ class Run:
             "made_by": [self.get_environment()],
             "trained_on": dict(self.clients.data_checksums),
         }
-        self.checkpoint.seal_round(0, server, [], [], {}, last=last_rounds, **extra_entries)
-        self.checkpoint.finish_round(0, {})
+        self.checkpoint.write_round_states(0, server, [], [], {}, last=last_rounds, **extra_entries)
+        self.checkpoint.mark_round_complete(0, {})
 
     def train(self, round_number: int, ids: Sequence[int]) -> Block:
         """Train some participants."""
         self._require_resumable(round_number)
         start_time = time.perf_counter()
-        test_lists = evaluation.get_post_training_tests(self.evaluation, self._is_measured(round_number)).values()
+        test_lists = evaluation.get_post_training_test_sets(self.evaluation, self._is_evaluated(round_number)).values()
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.participants(round_number)
         block = Block(
@@ -246,7 +246,7 @@ class Run:
             contract.require_same_structure(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
             )
-            block.add(outcome)
+            block.add_outcome(outcome)
         self._require_same_code()  # another job aggregates the block
         block.seconds = time.perf_counter() - start_time
         return block
@@ -262,12 +262,12 @@ class Run:
         self._require_own_blocks(round_number, blocks)
         self._require_resumable(round_number)
         start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
-        weighted_uploads = self._weight_uploads(round_number, block)
+        weighted_uploads = self._compute_upload_weights(round_number, block)
         uploads, server = weighted_uploads.uploads, self.load_server_state(round_number - 1)
         if len(uploads):  # otherwise the round changes nothing
             previous_server = server
             with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-                numbered = weighted_uploads.number_uploads(self.clients.get_positions(block.ids))
+                numbered = weighted_uploads.renumber_uploads(self.clients.get_client_positions(block.ids))
                 server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
         hashes = self._record_participants(round_number, weighted_uploads)
@@ -278,12 +278,12 @@ class Run:
             (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by
         ):
             made_by.append(environment)  # blocks were made in another environment than the server's state
-        with use_device_of(server):
+        with create_tensors_on_device_of(server):
             metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
         self._require_same_code()
         extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
         extra_entries |= {"stacks": block.stacks} if block.stacks else {}
-        self.checkpoint.seal_round(
+        self.checkpoint.write_round_states(
             round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
         )
         epoch_counts = [self.federation.count_epochs(int(self.clients.sizes[client])) for client in block.ids]
@@ -302,7 +302,7 @@ class Run:
                     f"{block.run} instead of round {round_number} of run {self.settings.key}. Delete it and run again."
                 )
 
-    def _weight_uploads(self, round_number: int, block: Block) -> WeightedUploads:
+    def _compute_upload_weights(self, round_number: int, block: Block) -> WeightedUploads:
         """Compute the weights of a round's uploads."""
         if block.ids != self.participants(round_number):
             path = self.files.round(round_number).path
@@ -334,8 +334,8 @@ class Run:
             "trained": scores_by_client,
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
         }
-        for model, tests in evaluation.get_post_training_tests(
-            self.evaluation, self._is_measured(round_number)
+        for model, tests in evaluation.get_post_training_test_sets(
+            self.evaluation, self._is_evaluated(round_number)
         ).items():
             model_scores = {
                 client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
@@ -347,7 +347,7 @@ class Run:
 
     def _record_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write exchanged matrices, if any. Return the file's hash."""
-        with use_device_of(server):
+        with create_tensors_on_device_of(server):
             matrices = {-1: self.algorithm.matrices(server)}
             matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
         if not matrices[-1]:
@@ -361,7 +361,7 @@ class Run:
         self._require_resumable(round_number)
         self._require_same_data(round_number)
         start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
-        if self._is_measured(round_number):
+        if self._is_evaluated(round_number):
             server = self.load_server_state(round_number)
             get_kept_state = functools.partial(self.load_kept_state, round_number=round_number)
             result = evaluation.evaluate_round(
@@ -370,7 +370,7 @@ class Run:
                 self.algorithm,
                 self.clients,
                 server,
-                functools.partial(make_download, self.algorithm, server, self.clients.get_positions),
+                functools.partial(make_download, self.algorithm, server, self.clients.get_client_positions),
                 get_kept_state,
                 round_number,
                 next_participants=self.participants(round_number + 1),
@@ -396,7 +396,7 @@ class Run:
                 hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
         self._require_same_code()
         self._record_times(round_number, evaluate=time.perf_counter() - start_time)
-        self.checkpoint.finish_round(round_number, hashes)
+        self.checkpoint.mark_round_complete(round_number, hashes)
 
     def _record_times(self, round_number: int, **seconds: float) -> None:
         """Write the seconds of a round's steps, unless another process has completed the round."""
@@ -486,7 +486,7 @@ class Run:
                         f"or delete {self.files.path} and type `fedpipe run` to recompute the run."
                     )
 
-    def _is_measured(self, round_number: int) -> bool:
+    def _is_evaluated(self, round_number: int) -> bool:
         return round_number % self.evaluation.every == 0
 
     def get_environment(self) -> dict[str, Any]:

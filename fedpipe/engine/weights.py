@@ -16,7 +16,7 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core import rng
 from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block
-from fedpipe.engine.server.device import use_device_of
+from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.settings.federation import Federation
 
 
@@ -46,7 +46,7 @@ def select_participants(
     """
     if type(algorithm).select_participants is not Algorithm.select_participants:
         server = load_server()
-        with torch.no_grad(), use_device_of(server), contract.explain_user_errors(algorithm):
+        with torch.no_grad(), create_tensors_on_device_of(server), contract.explain_user_errors(algorithm):
             participants = algorithm.select_participants(server, torch.tensor(sizes))
         if participants is not None:
             return contract.validate_participants(algorithm, participants)
@@ -68,9 +68,9 @@ class WeightedUploads(NamedTuple):
     @property
     def uploads(self) -> Uploads:
         """Those that count, by client."""
-        return self.number_uploads(self.block.ids)
+        return self.renumber_uploads(self.block.ids)
 
-    def number_uploads(self, numbers: Sequence[int]) -> Uploads:
+    def renumber_uploads(self, numbers: Sequence[int]) -> Uploads:
         """Those that count, with other numbers of the clients."""
         rows, weights, states = np.flatnonzero(self.finite_mask).tolist(), self.weights.tolist(), self.block.uploads
         return Uploads([numbers[row] for row in rows], [weights[row] for row in rows], [states[row] for row in rows])

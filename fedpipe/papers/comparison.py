@@ -60,12 +60,12 @@ class MeasuredCell:
         error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
         return replace(number, min_std=error)
 
-    def scale_difference(self, other: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
+    def compute_scaled_difference(self, other: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
         """The difference, times a factor. If one of both has no number, its reason."""
         if not (self.number and other.number):
             return other if self.number else self
         return MeasuredCell(
-            self.number.scale_difference(other.number, factor),
+            self.number.compute_scaled_difference(other.number, factor),
             tuple(dict.fromkeys((*self.keys, *other.keys))),
             diverged_runs=self.diverged_runs + other.diverged_runs,
             is_generated=self.is_generated or other.is_generated,
@@ -95,12 +95,12 @@ class ComparedCell:
         return self.measurement.number if self.measurement else None
 
     @property
-    def reason(self) -> str:
+    def missing_reason(self) -> str:
         """The reason why there is no measurement."""
         return (self.measurement.reason if self.measurement else "") or NOT_RUN
 
     @property
-    def word(self) -> str:
+    def verdict_text(self) -> str:
         """The verdict in words, or why there is none."""
         if self.verdict:
             return AGREES if self.verdict.agrees else DIFFERS
@@ -157,7 +157,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
     cells = {}
     for cell_id in list_all_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
-        spread = _pool_spreads(*columns.get(_get_column_key(cell_id), ({}, {})))
+        spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
     orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
     return PaperComparison(preset, cells, columns, orders)
@@ -171,7 +171,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
         ours = cell.number or Number(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
-        rows.append((*cell_id, *numbers, comparison.preset, cell.word, keys))
+        rows.append((*cell_id, *numbers, comparison.preset, cell.verdict_text, keys))
     frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
     return frame.to_csv(index=False, lineterminator="\n").encode()
 
@@ -183,13 +183,13 @@ def list_all_cell_ids() -> list[CellId]:
     return list(dict.fromkeys([*published.load_published(), *cell_ids]))
 
 
-def get_table_cell_ids(paper: Paper, name: str) -> list[CellId]:
+def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
     """The ids of a table's cells. Of a table of settings, those that the paper fills."""
-    if name == layouts.TEXT_TABLE:
-        return [paper.make_text_id(text) for text in paper.text]
-    table, published_numbers = paper.tables[name], published.load_published()
+    if table_name == layouts.TEXT_TABLE:
+        return [paper.make_prose_number_id(text) for text in paper.text]
+    table, published_numbers = paper.tables[table_name], published.load_published()
     is_sparse = table.metric == "hyperparameter"
-    return [cell_id for cell_id in paper.iter_cell_ids(name) if cell_id in published_numbers or not is_sparse]
+    return [cell_id for cell_id in paper.iter_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
 
 def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
@@ -198,8 +198,12 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
     for column in claim.columns or paper.tables[name].column_paths:
         key = _get_column_key(paper.make_cell_id(name, claim.row, column))
         targets, ours = comparison.columns.get(key, ({}, {}))
-        paper_contrast = _contrast_claim(claim, targets, _pool_spreads(targets, {}))
-        checks.append(ClaimCheck(column, *paper_contrast, *_contrast_claim(claim, ours, _pool_spreads(targets, ours))))
+        paper_contrast = _compute_claim_contrast(claim, targets, _pool_standard_deviations(targets, {}))
+        checks.append(
+            ClaimCheck(
+                column, *paper_contrast, *_compute_claim_contrast(claim, ours, _pool_standard_deviations(targets, ours))
+            )
+        )
     return checks
 
 
@@ -211,7 +215,7 @@ def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, sprea
     if number is None or cell is None or cell.number is None or cell.is_generated:
         return None
     if number.status == "target":
-        target = cell.add_sampling_error(_get_target(number))
+        target = cell.add_sampling_error(_get_published_number(number))
         contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread)
         return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
     if number.status == "failed":
@@ -223,7 +227,7 @@ def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, sprea
     return None
 
 
-def _get_target(number: PublishedNumber) -> Number:
+def _get_published_number(number: PublishedNumber) -> Number:
     return Number(cast(float, number.mean), number.std, number.runs)
 
 
@@ -239,17 +243,19 @@ def _group_by_column(
     for cell_id, number in published.load_published().items():
         if number.status == "target":
             targets, ours = columns.setdefault(_get_column_key(cell_id), ({}, {}))
-            targets[cell_id.row] = _get_target(number)
+            targets[cell_id.row] = _get_published_number(number)
             if (cell := measured_cells.get(cell_id)) and (comparable_number := cell.comparable_number):
                 ours[cell_id.row] = comparable_number
     return columns
 
 
-def _pool_spreads(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
-    return contrasts.pool_spreads([*targets.values(), *ours.values()])
+def _pool_standard_deviations(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
+    return contrasts.pool_standard_deviations([*targets.values(), *ours.values()])
 
 
-def _contrast_claim(claim: Claim, numbers: Mapping[str, Number], spread: Spread | None) -> tuple[Contrast | None, str]:
+def _compute_claim_contrast(
+    claim: Claim, numbers: Mapping[str, Number], spread: Spread | None
+) -> tuple[Contrast | None, str]:
     """The difference that a claim is about, with the rival row."""
     rivals = [row for row in numbers if row != claim.row and claim.rival in {None, row}]
     if claim.row not in numbers or not rivals:
@@ -268,16 +274,18 @@ def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -
         if entry.minus
         for column in table.column_paths
     ]
-    differences += [(paper.make_text_id(text), list(text.minus), text.factor) for text in paper.text if text.minus]
+    differences += [
+        (paper.make_prose_number_id(text), list(text.minus), text.factor) for text in paper.text if text.minus
+    ]
     for cell_id, operands, factor in differences:
         first, second = (cells.get(paper.make_cell_id(*names)) for names in operands)
         if first and second and first.number and second.number:
-            cells[cell_id] = first.scale_difference(second, factor)
+            cells[cell_id] = first.compute_scaled_difference(second, factor)
     for text in paper.text:
         if text.largest:
             name, row = text.largest
             gains = [cells.get(paper.make_cell_id(name, row, column)) for column in paper.tables[name].column_paths]
             measured = [(cell.number.mean, index) for index, cell in enumerate(gains) if cell and cell.number]
             best = gains[max(measured)[1]] if len(measured) == len(gains) else None
-            cells |= {paper.make_text_id(text): best} if best else {}
+            cells |= {paper.make_prose_number_id(text): best} if best else {}
     return {cell_id: cell for cell_id, cell in cells.items() if measured_cells.get(cell_id) is not cell}

@@ -133,13 +133,13 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
         if not cells:
             missing.setdefault(f"not part of preset {study.plan.preset}", []).append(selection.study or "")
         for cell in cells:
-            title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column(cell)
-            labels = [_format_names(study, cell, title, names) for names in (figure.panels, figure.lines)]
+            title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column_name(cell)
+            labels = [_format_grid_values(study, cell, title, names) for names in (figure.panels, figure.lines)]
             if cell in study.finished_cells:
                 runs.append(FigureRun(study, selection, cell, title, *labels))
             else:
                 name = ", ".join(filter(None, (title, column)))
-                missing.setdefault(study.explain_missing(cell.algorithm, column), []).append(name)
+                missing.setdefault(study.explain_missing_number(cell.algorithm, column), []).append(name)
     return runs, missing
 
 
@@ -151,7 +151,7 @@ def _is_selected(selection: RunSelection, cell: Cell) -> bool:
     return not selection.algorithms or cell.algorithm in selection.algorithms
 
 
-def _format_names(study: PaperStudy, cell: Cell, title: str, names: Iterable[str]) -> str:
+def _format_grid_values(study: PaperStudy, cell: Cell, title: str, names: Iterable[str]) -> str:
     """The values of some names of the grid, as a reader of the paper writes them."""
     values = []
     for name in names:
@@ -159,11 +159,13 @@ def _format_names(study: PaperStudy, cell: Cell, title: str, names: Iterable[str
         if name == "data" and name not in study.plan.grid:  # a study of one data set
             settings = study.read_settings(cell)["dataset"]
             value = DATASET_TITLES.get(settings.get("like", settings["name"]), settings["name"])
-        values.append(value.replace("alpha=", "α = ") if isinstance(value, str) else f"{_get_symbol(name)} = {value:g}")
+        values.append(
+            value.replace("alpha=", "α = ") if isinstance(value, str) else f"{_get_parameter_symbol(name)} = {value:g}"
+        )
     return ", ".join(filter(None, values))
 
 
-def _get_symbol(name: str) -> str:
+def _get_parameter_symbol(name: str) -> str:
     last_part = name.rpartition(".")[2]
     return SYMBOLS.get(last_part, last_part)
 
@@ -190,12 +192,15 @@ def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
             metrics = run.study.load_metrics(run.cell)
             metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
             groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
-            curves = {f"client {client}" if client != "" else run.panel: _load_loss(rows_) for client, rows_ in groups}
+            curves = {
+                f"client {client}" if client != "" else run.panel: _compute_training_loss(rows_)
+                for client, rows_ in groups
+            }
         frames += [curve.assign(panel=panel, line=run.line) for panel, curve in curves.items()]
     return _average_over_seeds(pd.concat(frames)[["panel", "line", "x", "value"]])
 
 
-def _load_loss(metrics: pd.DataFrame) -> pd.DataFrame:
+def _compute_training_loss(metrics: pd.DataFrame) -> pd.DataFrame:
     """The training loss by round, over all samples."""
     sums = metrics.assign(loss=metrics["loss"] * metrics["total"]).groupby("round")[["loss", "total"]].sum(skipna=False)
     return pd.DataFrame({"x": sums.index, "value": sums["loss"] / sums["total"]})
@@ -271,12 +276,14 @@ def _compute_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return pd.concat(frames.values())
 
 
-def _build_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_head_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
     frames: list[pd.DataFrame] = []
     for run in runs:
         parameters = {name: value for name, value in run.cell.grid.items() if name.startswith("algorithms.")}
-        changes = [] if run.selection is figure else [f"{_get_symbol(k)} = {v:g}" for k, v in parameters.items()]
+        changes = (
+            [] if run.selection is figure else [f"{_get_parameter_symbol(k)} = {v:g}" for k, v in parameters.items()]
+        )
         for table in run.study.load_diagnostics("head-norms", run.cell):
             for model, norms in table.groupby("model", sort=False):
                 if run.selection.models and model not in run.selection.models:
@@ -318,7 +325,7 @@ def _build_diagnostics(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return DIAGNOSTIC_BUILDERS[figure.form](tables) if tables else []
 
 
-def _build_shares(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_shares_and_norms(tables: Sequence[pd.DataFrame]) -> Rows:
     """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
     frames = []
     for table in tables:
@@ -334,14 +341,14 @@ def _build_surface(tables: Sequence[pd.DataFrame]) -> Rows:
     return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]]
 
 
-def _build_layers(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_layer_gradient_norms(tables: Sequence[pd.DataFrame]) -> Rows:
     """Norms of the gradients on each client's data: mean and standard deviation over the clients."""
     frame = pd.concat(tables).query("client >= 0").rename(columns={"layer": "position", "name": "layer"})
     norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"])
     return norms.reset_index().drop(columns="position")
 
 
-def _build_traces(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_share_traces(tables: Sequence[pd.DataFrame]) -> Rows:
     """The estimated class shares of the first client by step, without WDR and with it."""
     frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
     frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
@@ -357,17 +364,17 @@ DIAGNOSTICS = {
     "traces": "locals",
 }
 DIAGNOSTIC_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
-    "shares": _build_shares,
+    "shares": _build_class_shares_and_norms,
     "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
     "surface": _build_surface,
-    "layers": _build_layers,
-    "traces": _build_traces,
+    "layers": _build_layer_gradient_norms,
+    "traces": _build_class_share_traces,
 }
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves,
     "sweep": _build_sweep,
     "bars": _build_bars,
     "counts": _compute_sample_counts,
-    "norms": _build_norms,
+    "norms": _build_head_norms,
     "matrices": _build_matrices,
 } | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)

@@ -96,10 +96,10 @@ class Table(_LayoutModel):
     @property
     def column_paths(self) -> dict[str, tuple[str, ...]]:
         """The labels above each column, by its name, in the order of the published table."""
-        return {name: path for path, name in _iter_paths(self.columns)}
+        return {name: path for path, name in _iter_column_paths(self.columns)}
 
     @property
-    def heads(self) -> list[list[tuple[str, int]]]:
+    def head_rows(self) -> list[list[tuple[str, int]]]:
         """The rows of the head from its top: labels with the number of columns that each spans."""
         paths = list(self.column_paths.values())
         depth = max(map(len, paths), default=0)
@@ -202,16 +202,16 @@ class Paper(_LayoutModel):
         """The id of a table's cell."""
         return CellId(self.paper, table, row, column, self.tables[table].get_metric(row, column))
 
-    def iter_cell_ids(self, name: str) -> Iterator[CellId]:
+    def iter_cell_ids(self, table_name: str) -> Iterator[CellId]:
         """The ids of a table's cells, row by row."""
-        table = self.tables[name]
-        return (self.make_cell_id(name, row, column) for row in table.rows for column in table.column_paths)
+        table = self.tables[table_name]
+        return (self.make_cell_id(table_name, row, column) for row in table.rows for column in table.column_paths)
 
-    def make_text_id(self, text: Text) -> CellId:
+    def make_prose_number_id(self, text: Text) -> CellId:
         """The id of a number in running text."""
         return CellId(self.paper, TEXT_TABLE, text.row, text.column, text.metric)
 
-    def find_original(self, cell_id: CellId) -> CellId | None:
+    def find_repeated_cell(self, cell_id: CellId) -> CellId | None:
         """The cell of another table that a cell repeats, or None."""
         table = self.tables.get(cell_id.table)
         for repeat in table.repeats if table else ():
@@ -238,7 +238,9 @@ def load_papers() -> dict[str, Paper]:
     return papers_by_name
 
 
-def _iter_paths(columns: Mapping[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_column_paths(
+    columns: Mapping[str, Any], parents: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
     for label, entry in columns.items():
         path = (*parents, label)
-        yield from _iter_paths(entry, path) if not isinstance(entry, str) else [(path, entry)]
+        yield from _iter_column_paths(entry, path) if not isinstance(entry, str) else [(path, entry)]

@@ -54,7 +54,7 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
         )
     changes = {key: study.preset_changes for key, study in studies.items()}
     return pages.write_pages(
-        get_pages_folder(preset), cast(Preset, preset), measured_cells, drawings, describe_build(), changes
+        get_pages_folder(preset), cast(Preset, preset), measured_cells, drawings, read_commit_info(), changes
     )
 
 
@@ -64,7 +64,7 @@ def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
     names = {
         entry.study for entries in (paper.tables.values(), paper.text, selections) for entry in entries if entry.study
     }
-    candidates = {name: PaperStudy.find(paper.stem, name, preset) for name in sorted(names)}
+    candidates = {name: PaperStudy.find_planned(paper.stem, name, preset) for name in sorted(names)}
     studies = {name: study for name, study in candidates.items() if study}
     for study in studies.values():
         if get_staleness_warning(study.plan):
@@ -75,7 +75,7 @@ def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
     return studies
 
 
-def describe_build() -> BuildInfo:
+def read_commit_info() -> BuildInfo:
     """The commit and its day."""
     seconds = os.environ.get("SOURCE_DATE_EPOCH") or _run_git("show", "-s", "--format=%ct", "HEAD")
     date = datetime.fromtimestamp(int(seconds), UTC).date().isoformat() if seconds.isdigit() else ""

@@ -33,19 +33,19 @@ def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, Measure
     cells = {
         cell_id: _measure_cell(paper, table, cell_id, find_study)
         for name, table in paper.tables.items()
-        for cell_id in comparison.get_table_cell_ids(paper, name)
+        for cell_id in comparison.list_table_cell_ids(paper, name)
         if not table.rows[cell_id.row].minus
     }
     texts = [text for text in paper.text if not (text.minus or text.largest)]
-    return cells | {paper.make_text_id(text): measure_prose_number(text, find_study) for text in texts}
+    return cells | {paper.make_prose_number_id(text): measure_prose_number(text, find_study) for text in texts}
 
 
 def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: StudyFinder) -> MeasuredCell:
     method, column = table.rows[cell_id.row].method or "", cell_id.column
     if cell_id.metric == "server_memory_million_parameters":
-        return MeasuredCell(Number(_count_server_elements(method, int(column)), runs=1))
+        return MeasuredCell(Number(_count_stored_server_elements(method, int(column)), runs=1))
     study = find_study(table.study) if table.study else None
-    original = paper.find_original(cell_id)
+    original = paper.find_repeated_cell(cell_id)
     if original and study and not study.get_cells(method, column):  # a column of another table's study
         other = paper.tables[original.table]
         study, method, column = find_study(other.study or ""), other.rows[original.row].method or "", original.column
@@ -92,16 +92,16 @@ def _measure_over_seeds(
         if cell in study.finished_cells and (value := get_value(cell)) is not None and math.isfinite(value)
     ]
     if not rows:
-        return MeasuredCell(None, reason=study.explain_missing(method, column))
+        return MeasuredCell(None, reason=study.explain_missing_number(method, column))
     frame = pd.DataFrame(rows, columns=["searched", "seed", "cell", "value"])
-    selection = frame["cell"].map(study.get_selection_accuracy).groupby(frame["searched"], sort=False).mean()
+    selection = frame["cell"].map(study.get_accuracy_for_choice).groupby(frame["searched"], sort=False).mean()
     best = frame[frame["searched"] == selection.idxmax()]
     number = Number.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
-    measured_cell = _build_measured_cell(study, number, list(best["cell"]))
+    measured_cell = _describe_measurement(study, number, list(best["cell"]))
     return replace(measured_cell, is_incomplete=bool(study.get_missing_cells(method, column)))
 
 
-def _build_measured_cell(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
+def _describe_measurement(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
     return MeasuredCell(
         number,
         keys=tuple(cell.key for cell in cells),
@@ -114,7 +114,7 @@ def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str)
     """A setting of a method, as its runs have it. A column may name data, as in ``k/CIFAR-10``."""
     data = column.partition("/")[2].split(" and ")
     for cell in study.plan.cells:
-        cell_data = study.get_column(cell).rpartition("/")[2].rstrip("*")
+        cell_data = study.get_column_name(cell).rpartition("/")[2].rstrip("*")
         is_selected = cell.algorithm == method and (data == [""] or cell_data in data)
         if is_selected and (value := study.read_settings(cell)["algorithm"].get(parameter)) is not None:
             return MeasuredCell(Number(float(value), runs=1), keys=(cell.key,))
@@ -126,22 +126,24 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
     cell = next((cell for cell in study.finished_cells if cell.algorithm == method), None)
     baselines = [base for base in study.finished_cells if cell and (base.algorithm, base.grid) == ("fedavg", cell.grid)]
     if cell is None or not baselines:
-        return MeasuredCell(None, reason=study.explain_missing(method, study.get_column(study.plan.cells[0])))
+        return MeasuredCell(
+            None, reason=study.explain_missing_number(method, study.get_column_name(study.plan.cells[0]))
+        )
     traffic, baseline_traffic = (study.load_rounds(run).iloc[-1] for run in (cell, baselines[0]))
     cost = float((traffic["bytes_down"] + traffic["bytes_up"]) / baseline_traffic["bytes_up"])
     models = study.read_settings(cell)["algorithm"][parameter] if parameter else 1
-    measured_cell = _build_measured_cell(study, Number.from_values({cell.seed: cost}), [cell])
+    measured_cell = _describe_measurement(study, Number.from_values({cell.seed: cost}), [cell])
     return replace(measured_cell, expected=None if models is None else 1.0 + models)
 
 
 @functools.cache
-def _count_server_elements(label: str, num_classes: int) -> float:
+def _count_stored_server_elements(method_name: str, num_classes: int) -> float:
     """Millions of elements that the server stores for ResNet-18, without those that name classes and distributions."""
     from fedpipe.models.resnet18 import ResNet18
     from fedpipe.papers.server_memory import count_server_elements
     from fedpipe.settings.federation import Federation
 
-    name, parameters = ("fedavg", {}) if label == "fedavg" else ("cwfedavg", {"class_wise": label})
+    name, parameters = ("fedavg", {}) if method_name == "fedavg" else ("cwfedavg", {"class_wise": method_name})
     method = cast(Algorithm, registry.build_component(component.ALGORITHM, name, parameters))
     federation = Federation(clients=20, buffers="keep")
     elements = count_server_elements(method, ResNet18(), (3, 64, 64), num_classes, federation)
@@ -161,7 +163,7 @@ def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
         cells = [
             _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
         ]
-        return cells[0].scale_difference(cells[1])
+        return cells[0].compute_scaled_difference(cells[1])
     return _find_best_parameter(study, text)
 
 
@@ -171,25 +173,25 @@ def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
     cells = [cell for cell in study.plan.cells if cell.algorithm == text.method]
     accuracies = [study.get_accuracy(cell) if cell in study.finished_cells else None for cell in cells]
     if None in accuracies:
-        column = study.get_column(cells[accuracies.index(None)])
-        return MeasuredCell(None, reason=study.explain_missing(text.method, column))
+        column = study.get_column_name(cells[accuracies.index(None)])
+        return MeasuredCell(None, reason=study.explain_missing_number(text.method, column))
     frame = pd.DataFrame({"value": [float(cell.grid[name]) for cell in cells], "accuracy": accuracies})
     best: float = frame.groupby("value", sort=False)["accuracy"].mean().idxmax()  # type: ignore[assignment]
     best_cells = [cell for cell in cells if float(cell.grid[name]) == best]
-    return _build_measured_cell(study, Number(best, runs=len(best_cells)), best_cells)
+    return _describe_measurement(study, Number(best, runs=len(best_cells)), best_cells)
 
 
 def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
     """How many of a hundred clients have a class that contradicts FedDW's claim about norms."""
     tables = [(cell, table) for cell in study.finished_cells for table in study.load_diagnostics("head-norms", cell)]
     if not tables:
-        reason = study.explain_missing(study.plan.algorithms[0], study.get_column(study.plan.cells[0]))
+        reason = study.explain_missing_number(study.plan.algorithms[0], study.get_column_name(study.plan.cells[0]))
         return MeasuredCell(None, reason=reason)
     clients = [
         bool(mark_contradicting_classes(norms).any()) for _, table in tables for _, norms in table.groupby("owner")
     ]
     number = Number(100 * sum(clients) / len(clients), runs=1)
-    return _build_measured_cell(study, number, [cell for cell, _ in tables])
+    return _describe_measurement(study, number, [cell for cell, _ in tables])
 
 
 def mark_contradicting_classes(norms: pd.DataFrame) -> pd.Series[bool]:

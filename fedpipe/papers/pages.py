@@ -52,7 +52,7 @@ def write_pages(
     preset: Preset,
     measured_cells: Mapping[CellId, MeasuredCell],
     figures: Figures,
-    about: BuildInfo,
+    commit_info: BuildInfo,
     preset_changes: Mapping[tuple[str, str], str] | None = None,
 ) -> PaperComparison:
     """Write `index.html`, a page per paper, `cells.csv`, and each figure in `figures` as SVG and CSV.
@@ -64,9 +64,9 @@ def write_pages(
     if unknown_figures := sorted(figures.keys() - known_figures):
         raise ValueError(f"figures: {unknown_figures[0]} is not a figure of a paper.")
     compared = comparison.compare_cells(measured_cells, preset)
-    context = {"comparison": compared, "figures": figures, "about": about, "changes": preset_changes or {}}
+    context = {"comparison": compared, "figures": figures, "about": commit_info, "changes": preset_changes or {}}
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
-    templates = _build_environment()
+    templates = _build_template_environment()
     page = templates.get_template("paper.html")
     pages = {f"{paper.stem}.html": page.render(context, paper=paper) for paper in papers}
     pages["index.html"] = templates.get_template("index.html").render(context, paper=None)
@@ -96,7 +96,7 @@ def slugify(heading: str) -> str:
 
 
 @functools.cache
-def _build_environment() -> jinja2.Environment:
+def _build_template_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -119,10 +119,10 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
     cells = [
         compared.cells[cell_id]
         for name in tables
-        for cell_id in comparison.get_table_cell_ids(paper, name)
-        if len(tables) == 1 or not paper.find_original(cell_id)
+        for cell_id in comparison.list_table_cell_ids(paper, name)
+        if len(tables) == 1 or not paper.find_repeated_cell(cell_id)
     ]
-    counts = Counter(cell.word for cell in cells)
+    counts = Counter(cell.verdict_text for cell in cells)
     counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
     columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
     orders = [compared.orders[column] for column in columns if column in compared.orders]
@@ -152,7 +152,7 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
 
 def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
     """The cells of a table, or the numbers in running text."""
-    return {cell_id: compared.cells[cell_id] for cell_id in comparison.get_table_cell_ids(paper, table)}
+    return {cell_id: compared.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 
 
 def format_number(number: Number, decimals: int | None = None) -> str:
@@ -178,6 +178,6 @@ def make_svg_data_uri(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
-def get_anchor(cell_id: CellId) -> str:
+def get_cell_anchor(cell_id: CellId) -> str:
     """The name of a cell for links."""
     return f"cell-{hashlib.sha256(repr(tuple(cell_id)).encode()).hexdigest()[:10]}"

@@ -62,11 +62,17 @@ def _parse_number(row: dict[Any, Any]) -> PublishedNumber:
     cell_id = CellId(*(row[name] for name in CellId._fields))
     mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
     return PublishedNumber(
-        cell_id, _format_text(row), mean, std, int(row["runs"]) if row["runs"] else None, row["status"], row["notes"]
+        cell_id,
+        _format_published_value(row),
+        mean,
+        std,
+        int(row["runs"]) if row["runs"] else None,
+        row["status"],
+        row["notes"],
     )
 
 
-def _format_text(row: dict[Any, Any]) -> str:
+def _format_published_value(row: dict[Any, Any]) -> str:
     """Format the text in the paper: a number, a formula of sizes, or ``failed``."""
     if row["metric"] == "communication_cost":
         formula: str = row["notes"].removeprefix("formula ").partition(" ")[0]

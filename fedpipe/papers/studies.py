@@ -28,7 +28,7 @@ class PaperStudy:
         self.finished_cells = tuple(cell for cell in results.sort_cells(plan) if cell.merged_files.marker.is_file())
 
     @classmethod
-    def find(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
+    def find_planned(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
         """The study ``name`` (such as ``table1``) of a paper. None if it was never planned at this preset."""
         plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", preset).plan
         return cls(Plan.read(plan_path)) if plan_path.is_file() else None
@@ -40,13 +40,13 @@ class PaperStudy:
         names = [name for name in raw["study"].get("grid", {}) if not name.startswith("algorithms.")]
         return [name for name in names if name not in self.plan.report.best_over]
 
-    def get_column(self, cell: Cell) -> str:
+    def get_column_name(self, cell: Cell) -> str:
         """The column of a cell: its values with a slash between, as in `published.csv`."""
         return "/".join(str(cell.grid[name]) for name in self.column_grid_names if name in cell.grid)
 
     def get_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column, finished or not."""
-        return [cell for cell in self.plan.cells if (cell.algorithm, self.get_column(cell)) == (method, column)]
+        return [cell for cell in self.plan.cells if (cell.algorithm, self.get_column_name(cell)) == (method, column)]
 
     def get_protocol(self, method: str) -> str:
         """The protocol of a method's accuracies."""
@@ -81,7 +81,7 @@ class PaperStudy:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""
         return self._reported_accuracies.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
 
-    def get_selection_accuracy(self, cell: Cell) -> float:
+    def get_accuracy_for_choice(self, cell: Cell) -> float:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":
@@ -142,7 +142,7 @@ class PaperStudy:
             if diagnostic.kind == kind and diagnostic.files.marker.is_file()
         ]
 
-    def explain_missing(self, method: str, column: str) -> str:
+    def explain_missing_number(self, method: str, column: str) -> str:
         """Why there is no number of a method in a column."""
         cells = self.get_missing_cells(method, column)
         if not cells:

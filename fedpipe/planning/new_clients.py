@@ -142,7 +142,7 @@ def is_personal_model_trained(
     from fedpipe.algorithms.batch import ClientInfo
     from fedpipe.core.tensors import Tensors
 
-    if algorithm.personalize():
+    if algorithm.personal_passes():
         return True  # passes before the evaluation read the download
 
     def map_state(function: Callable[[Tensor], Tensor], state: State) -> State:

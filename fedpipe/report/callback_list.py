@@ -47,7 +47,7 @@ class CallbackList:
         if self._run is not None:
             self._call_hook("end_run", self._run)
 
-    def call_begin(self, completed_rounds: int) -> None:
+    def call_begin_run(self, completed_rounds: int) -> None:
         """Begin the job after this number of complete rounds."""
         if self._callbacks:
             self._run = RunInfo(
@@ -58,18 +58,18 @@ class CallbackList:
             )
             self._call_hook("begin_run", self._run)
 
-    def call_round(self, round_number: int) -> None:
+    def call_end_round(self, round_number: int) -> None:
         """Report a complete round to all callbacks."""
         if self._callbacks:
             self._call_hook("end_round", self._run, round_number, read_accuracies(self._files, round_number))
 
-    def wrap_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
+    def report_each_round(self, numbers: Iterator[int]) -> Iterator[int]:
         """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
         completed_rounds = next(numbers)
-        self.call_begin(completed_rounds)
+        self.call_begin_run(completed_rounds)
         yield completed_rounds
         for number in numbers:
-            self.call_round(number)
+            self.call_end_round(number)
             yield number
 
     def _call_hook(self, hook: str, *arguments: Any) -> None:

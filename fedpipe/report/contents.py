@@ -244,7 +244,7 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
         files.tables / "results.html": lambda: tables.render_html(data).encode(),
         files.tables / "results.md": lambda: tables.render_markdown(data).encode(),
         files.tables / "statistics.csv": lambda: tables.encode_csv(data.statistics),
-        files.tables / "times.csv": lambda: tables.encode_csv(data.mean_times),
+        files.tables / "times.csv": lambda: tables.encode_csv(data.mean_run_times),
         files.metrics: lambda: json_bytes(tables.build_dvc_metrics(data)),
         files.plots / "curves.csv": lambda: plots.csv(plots.build_learning_curves(data)),
     }

@@ -41,7 +41,7 @@ class Number:
         std = float(np.std(run_values, ddof=1)) if len(run_values) > 1 else None
         return cls(float(np.mean(run_values)), std, len(run_values), values)
 
-    def scale_difference(self, other: Number, factor: float = 1.0) -> Number:
+    def compute_scaled_difference(self, other: Number, factor: float = 1.0) -> Number:
         """The difference, times a factor. It is paired by seed if both have the same seeds."""
         if self.values and self.values.keys() == other.values.keys():
             return Number.from_values(
@@ -94,7 +94,7 @@ def compute_sampling_error(mean: float, test_samples: int) -> float:
     return math.sqrt(mean * (100 - mean) / test_samples)
 
 
-def pool_spreads(numbers: Iterable[Number]) -> Spread | None:
+def pool_standard_deviations(numbers: Iterable[Number]) -> Spread | None:
     """The standard deviation of all numbers that have one, weighted by their degrees of freedom."""
     known_stds = [(number.std, (number.runs or 1) - 1) for number in numbers if number.std is not None]
     df = sum(run_df for _, run_df in known_stds)
@@ -115,7 +115,7 @@ def compare_orders(published: Mapping[str, Number], measured: Mapping[str, Numbe
     names = [name for name in published if name in measured]
     if len(names) < 2:
         return None
-    spread = pool_spreads([*published.values(), *measured.values()]) or Spread(DEFAULT_STD, 1)
+    spread = pool_standard_deviations([*published.values(), *measured.values()]) or Spread(DEFAULT_STD, 1)
     agreements = []
     for method, rival in combinations(names, 2):
         difference, error, _, _ = _compute_difference(published[method], published[rival], spread)
@@ -142,7 +142,7 @@ def _compute_difference(
 ) -> tuple[float, float, float | None, bool]:
     """A difference of means, its standard error and degrees of freedom (Welch), and whether it is paired by seed."""
     min_error = math.hypot(*(number.min_std / math.sqrt(number.runs or 1) for number in (first, second)))
-    paired = first.scale_difference(second)
+    paired = first.compute_scaled_difference(second)
     if paired.std is not None and paired.runs:
         error = paired.std / math.sqrt(paired.runs)
         return paired.mean, max(error, min_error), paired.runs - 1 if error >= min_error else math.inf, True

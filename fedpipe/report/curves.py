@@ -9,7 +9,7 @@ from fedpipe.report.data import StudyData
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 
-def build_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
+def build_metric_curves(data: StudyData, metric: Metric = "accuracy") -> pd.DataFrame:
     """Build a metric by algorithm, grid point, protocol and round, in the average of the table.
 
     Returns
@@ -29,7 +29,7 @@ def build_figure_curves(data: StudyData, metric: Metric = "accuracy") -> pd.Data
     With `report.best_over` each method has its curve at the best values, and protocols on validation samples are
     omitted.
     """
-    frame, report = build_curves(data, metric), data.plan.report
+    frame, report = build_metric_curves(data, metric), data.plan.report
     if report.figure_algorithms:
         frame = frame[frame["algorithm"].isin(report.figure_algorithms)]
     if report.figure_protocols:

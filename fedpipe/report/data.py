@@ -72,7 +72,7 @@ class StudyData:
         )
 
     @cached_property
-    def rounds(self) -> pd.DataFrame:
+    def round_traffic(self) -> pd.DataFrame:
         """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
         return self.concatenate_cells(lambda cell: self._rounds_by_run[cell.merged_files])
 
@@ -90,13 +90,13 @@ class StudyData:
         ``left_out``: number of omitted updates. ``diverged``: first round without a finite update, 0 if there is none.
         """
 
-        def count_updates(cell: Cell) -> pd.DataFrame:
+        def count_left_out_updates(cell: Cell) -> pd.DataFrame:
             rounds = self._rounds_by_run[cell.merged_files]
             diverged_rounds = rounds[rounds["left_out"] == rounds["participants"]]["round"]
             diverged = int(diverged_rounds.min()) if len(diverged_rounds) else 0
             return pd.DataFrame({"left_out": [int(rounds["left_out"].sum())], "diverged": [diverged]})
 
-        return self.concatenate_cells(count_updates)
+        return self.concatenate_cells(count_left_out_updates)
 
     @cached_property
     def round_times(self) -> pd.DataFrame:
@@ -207,7 +207,7 @@ class StudyData:
         return table[(table["round"] == report.round) & (table["average"] == report.average)]
 
     @cached_property
-    def mean_times(self) -> pd.DataFrame:
+    def mean_run_times(self) -> pd.DataFrame:
         """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
         by_row = self.total_times.groupby(self.row_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()
@@ -215,7 +215,7 @@ class StudyData:
     @cached_property
     def statistics(self) -> pd.DataFrame:
         """Table of :func:`fedpipe.report.statistics.build_statistics_table`."""
-        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.rounds)
+        return statistics.build_statistics_table(self.plan, self.metrics, self.scores, self.round_traffic)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -230,17 +230,17 @@ class StudyData:
 
     @cached_property
     def _metrics_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
-        return self._read_by_run(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
+        return self._read_each_run_once(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
 
     @cached_property
     def _rounds_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
-        return self._read_by_run(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
+        return self._read_each_run_once(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
 
     @cached_property
     def _times_by_run(self) -> dict[MergedFiles, dict[str, Any]]:
-        return self._read_by_run(results.read_times)
+        return self._read_each_run_once(results.read_times)
 
-    def _read_by_run(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
+    def _read_each_run_once(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
         """Read each run once. Cells that differ only in settings of other methods share a run."""
         cells = {cell.merged_files: cell for cell in results.sort_cells(self.plan)}
         return {merged_files: read(cell) for merged_files, cell in cells.items()}

@@ -79,7 +79,7 @@ class Forecast:
         )
 
 
-def compute_forecast(*plans: NewPlan) -> Forecast:
+def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     """Forecast the incomplete runs of studies, one per core at the same time.
 
     Shared runs count once, and runs without available data are omitted.

@@ -26,10 +26,10 @@ def build_learning_curves(data: StudyData) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``line`` before the columns of :func:`fedpipe.report.curves.build_curves`.
+        ``line`` before the columns of :func:`fedpipe.report.curves.build_metric_curves`.
     """
-    frame = curves.build_curves(data)
-    frame.insert(0, "line", _describe_lines(data, frame))
+    frame = curves.build_metric_curves(data)
+    frame.insert(0, "line", _describe_configurations(data, frame))
     return frame
 
 
@@ -46,7 +46,9 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
     frame = results.select_last_rounds(frame, [*statistics.get_run_columns(data.plan), "protocol"])
     frame = frame.assign(
-        line=_describe_lines(data, frame), samples=frame["total"], accuracy=100 * frame["correct"] / frame["total"]
+        line=_describe_configurations(data, frame),
+        samples=frame["total"],
+        accuracy=100 * frame["correct"] / frame["total"],
     )
     frame = frame[["line", "seed", "protocol", "client", "samples", "accuracy"]]
     return frame.sort_values(["line", "seed", "protocol", "client"], kind="stable")
@@ -90,7 +92,7 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _describe_lines(data: StudyData, frame: pd.DataFrame) -> list[str]:
+def _describe_configurations(data: StudyData, frame: pd.DataFrame) -> list[str]:
     """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))

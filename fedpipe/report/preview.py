@@ -41,15 +41,17 @@ def render_preview(
     clients = [f"{name}*" if client in held_out else name for client, name in enumerate(clients)]
     head = f"{table_notes.append_partition_seed(settings)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
-        lines = _render_shades(counts, clients)
+        lines = _render_shaded_map(counts, clients)
     else:
-        lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count), clients)
-        lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))], clients)
+        lines = _render_count_table(counts, class_names.get_class_names(settings["dataset"], count), clients)
+        lines = (
+            lines if len(lines[0]) <= LINE_WIDTH else _render_count_table(counts, [*map(str, range(count))], clients)
+        )
     note = ["", "An asterisk marks held-out clients, which never train."] if held_out else []
     return "\n".join([head, "", *lines, *note, "", str(HeterogeneitySummary.from_counts(counts)), ""])
 
 
-def _render_numbers(counts: Integers, names: Sequence[str], clients: Sequence[str]) -> list[str]:
+def _render_count_table(counts: Integers, names: Sequence[str], clients: Sequence[str]) -> list[str]:
     counts_with_total = np.vstack([counts, counts.sum(axis=0)])
     rows = [
         ["client", *names, "samples"],
@@ -62,7 +64,7 @@ def _render_numbers(counts: Integers, names: Sequence[str], clients: Sequence[st
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _render_shades(counts: Integers, clients: Sequence[str]) -> list[str]:
+def _render_shaded_map(counts: Integers, clients: Sequence[str]) -> list[str]:
     width = max(6, *map(len, clients))
     level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up, so that any sample is visible
     return [

@@ -47,7 +47,7 @@ class RankComparison(NamedTuple):
         return self.is_significant and bool(self.pair_p_values[first, second] < SIGNIFICANCE_LEVEL)
 
     @property
-    def groups(self) -> list[range]:
+    def indistinguishable_groups(self) -> list[range]:
         """Largest groups of at least two methods with adjacent ranks, of which no two differ."""
         groups: list[range] = []
         for first in range(len(self.names)):

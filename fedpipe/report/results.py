@@ -140,7 +140,7 @@ def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", 
     :attr:`fedpipe.report.data.StudyData.scores`. The best round has the lowest score if a lower one is better.
     """
     keys = [name for name in frame.columns if name not in {"round", "score"}]
-    signed_scores = frame.assign(score=_get_signs(frame) * frame["score"])
+    signed_scores = frame.assign(score=_get_score_signs(frame) * frame["score"])
     by_run = signed_scores.groupby(keys, sort=False)["score"]  # rounds ascend within a run
     if round == "best":
         reported_scores = by_run.max().reset_index()
@@ -148,7 +148,7 @@ def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", 
         reported_scores = by_run.last(skipna=False).reset_index()
     else:
         reported_scores = by_run.apply(lambda scores: scores.tail(last_k).mean(skipna=False)).reset_index()
-    return reported_scores.assign(score=_get_signs(reported_scores) * reported_scores["score"])
+    return reported_scores.assign(score=_get_score_signs(reported_scores) * reported_scores["score"])
 
 
 def average_over_seeds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -227,7 +227,7 @@ def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
     return float(defined[: max(1, len(defined) // 10)].mean()) if len(defined) else math.nan
 
 
-def _get_signs(frame: pd.DataFrame) -> pd.Series[float]:
+def _get_score_signs(frame: pd.DataFrame) -> pd.Series[float]:
     """Get the factor of each row with which larger scores are better."""
     return frame["metric"].map(lambda metric: METRICS[metric].direction).astype(float)
 

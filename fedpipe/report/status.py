@@ -161,7 +161,7 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
     snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
     runs = [
         _get_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
-        for run, name in zip(sorted_runs, name_runs(plan).values(), strict=True)
+        for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
     partitions = {layout.assignment_file(key).parent for key in plan.partitions}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
@@ -216,7 +216,7 @@ def describe_configurations(plan: Plan) -> list[str]:
     ]
 
 
-def name_runs(plan: Plan) -> dict[Path, str]:
+def format_run_names(plan: Plan) -> dict[Path, str]:
     """Name each run of :func:`sort_runs` by its configuration and seed, by path."""
     configurations = zip(sort_runs(plan), describe_configurations(plan), strict=True)
     return {run.path: f"{configuration} seed {run.seed}" for run, configuration in configurations}

@@ -101,7 +101,7 @@ class Configuration:
         return f"{statistics.fmean(accuracies):.2f}{deviation}" if accuracies else ""
 
     @property
-    def rounds(self) -> str:
+    def round_range(self) -> str:
         """Smallest and largest number of complete rounds of the counted runs."""
         counts = [run.rounds for run in self.counted_runs]
         return "–".join(str(count) for count in dict.fromkeys((min(counts), max(counts))))
@@ -169,7 +169,7 @@ class StudyProgress:
         return sorted(begun, key=lambda configuration: means[configuration.name], reverse=True)
 
     @cached_property
-    def colors(self) -> dict[str, str]:
+    def color_classes(self) -> dict[str, str]:
         """Class of the color by configuration. If there are many, only the best ones have a color."""
         is_colored = {configuration.name for configuration in self.ranking[:COLOR_COUNT]}
         colored = [configuration.name for configuration in self.configurations if configuration.name in is_colored]
@@ -190,7 +190,7 @@ class StudyProgress:
             Row(
                 run,
                 description,
-                _draw_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
+                _draw_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
                 self.partition_links.get(partition),
             )
             for run, description, partition in zip(
@@ -208,7 +208,7 @@ class StudyProgress:
         return {key: link for key, link in links.items() if link.path.is_file()}
 
     @property
-    def links(self) -> dict[str, list[Link]]:
+    def links_by_heading(self) -> dict[str, list[Link]]:
         """Links to existing files by heading. Tables and figures only if they contain the runs of the plan."""
         study_files = self.plan.study_files
         formats = {"table": "html", "Markdown": "md", "CSV": "csv"}
@@ -244,10 +244,10 @@ class StudyProgress:
         ticks = choose_ticks(*self._get_accuracy_range(protocol))
         low, high = ticks[0], ticks[-1]
         lines = [
-            Line(run.name, self.colors.get(configuration.name, "rest"), points)
+            Line(run.name, self.color_classes.get(configuration.name, "rest"), points)
             for configuration in reversed(self.ranking)  # the best ones are on top
             for run in configuration.runs
-            if (points := _draw_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
+            if (points := _draw_polyline_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
         ]
         width, height = CHART_SIZE
         rounds = max(run.total for run in self.runs)
@@ -255,8 +255,8 @@ class StudyProgress:
         return Chart(
             protocol,
             lines,
-            [(width * _get_position(tick, 1, rounds), f"{tick:,}") for tick in round_ticks],
-            [(height * (1 - _get_position(tick, low, high)), f"{tick:g}") for tick in ticks],
+            [(width * _get_relative_position(tick, 1, rounds), f"{tick:,}") for tick in round_ticks],
+            [(height * (1 - _get_relative_position(tick, low, high)), f"{tick:g}") for tick in ticks],
         )
 
 
@@ -277,7 +277,7 @@ def write_status_page(
         Seconds after which a browser loads the page again. None: never.
     """
     studies = [StudyProgress(plan) for plan in plans]
-    page = _build_environment().get_template("status_page.html")
+    page = _build_template_environment().get_template("status_page.html")
     text = page.render(
         studies=studies,
         unplanned=list(unplanned),
@@ -289,7 +289,7 @@ def write_status_page(
     return studies
 
 
-def make_status_page(params: Path, preset: str, path: Path, watch: bool = False) -> None:
+def update_status_page(params: Path, preset: str, path: Path, watch: bool = False) -> None:
     """Write the page of a study, or of all planned studies in a folder. Optionally update it until all runs are done.
 
     Raises
@@ -330,7 +330,7 @@ def choose_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
     return [round(number * step, 9) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _draw_points(
+def _draw_polyline_points(
     run: RunProgress, protocol: str, low: float, high: float, size: tuple[int, int], max_points: int
 ) -> str:
     """Draw a learning curve as points of a polyline. Empty if the run has no accuracy."""
@@ -339,13 +339,13 @@ def _draw_points(
     selected_points = [point for index, point in enumerate(curve) if index % steps == 0 or index == len(curve) - 1]
     width, height = size
     return " ".join(
-        f"{width * _get_position(number, 1, run.total):.4g},"
-        f"{height * (1 - _get_position(100 * accuracy, low, high)):.4g}"
+        f"{width * _get_relative_position(number, 1, run.total):.4g},"
+        f"{height * (1 - _get_relative_position(100 * accuracy, low, high)):.4g}"
         for number, accuracy in selected_points
     )
 
 
-def _get_position(value: float, low: float, high: float) -> float:
+def _get_relative_position(value: float, low: float, high: float) -> float:
     """Get the position of a value in a range, in [0, 1]."""
     return (value - low) / (high - low) if high > low else 0.0
 
@@ -356,7 +356,7 @@ def _format_link(folder: Path, path: Path) -> str:
 
 
 @functools.cache
-def _build_environment() -> jinja2.Environment:
+def _build_template_environment() -> jinja2.Environment:
     folder = Path(__file__).parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),

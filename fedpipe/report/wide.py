@@ -68,7 +68,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
-        _choose_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].direction)
+        _choose_latex_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].direction)
         for column_index, metric in enumerate(wide_table.metrics)
     ]
     body: list[list[str]] = []
@@ -163,7 +163,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         stub: next(iter(overrides)) if len(overrides) == 1 else "" for stub, overrides in overrides_by_row.items()
     }
 
-    def build_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
+    def build_table_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
         key = shown_keys.get((labels, point))
         if key is None:
             return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
@@ -182,9 +182,9 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
 
     labels = [name for name in dict.fromkeys(map(get_row_labels, planned_keys)) if name in shown_labels]
-    column_points = _group_points(dict.fromkeys(map(get_column_point, planned_keys)))
+    column_points = _group_grid_points(dict.fromkeys(map(get_column_point, planned_keys)))
     points = list(itertools.product(column_points, test_protocols, plan.metrics))
-    entries_by_column = {head: [build_entry(name, *head) for name in labels] for head in points}
+    entries_by_column = {head: [build_table_entry(name, *head) for name in labels] for head in points}
     columns = [
         head
         for head, column_entries in entries_by_column.items()
@@ -229,7 +229,7 @@ def _get_column_names(plan: Plan) -> list[str]:
     return [name for _, name in sorted(zip(change_counts, column_names, strict=True), key=lambda pair: pair[0])]
 
 
-def _group_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Group points with the same first values, in the order of appearance."""
     points = list(points)
     value_positions = [
@@ -253,7 +253,7 @@ def _format_grid_header(name: str, short_name: str, value: str) -> str:
     return f"{short_name}={value}" if "." in name else value
 
 
-def _choose_marks(numbers: Sequence[float | None], sign: int) -> list[str]:
+def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]:
     """Choose the LaTeX command that marks each number of a column. Empty if there is only one row.
 
     ``sign`` is 1 if larger numbers are better, and -1 if smaller ones are.

@@ -15,7 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
-from fedpipe.core.errors import reject_invalid_numbers
+from fedpipe.core.errors import reject_booleans_and_huge_numbers
 
 Protocol = Literal[
     "global-on-global",
@@ -53,7 +53,7 @@ class Section(BaseModel):
     @classmethod
     def _reject_invalid_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         parsed = handler(value)
-        reject_invalid_numbers(value, parsed)
+        reject_booleans_and_huge_numbers(value, parsed)
         return parsed
 
 

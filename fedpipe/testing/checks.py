@@ -24,7 +24,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block, restore_state
 from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.torch_env.trees import size_in_bytes, stack_states, unstack_client
+from fedpipe.engine.torch_env.trees import count_bytes, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import names
 from fedpipe.testing.comparisons import (
@@ -37,8 +37,8 @@ from fedpipe.testing.comparisons import (
     Check,
     call_recording_hooks,
     check_omitted_parts,
-    collect_all,
     collect_results,
+    collect_results_and_states,
     compare_loop_and_stacks,
     compute_mean_loss,
     describe_trial_difference,
@@ -48,20 +48,22 @@ from fedpipe.testing.comparisons import (
     list_models,
     list_remembered_values,
     make_digit_clients,
-    watch_generators,
+    seed_and_watch_generators,
 )
 from fedpipe.testing.trial import describe_difference, make_synthetic_clients, make_trial
 
 
-def _make_check(body: Callable[[Algorithm], Iterator[str]]) -> Check:
+def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     """Make a check of a generator of messages. An error of the algorithm is one more message."""
 
-    @functools.wraps(body)
+    @functools.wraps(find_violations)
     def check(algorithm: Algorithm) -> list[str]:
         messages = []
         try:
             with contract.explain_user_errors(algorithm):
-                messages += [f"{contract.get_algorithm_name(algorithm)}: {message}" for message in body(algorithm)]
+                messages += [
+                    f"{contract.get_algorithm_name(algorithm)}: {message}" for message in find_violations(algorithm)
+                ]
         except SettingsError as error:
             messages.append(str(error))
         return messages
@@ -164,7 +166,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
     for width in (None, 3):
         trials = []
         for seed in (1, 2):
-            with watch_generators(seed) as used_generators:
+            with seed_and_watch_generators(seed) as used_generators:
                 trials.append(make_trial(algorithm, width=width).run(1 if width else 2, tests=TESTS))
             if used_generators:
                 yield (
@@ -172,7 +174,7 @@ def check_randomness(algorithm: Algorithm) -> Iterator[str]:
                     "does not control. Use no randomness except that of batches, dropout and initial models."
                 )
                 return
-        if message := describe_difference(collect_all(trials[1]), collect_all(trials[0])):
+        if message := describe_difference(collect_results_and_states(trials[1]), collect_results_and_states(trials[0])):
             yield f"the same run twice has different results ({message}). Make hooks pure functions of their arguments."
 
 
@@ -218,7 +220,10 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
         for phase in ("receive", "finetune")
     )
     if finetuned_outcomes == received_outcomes:
-        yield "fine-tuning does not change the personal model. Train what `predict` reads in the passes of `finetune`."
+        yield (
+            "fine-tuning does not change the personal model. Train what `predict` reads in the passes of "
+            "`finetune_passes`."
+        )
 
 
 @_make_check
@@ -285,7 +290,7 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
             )
             return
     loop, threaded_loop = (make_trial(algorithm, threads=threads).run(2, tests=("local",)) for threads in (1, 2))
-    if message := describe_difference(collect_all(threaded_loop), collect_all(loop)):
+    if message := describe_difference(collect_results_and_states(threaded_loop), collect_results_and_states(loop)):
         yield (
             f"results of two threads differ from results of one ({message}). Make passes pure functions of the "
             "client's state."
@@ -311,13 +316,13 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
     straight_trial, resumed_trial = (make_trial(algorithm).run(2) for _ in range(2))
     with tempfile.TemporaryDirectory() as folder:
 
-        def store_and_read(tree: dict[str, Any]) -> dict[str, Any]:
+        def write_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
             return files.read_pt(path, files.write_pt(path, tree))
 
-        resumed_trial.server = restore_state(store_and_read(resumed_trial.server))
+        resumed_trial.server = restore_state(write_and_read(resumed_trial.server))
         kept_stack = restore_state(
-            store_and_read(
+            write_and_read(
                 stack_states([resumed_trial.client_states[client] for client in range(len(resumed_trial.clients))])
             )
         )
@@ -327,8 +332,8 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         straight_trial.run(1)
         block = Block("trial", 2, {})
         for outcome in resumed_trial.train():
-            block.add(outcome)
-        loaded_block = Block.from_tensors(store_and_read(block.to_tensors()))
+            block.add_outcome(outcome)
+        loaded_block = Block.from_tensors(write_and_read(block.to_tensors()))
         straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
         uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)
         actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}
@@ -352,12 +357,12 @@ def check_traffic(algorithm: Algorithm) -> Iterator[str]:
         pairs += [(outcome.bytes_up, outcome.upload) for outcome in outcomes]
         has_traffic_hook = type(trial.algorithm).traffic is not Algorithm.traffic
         for byte_count, state in pairs:
-            expected_bytes = size_in_bytes(trial.algorithm.traffic(state))
+            expected_bytes = count_bytes(trial.algorithm.traffic(state))
             if byte_count != expected_bytes or (
-                byte_count != size_in_bytes(state) if not has_traffic_hook else byte_count > size_in_bytes(state)
+                byte_count != count_bytes(state) if not has_traffic_hook else byte_count > count_bytes(state)
             ):
                 yield (
-                    f"{byte_count} bytes are counted, but {size_in_bytes(state)} are sent. Return only tensors of the "
+                    f"{byte_count} bytes are counted, but {count_bytes(state)} are sent. Return only tensors of the "
                     "state from `traffic`."
                 )
                 return

@@ -18,7 +18,7 @@ from fedpipe.settings import loader, methods
 from fedpipe.testing.checks import check_algorithm
 
 
-def run_check(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
+def check_component(name: str, settings: Sequence[str], params: Path | None = None) -> list[str]:
     """Check an algorithm. Return one message per violation, also if it can't be built.
 
     Checks run small federations that are made to reveal violations, not the study's data.

@@ -68,10 +68,10 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     """Check that other values in the parts that `traffic` leaves out have no effect."""
     states = dict(zip((outcome.client for outcome in outcomes), received_states, strict=True))
 
-    def send(ids: Sequence[int]) -> tuple[State, State]:
+    def make_scrambled_download(ids: Sequence[int]) -> tuple[State, State]:
         return {}, stack_states([_scramble_omitted_parts(trial.algorithm, states[client]) for client in ids])
 
-    task = ClientTask("train", trial.rounds + 1, list(states), trial.client_states.__getitem__, send)
+    task = ClientTask("train", trial.rounds + 1, list(states), trial.client_states.__getitem__, make_scrambled_download)
     new_outcomes = list(trial.executor.run(task))
     advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
@@ -155,7 +155,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def collect_all(trial: Trial) -> dict[str, Any]:
+def collect_results_and_states(trial: Trial) -> dict[str, Any]:
     """Results of the last round and all states as one tree."""
     return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
 
@@ -197,10 +197,10 @@ def list_remembered_values(algorithm: Algorithm) -> dict[str, Any]:
             {name: value for name, value in vars(module).items() if not name.startswith("__")} if module else {}
         )
         values |= {f"{base.__module__}.{name}": value for name, value in module_values.items()}
-    return {name: _make_comparable(value) for name, value in values.items()}
+    return {name: _convert_to_comparable(value) for name, value in values.items()}
 
 
-def _make_comparable(value: Any) -> Any:
+def _convert_to_comparable(value: Any) -> Any:
     """Convert a value so that numbers, tensors and their containers compare by content, other objects by identity."""
     match value:
         case Tensor():
@@ -208,16 +208,16 @@ def _make_comparable(value: Any) -> Any:
         case np.ndarray():
             return (value.shape, value.tobytes())
         case dict():
-            return {repr(name): _make_comparable(item) for name, item in value.items()}
+            return {repr(name): _convert_to_comparable(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
-            return [_make_comparable(item) for item in value]
+            return [_convert_to_comparable(item) for item in value]
         case bool() | int() | float() | str() | None:
             return value
     return id(value)
 
 
 @contextmanager
-def watch_generators(seed: int) -> Iterator[list[str]]:
+def seed_and_watch_generators(seed: int) -> Iterator[list[str]]:
     """Seed the global generators and restore them afterwards. Yields the libraries whose generators were used."""
     saved_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     used_generators: list[str] = []

@@ -145,7 +145,7 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
 def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:
     """With a learning rate of 0, no model of the server changes."""
 
-    def get_models(server: State) -> dict[str, Tensors]:
+    def select_models(server: State) -> dict[str, Tensors]:
         return {
             part: value
             for part, value in server.items()
@@ -157,8 +157,8 @@ def find_learning_rate_mismatch(build: Build, expected: Expected) -> str | None:
         if algorithm.needs_sgd and settings is ADAM:
             algorithm = build(**{**expected.parameters, "adam": True})
         trial = make_trial(algorithm, **{**settings, "learning_rate": 0.0})
-        initial_models = get_models(trial.server)
-        if message := describe_difference(get_models(trial.run(3).server), initial_models, 1e-14):
+        initial_models = select_models(trial.server)
+        if message := describe_difference(select_models(trial.run(3).server), initial_models, 1e-14):
             return f"a model changes with a learning rate of 0 and {settings['optimizer']} ({message})."
     return None
 

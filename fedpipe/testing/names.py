@@ -17,7 +17,9 @@ from fedpipe.engine import contract
 FORMER_HOOKS = {
     "combine": "aggregate",
     "work": "local_passes",
-    "prepare": "personalize",
+    "prepare": "personal_passes",
+    "personalize": "personal_passes",
+    "finetune": "finetune_passes",
     "first": "init_client",
     "deploy": "global_model",
     "beside": "extra_models",
@@ -49,7 +51,7 @@ def find_naming_mistakes(algorithm: Algorithm) -> Iterator[str]:
             if name in HOOKS and callable(getattr(Algorithm, name)):
                 yield from _check_hook(label, name, value)
             elif not name.startswith("_") and name not in HOOKS and name not in fields | FIELDS:
-                yield from _check_other_name(label, name, used_names)
+                yield from _check_unused_name(label, name, used_names)
     for name in fields:
         if name in HOOKS:
             yield f"{label}: the field '{name}' hides the hook with that name. Rename the field."
@@ -72,7 +74,7 @@ def _check_hook(label: str, name: str, value: Any) -> Iterator[str]:
         yield f"{label}.{name} takes ({', '.join(actual_arguments)}). Use ({', '.join(expected_arguments)})."
 
 
-def _check_other_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
+def _check_unused_name(label: str, name: str, used_names: set[str]) -> Iterator[str]:
     """Check a name that the class never uses. If it is not a hook, it has no effect."""
     if name in used_names:
         return

@@ -353,7 +353,7 @@ class Dag:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
-        return {path: name for plan in self.plan.plans for path, name in status.name_runs(plan).items()}
+        return {path: name for plan in self.plan.plans for path, name in status.format_run_names(plan).items()}
 
     def describe_work(self) -> str:
         """Describe how many runs are to do."""

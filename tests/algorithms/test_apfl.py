@@ -37,7 +37,7 @@ def test_the_global_model_is_fedavgs(make_trial, assert_same, adaptive):
 def test_without_the_own_model_the_mixture_is_the_global_model(make_trial, assert_same):
     trial = make_trial(APFL(alpha=0.0, adaptive=False)).run(3)
     client = trial.start(3)
-    assert_same(trial.algorithm.mix(client, client["model"]), trial.server["model"])
+    assert_same(trial.algorithm.mix_with_local_model(client, client["model"]), trial.server["model"])
     for state in trial.client_states.values():
         assert_same(state["own"], trial.initial_client_state["own"])
 

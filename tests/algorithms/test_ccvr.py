@@ -37,7 +37,9 @@ def test_the_gaussian_of_each_class(make_trial, width):
     z = trial.net.features(trial.server["model"], x).detach()
     server = trial.run().server
     sums = {part: server[part] for part in ("sums", "products", "counts")}
-    draws = CCVR(samples=20_000).bind(trial.net, trial.algorithm.federation).bind_round(1, 0).draw_features(sums)
+    draws = (
+        CCVR(samples=20_000).bind(trial.net, trial.algorithm.federation).bind_round(1, 0).draw_virtual_features(sums)
+    )
     for c in range(4):
         assert server["counts"][c] == (y == c).sum()
         torch.testing.assert_close(draws[c].mean(0), z[y == c].mean(0), atol=0.05, rtol=0)
@@ -51,7 +53,7 @@ def test_the_head_is_trained_with_sgd_on_the_draws(make_trial, assert_same):
     head.load_state_dict({name[5:]: value for name, value in trial.server["model"].only(trial.net.head_names).items()})
     server = trial.run().server
     sums = {part: server[part] for part in ("sums", "products", "counts")}
-    z = trial.algorithm.bind_round(1, trial.clients.seed).draw_features(sums).flatten(0, 1)
+    z = trial.algorithm.bind_round(1, trial.clients.seed).draw_virtual_features(sums).flatten(0, 1)
     rule = torch.optim.SGD(head.parameters(), 0.3)
     cross_entropy(head(z), torch.arange(4).repeat_interleave(7)).backward()
     rule.step()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedpipe.algorithms.batch import Batch
-from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate_distribution
+from fedpipe.algorithms.cwfedavg import CwFedAvg, approximate_class_distribution
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
@@ -184,7 +184,8 @@ def test_clients_outside_the_round_keep_their_distribution(make_trial):
     assert torch.equal(trial.server["distributions"], torch.full((8, 4), 0.25, dtype=f64))
     trial.run(1, ids=[0, 1])
     heads = {
-        outcome.client: approximate_distribution(outcome.upload["model"]["head.weight"]) for outcome in trial.outcomes
+        outcome.client: approximate_class_distribution(outcome.upload["model"]["head.weight"])
+        for outcome in trial.outcomes
     }
     trial.run(1, ids=[4, 5])
     assert torch.equal(trial.server["distributions"][0], heads[0])
@@ -234,8 +235,8 @@ def test_equal_rows_against_a_single_class():
 
 def test_the_approximate_distribution_does_not_see_the_heads_scale():
     head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(approximate_distribution(17 * head), approximate_distribution(head), rtol=1e-14)
-    assert float(approximate_distribution(head).sum()) == pytest.approx(1, abs=1e-15)
+    assert torch.allclose(approximate_class_distribution(17 * head), approximate_class_distribution(head), rtol=1e-14)
+    assert float(approximate_class_distribution(head).sum()) == pytest.approx(1, abs=1e-15)
 
 
 def test_its_gradient_by_finite_differences_and_by_the_formula():

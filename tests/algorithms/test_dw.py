@@ -16,7 +16,7 @@ from fedpipe.algorithms.feddw import FedDW
 from fedpipe.algorithms.fedprox import FedProx
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.engine.torch_env.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import Network, compute_class_relations
 from tests import small_studies as studies
 
@@ -80,8 +80,8 @@ def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name
 def test_it_adds_the_matrix_and_the_counts_to_the_traffic(make_trial, name):
     with_dw, without = (make_trial(build(name, mu), bare) for mu in (0.1, None))
     ids = with_dw.participants(1)
-    down = [sum(map(size_in_bytes, trial.send(ids))) for trial in (with_dw, without)]
-    up = [size_in_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
+    down = [sum(map(count_bytes, trial.send(ids))) for trial in (with_dw, without)]
+    up = [count_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
     assert down[0] - down[1] == 8 * 16
     assert up[0] - up[1] == 8 * (16 + 4)
 

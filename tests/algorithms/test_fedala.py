@@ -38,9 +38,9 @@ def counting():
     class Counting(FedALA):
         passes_made = 0
 
-        def record_loss(self, client):
+        def record_pass_loss(self, client):
             type(self).passes_made += 1
-            return super().record_loss(client)
+            return super().record_pass_loss(client)
 
     return Counting
 
@@ -156,9 +156,9 @@ def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
     seen = []
 
     class Watching(FedALA):
-        def record_loss(self, client):
+        def record_pass_loss(self, client):
             seen.append(client["window"]["loss"].item())
-            return super().record_loss(client)
+            return super().record_pass_loss(client)
 
     trial = make_mixing(Watching(threshold=1e-6), 1.0, b=-1.0, settled=0.0)
     (outcome,) = trial.train()

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedpipe.algorithms.fedamp import CHUNK_COLUMNS, FedAMP, square_distances
+from fedpipe.algorithms.fedamp import CHUNK_COLUMNS, FedAMP, compute_square_distances
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.model_stack import select_model
 from fedpipe.algorithms.uploads import Uploads
@@ -174,7 +174,7 @@ def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
 def test_distances_are_those_of_all_coordinates_however_many():
     """More than are compared at a time, and not a multiple of that."""
     points = torch.randn(5, 2 * CHUNK_COLUMNS + 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = square_distances(points)
+    found = compute_square_distances(points)
     assert torch.allclose(found, torch.cdist(points, points).square(), rtol=1e-12, atol=1e-9)
     assert torch.equal(found, found.T)
     assert found.diag().tolist() == [0] * 5

@@ -7,7 +7,7 @@ from torch import nn
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.fedbn import FedBN
-from fedpipe.engine.torch_env.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import Network
 from fedpipe.models.cnn5 import CNN5
 from fedpipe.testing import Expected
@@ -76,10 +76,10 @@ def test_normalization_does_not_travel_unless_it_is_asked_for(make_trial, averag
     model = trial.initial_model(0)
     norm = sum(value.numel() for name, value in model.items() if name in trial.net.norm_names)
     assert norm == 3 * 4 * 6
-    everything, shared = size_in_bytes(model), size_in_bytes(model) - 8 * norm
+    everything, shared = count_bytes(model), count_bytes(model) - 8 * norm
     for outcome in trial.outcomes:
         assert outcome.bytes_down == shared
-        assert size_in_bytes(outcome.upload) == (everything if average else shared)
+        assert count_bytes(outcome.upload) == (everything if average else shared)
 
 
 def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):

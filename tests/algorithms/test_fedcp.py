@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.batch import Batch
-from fedpipe.algorithms.fedcp import FedCP, compute_discrepancy
+from fedpipe.algorithms.fedcp import FedCP, compute_squared_mmd
 from fedpipe.algorithms.fedper import FedPer
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import Expected
@@ -24,8 +24,8 @@ def test_the_discrepancy_of_two_pairs_by_hand():
     batch = Batch(x, torch.zeros(3, dtype=torch.long), torch.tensor([1.0, 1.0, 0.0], dtype=f64))
     k = sum(torch.exp(torch.tensor(-2.0 / width, dtype=f64)) for width in (10, 15, 20, 50))
     expected = ((2 * 4 + 2 * k) + 4 * 4 - 2 * (2 * 4 + 2 * k)) / 4
-    assert float(compute_discrepancy(x, y, batch)) == pytest.approx(float(expected), abs=1e-14)
-    assert float(compute_discrepancy(x[:2], y[:2], Batch(x[:2], batch.y[:2]))) == pytest.approx(float(expected))
+    assert float(compute_squared_mmd(x, y, batch)) == pytest.approx(float(expected), abs=1e-14)
+    assert float(compute_squared_mmd(x[:2], y[:2], Batch(x[:2], batch.y[:2]))) == pytest.approx(float(expected))
 
 
 def test_the_policy_splits_features_by_a_softmax(make_trial):

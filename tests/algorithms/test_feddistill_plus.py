@@ -3,7 +3,7 @@ import torch
 
 from fedpipe.algorithms.batch import Batch
 from fedpipe.algorithms.fedavg import FedAvg
-from fedpipe.algorithms.feddistill_plus import FedDistillPlus, divergence, wrong_divergence
+from fedpipe.algorithms.feddistill_plus import FedDistillPlus, compute_kl_divergence, compute_wrong_kl_divergence
 from fedpipe.algorithms.feddw import FedDW
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.testing import Expected
@@ -63,15 +63,15 @@ def test_the_divergence_and_that_of_the_code(teacher, output, right, wrong):
     """A teacher's zero counts nothing; outputs of 0 are met through their logarithms only."""
     log_p = torch.tensor([output], dtype=f64).clamp(min=1e-300).log()
     q = torch.tensor([teacher], dtype=f64)
-    assert divergence(q, log_p).item() == pytest.approx(right, abs=1e-6)
-    assert wrong_divergence(q, log_p).item() == pytest.approx(wrong, abs=1e-6)
+    assert compute_kl_divergence(q, log_p).item() == pytest.approx(right, abs=1e-6)
+    assert compute_wrong_kl_divergence(q, log_p).item() == pytest.approx(wrong, abs=1e-6)
 
 
 def test_the_codes_gradient_is_minus_the_teacher():
     """With respect to the outputs: it raises their inner product."""
     q = torch.tensor([[0.7, 0.2, 0.1]], dtype=f64)
     p = torch.tensor([[0.2, 0.3, 0.5]], dtype=f64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(wrong_divergence(q, p.log()).sum(), p)
+    (gradient,) = torch.autograd.grad(compute_wrong_kl_divergence(q, p.log()).sum(), p)
     assert torch.allclose(gradient, -q, atol=1e-15)
 
 
@@ -156,7 +156,7 @@ def test_clients_come_nearer_to_their_teachers(make_trial, mode):
         total = 0.0
         for outcome in trial.train():
             teacher, own = trial.start(outcome.client)["omega"], outcome.upload["counts"] > 0
-            total += float(divergence(teacher[own], outcome.upload["omega"][own].log()).sum())
+            total += float(compute_kl_divergence(teacher[own], outcome.upload["omega"][own].log()).sum())
         distances.append(total)
     assert distances[0] > 1.05 * distances[1] > 1.05 * distances[2]
 

@@ -77,7 +77,7 @@ def test_ties_average_where_the_kernel_underflows():
 def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
     """Both vectors are ``widths`` epsilon from their mean."""
     far = 2 * widths * 1e-5
-    found, weights = compute_barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, has_underflow=True)
+    found, weights = compute_barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, has_underflowing_kernel=True)
     assert found.tolist() == pytest.approx([share * far / 2] * 2, rel=5e-4, abs=1e-15)
     assert weights.tolist() == pytest.approx([0.5, 0.5])
 
@@ -169,7 +169,7 @@ def test_the_effective_number_of_clients_is_observed(make_trial):
 def test_layers_may_be_named(make_trial, assert_same, layers, names):
     """Those are combined by the barycenter, all others are the mean."""
     trial = make_trial(FedDUAL(layers=layers, epsilon=0.01))
-    assert list(trial.algorithm.barycenter_names) == names
+    assert list(trial.algorithm.barycenter_parameter_names) == names
     outcomes = trial.train()
     found = trial.aggregate(trial.collect_uploads(outcomes))["model"]
     models = [outcome.upload["model"] for outcome in outcomes]
@@ -200,7 +200,7 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
 @pytest.mark.parametrize(("layers", "count"), [(1, 2), (2, 4)])
 def test_layers_counts_parametrized_layers_from_the_output(make_trial, layers, count):
     trial = make_trial(FedDUAL(layers=layers))
-    assert trial.algorithm.barycenter_names == trial.net.names[-count:]
+    assert trial.algorithm.barycenter_parameter_names == trial.net.names[-count:]
     assert tuple(trial.run().server["effective"]) == trial.net.names[-count:]
 
 
@@ -296,8 +296,8 @@ class Written(FedDUAL):
     def local_passes(self):
         return [*map(self.written, super().local_passes())]
 
-    def finetune(self, epochs):
-        return [*map(self.written, super().finetune(epochs))]
+    def finetune_passes(self, epochs):
+        return [*map(self.written, super().finetune_passes(epochs))]
 
     def written(self, listed):
         return dataclasses.replace(listed, loss=self.eq_5, step=None) if isinstance(listed, Train) else listed

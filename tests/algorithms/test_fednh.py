@@ -185,7 +185,7 @@ def test_prototypes_come_nearer_to_the_class_means(make_trial):
 
 def test_finetuning_leaves_the_head(make_trial):
     algorithm = make_trial(FedNH()).algorithm
-    (step,) = algorithm.finetune(3)
+    (step,) = algorithm.finetune_passes(3)
     assert "head.weight" not in step.only
     assert step.epochs == 3
 

@@ -43,7 +43,7 @@ def test_it_is_pfps_lwc_with_both_parts_off(make_trial, assert_same, optimizer):
 
 
 def test_personal_layers_are_counted_from_the_output(make_trial):
-    names = [make_trial(FedPer(layers=layers), "cnn").algorithm.personal_names for layers in (0, 1, 2)]
+    names = [make_trial(FedPer(layers=layers), "cnn").algorithm.personal_tensor_names for layers in (0, 1, 2)]
     assert names[:2] == [(), ("head.weight", "head.bias")]
     hidden = set(names[2]) - set(names[1])
     assert len(hidden) == 2

@@ -81,10 +81,10 @@ def test_the_other_models_are_in_evaluation_mode(make_trial):
     algorithm = MOON().bind(net, make_trial("fedavg").algorithm.federation)
     x, z = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1), dtype=f64), torch.ones(3, 6, dtype=f64)
     client = {"global": net.make_initial_model(1), "previous": net.make_initial_model(2)}
-    calm = algorithm.compute_contrast(client, z, x[0])
+    calm = algorithm.compute_contrastive_loss(client, z, x[0])
     with net.mode.activate(True, None, torch.tensor(7)):
         assert not torch.equal(net.features(client["global"], x[0]), net.features(client["global"], x[0], teacher=True))
-        assert torch.equal(algorithm.compute_contrast(client, z, x[0]), calm)
+        assert torch.equal(algorithm.compute_contrastive_loss(client, z, x[0]), calm)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])

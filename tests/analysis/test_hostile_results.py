@@ -47,7 +47,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
 ) -> None:
     plan = json.loads(Path("results/plan.json").read_text())
     runs = [run["path"] for run in plan["runs"]]
-    archive_path = archive.pack_path(RunFiles(Path(runs[0])).rounds_folder)
+    archive_path = archive.get_pack_path(RunFiles(Path(runs[0])).rounds_folder)
     damage(archive_path)
     settings = yaml.safe_load(Path("params.yaml").read_text())
     settings["execution"] = {"rounds_per_job": 1, "clients_per_job": 5}

@@ -134,7 +134,7 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
         assert all(re.search(rf"\b{part}: ", doc) for part in ("Source", "State", "Traffic")), name
     for field in component.list_parameters(component_class):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
-        inherited = pages.get_inherited_docs(component_class).get(field.name)
+        inherited = pages.get_inherited_parameter_docs(component_class).get(field.name)
         meaning = f"    # {equations.render_docstring(inherited)}" if inherited else ""
         assert f"  {field.name}: {default}{meaning}\n" in text
 
@@ -146,7 +146,7 @@ def test_every_parameter_is_documented(kind: component.ComponentKind, name: str)
     parameters = documented.partition("Parameters\n----------\n")[2]
     documented_names = {
         name.strip() for line in parameters.splitlines() if line[:1].strip() for name in line.split(",")
-    } | set(pages.get_inherited_docs(component_class))
+    } | set(pages.get_inherited_parameter_docs(component_class))
     assert documented_names.issuperset(field.name for field in component.list_parameters(component_class))
 
 

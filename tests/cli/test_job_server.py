@@ -169,9 +169,9 @@ def test_a_served_command_is_what_it_would_be_by_itself(snakemake: Snakemake) ->
             assert (job_server.SERVER_CODE in facts.pop("parent")) == served
             for name in (job_server.SNAKEMAKE_PID_VARIABLE, "JE_ARROW_MALLOC_CONF"):
                 facts["environment"].pop(name, None)
-            results[threads, served] = (facts, output, made_by, studies.bits(Path(path)))
+            results[threads, served] = (facts, output, made_by, studies.hash_results(Path(path)))
             like.unlink()
-            studies.forget(Path(path))
+            studies.delete_rounds(Path(path))
     for threads in ("1", "2"):
         assert results[threads, True] == results[threads, False]
         assert results[threads, True][0]["threads"] == int(threads)
@@ -193,7 +193,7 @@ def test_fedpipes_own_variables_come_with_the_command(snakemake: Snakemake) -> N
         assert served[0] == 2, "the variable was ignored"
         assert served[2].startswith("fedpipe: execution.")
     assert snakemake.run(*command, FEDPIPE_LONG="x" * job_server.MAX_MESSAGE_BYTES)[0] == 0, "it has to run by itself"
-    studies.forget(Path(path))
+    studies.delete_rounds(Path(path))
     assert snakemake.run(*command)[0] == 0, "nothing is left of other commands' variables"
     assert len(snakemake.list_processes()) == 1
 

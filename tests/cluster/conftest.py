@@ -58,15 +58,15 @@ class Clone(Project):
             "SLURM_CONF": cluster.environment["SLURM_CONF"],
             "PATH": f"{cluster.folder}/bin:{ENVIRONMENT['PATH']}",
         }
-        self._said: list[Path] = []  #: what each command said
-        self._begun: dict[subprocess.Popen[bytes], Path] = {}  #: those that go on
+        self._outputs: list[Path] = []  #: file with the output of each command
+        self._running: dict[subprocess.Popen[bytes], Path] = {}  #: output of each running command
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def begin(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a command, in a process group of its own."""
-        self._said.append(self.folder.parent / f"said-{len(self._said)}")
-        with self._said[-1].open("wb") as output:
+        self._outputs.append(self.folder.parent / f"output-{len(self._outputs)}")
+        with self._outputs[-1].open("wb") as output:
             running = subprocess.Popen(
                 command,
                 cwd=self.folder,
@@ -77,97 +77,101 @@ class Clone(Project):
                 process_group=0,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
-        self._begun[running] = self._said[-1]
+        self._running[running] = self._outputs[-1]
         return running
 
-    def end(self, running: subprocess.Popen[bytes], check: bool = True) -> str:
-        """Wait for a command; what it said."""
+    def wait_for(self, running: subprocess.Popen[bytes], check: bool = True) -> str:
+        """Wait for a command. Return its output."""
         try:
             running.wait(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             running.send_signal(signal.SIGUSR1)
             raise
-        output = self._begun.pop(running).read_text()
+        output = self._running.pop(running).read_text()
         assert not check or running.returncode == 0, f"it ended with {running.returncode}:\n{output}"
         return output
 
-    def on_slurm(self, *command: str, check: bool = True) -> str:
-        """Type a command, and wait for it."""
-        return self.end(self.begin(*command), check)
+    def run_on_slurm(self, *command: str, check: bool = True) -> str:
+        """Run a command to its end. Return its output."""
+        return self.wait_for(self.start(*command), check)
 
-    def until(self, ready: Callable[[], Any], what: str) -> None:
-        """Return when something holds, while all commands that were begun go on."""
+    def wait_until(self, ready: Callable[[], Any], what: str) -> None:
+        """Wait until a condition is true. Fail if a command ends before."""
         over = time.monotonic() + PATIENCE
         while not ready():
-            for running in self._begun:
+            for running in self._running:
                 assert running.poll() is None, f"it ended with {running.returncode} before {what}"
             assert time.monotonic() < over, f"{what}: not within {PATIENCE} seconds"
             time.sleep(0.5)
 
-    def hurry(self) -> None:
-        """Let the rounds of faulty_algorithms.py last no longer."""
+    def skip_delays(self) -> None:
+        """Let the rounds of faulty_algorithms.py end without their delays."""
         (self.folder / "hurry").touch()
 
-    def leave(self) -> None:
-        """Kill the commands that still go on; jobs need wait for nothing more."""
-        for running in self._begun:
+    def kill_commands(self) -> None:
+        """Kill the running commands, and let the jobs end."""
+        for running in self._running:
             with suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
-        self.hurry()
+        self.skip_delays()
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- observations --------------------------------------------------------------------------------------------------
 
-    def segments(self) -> dict[int, str]:
+    def list_segments(self) -> dict[int, str]:
         """The algorithm of each running job that trains, by the job's number."""
         prefix, jobs = "rule_segment_wildcards_", self.cluster.jobs()
         return {job: rule.removeprefix(prefix).split("_")[0] for job, rule in jobs.items() if rule.startswith(prefix)}
 
-    def trainer(self, job: int) -> int | None:
-        """The process that trains in a job, if it has come so far."""
+    def find_training_process(self, job: int) -> int | None:
+        """The process ID of the training in a job. None before it begins."""
         for pid in self.cluster.processes(job):
             with suppress(OSError):  # it ended meanwhile
                 if b"/fedpipe\0segment\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     return pid
         return None
 
-    def at_work(self) -> dict[int, str]:
-        """Those of the segments that have done a round."""
-        jobs = self.segments().items()
-        return {job: label for job, label in jobs if self.trainer(job) and ": round " in self.log(label)}
+    def list_started_segments(self) -> dict[int, str]:
+        """Those of the segments that have completed a round."""
+        jobs = self.list_segments().items()
+        return {
+            job: label for job, label in jobs if self.find_training_process(job) and ": round " in self.read_log(label)
+        }
 
-    def log(self, label: str) -> str:
-        """What the algorithm's last segment said so far."""
+    def read_log(self, label: str) -> str:
+        """Output so far of the algorithm's last segment. Empty without one."""
         with suppress(ValueError, FileNotFoundError), self.open_log(label) as log:
             return log.read()
         return ""
 
     def open_log(self, label: str) -> TextIO:
-        """The algorithm's log; once open it stays, while Snakemake removes the file before the next attempt."""
+        """Open the algorithm's log. It stays readable when Snakemake removes the file before the next attempt."""
         (path,) = self.folder.glob(f"results/logs/segment/{label}-*.log")
         return path.open()
 
-    def rounds(self) -> dict[tuple[str, int], str]:
-        """Every complete round with its times, which differ when it is done again."""
+    def read_round_times(self) -> dict[tuple[str, int], str]:
+        """Times of every complete round. They change if a round is repeated."""
         runs = self.folder.glob("results/runs/*/*")
-        return {(run.parent.name, number): times for run in runs for number, times in studies.rounds(run).items()}
+        return {
+            (run.parent.name, number): times for run in runs for number, times in studies.read_round_times(run).items()
+        }
 
-    def bits_of_runs(self) -> dict[str, str]:
-        return studies.bits(self.folder / "results/runs")
+    def hash_runs(self) -> dict[str, str]:
+        return studies.hash_results(self.folder / "results/runs")
 
-    def story(self) -> str:
-        """What happened: what commands and jobs said, which jobs there were, what Slurm's daemons noted."""
+    def describe_events(self) -> str:
+        """Logs of commands, jobs and Slurm's daemons, and the queue."""
         logs = [*self.folder.glob("results/logs/*/*.log"), *self.folder.glob(".snakemake/slurm_logs/*/*/*.log")]
         message = [self.cluster.queue(), self.cluster.log()]
-        for path in (*self._said, *logs):
+        for path in (*self._outputs, *logs):
             with suppress(FileNotFoundError):  # Snakemake removed it meanwhile
                 message.append(f"-- {path} --\n{path.read_text()[-6000:]}")
         return "\n".join(message)
 
-    # -- what one edits ------------------------------------------------------------------------------------------------
+    # -- edits ---------------------------------------------------------------------------------------------------------
 
-    def study(self, params: dict[str, Any]) -> None:
-        """The study, with its data and partitions."""
+    def prepare_study(self, params: dict[str, Any]) -> None:
+        """Write a study, its data and partitions."""
         studies.write(params, self.folder)
         self.snakemake("partitions")
 
@@ -184,8 +188,8 @@ def clone(tmp_path: Path, cluster: slurm.Cluster) -> Iterator[Clone]:
     project_clone = Clone(studies.copy_project(tmp_path / "project"), cluster)
     shutil.copy(HERE / "faulty_algorithms.py", project_clone.folder)
     yield project_clone
-    project_clone.leave()
-    print(project_clone.story())  # pytest shows it where the test failed
+    project_clone.kill_commands()
+    print(project_clone.describe_events())  # pytest shows it where the test failed
     cluster.restore()
 
 

@@ -59,8 +59,8 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     assert run.list_complete_rounds() == [0, 1]
     assert not storage_files.is_stored(run.round(0).server_state)
     assert not storage_files.is_intact(run.round(0).server_state, "0")
-    assert storage_files.display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
-    assert storage_files.display_path(run.round(0).server_state) == str(run.round(0).server_state)
+    assert storage_files.format_display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    assert storage_files.format_display_path(run.round(0).server_state) == str(run.round(0).server_state)
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
         storage_files.read_json(run.round(2).marker)
     with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json "):
@@ -70,11 +70,11 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
     packing.pack_folder(run.rounds_folder)
     assert archive.build_pack({"b/2": b"two", "a/1": b"one"}) == archive.build_pack({"a/1": b"one", "b/2": b"two"})
-    data = archive.pack_path(run.rounds_folder).read_bytes()
+    data = archive.get_pack_path(run.rounds_folder).read_bytes()
     packing.unpack_folder(run.rounds_folder)
     packing.pack_folder(run.rounds_folder)
-    assert archive.pack_path(run.rounds_folder).read_bytes() == data
-    with zipfile.ZipFile(archive.pack_path(run.rounds_folder)) as pack:
+    assert archive.get_pack_path(run.rounds_folder).read_bytes() == data
+    with zipfile.ZipFile(archive.get_pack_path(run.rounds_folder)) as pack:
         assert pack.testzip() is None
 
 
@@ -82,12 +82,12 @@ def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
     """Otherwise Snakemake would recompute files that are newer."""
     contents = {path: path.read_bytes() for path in list_small_files(run)}
     packing.pack_folder(run.rounds_folder)
-    mtime_ns = archive.pack_path(run.rounds_folder).stat().st_mtime_ns
+    mtime_ns = archive.get_pack_path(run.rounds_folder).stat().st_mtime_ns
     packing.unpack_folder(run.rounds_folder)
     packing.unpack_folder(run.rounds_folder)
     assert {path: path.read_bytes() for path in list_small_files(run)} == contents
     assert {path.stat().st_mtime_ns for path in list_small_files(run)} == {mtime_ns}
-    assert not archive.pack_path(run.rounds_folder).exists()
+    assert not archive.get_pack_path(run.rounds_folder).exists()
 
 
 def test_loose_files_take_precedence_over_the_pack(run: RunFiles) -> None:
@@ -107,7 +107,7 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     run: RunFiles, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """During the write, or just before it, when the folder exists but is empty."""
-    module, step = (storage_files, "_umask") if name == "sweep" else (tempfile, "mkstemp")
+    module, step = (storage_files, "_get_umask") if name == "sweep" else (tempfile, "mkstemp")
     original = getattr(module, step)
     run.round(2).path.mkdir()
 
@@ -127,7 +127,7 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    pack, member = archive.pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
+    pack, member = archive.get_pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
     data = bytearray(pack.read_bytes())
     data[data.index(member) + 10] ^= 1
     pack.write_bytes(data)
@@ -204,7 +204,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, tmp_path: Path) -> None:
     """Every operation rejects it, and nothing is written."""
-    archive.pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
+    archive.get_pack_path(run.rounds_folder).write_bytes(HOSTILE[kind]())
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for step in (
         lambda: packing.unpack_folder(run.rounds_folder),
@@ -221,7 +221,7 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
 
 
 def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
-    archive.pack_path(run.rounds_folder).write_bytes(
+    archive.get_pack_path(run.rounds_folder).write_bytes(
         build_archive(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
     )
     packing.unpack_folder(run.rounds_folder)
@@ -230,7 +230,7 @@ def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
 
 
 def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
-    archive.pack_path(run.rounds_folder).mkdir()
+    archive.get_pack_path(run.rounds_folder).mkdir()
     with pytest.raises(PackError, match=r"rounds\.zip is damaged \(.*Is a directory"):
         run.list_complete_rounds()
 
@@ -296,7 +296,7 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     ]
     packing.pack_folder(run.rounds_folder)
     assert not list(run.rounds_folder.glob("*/*.json"))
-    assert len(archive.list_members(archive.pack_path(run.rounds_folder))) == 120
+    assert len(archive.list_members(archive.get_pack_path(run.rounds_folder))) == 120
 
 
 def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,12 +110,12 @@ def test_a_callback_gets_every_round_and_each_job_that_resumes(folder: Path) -> 
 def test_no_key_and_no_bit_depends_on_callbacks(folder: Path) -> None:
     plan = studies.prepare(study("own.Diary"))
     run_segment(plan, ROUNDS)
-    bits = studies.bits(folder / "results/runs")
-    studies.forget(plan.runs[0].path)
+    bits = studies.hash_results(folder / "results/runs")
+    studies.delete_rounds(plan.runs[0].path)
     plain = studies.prepare(study())
     assert [run.key for run in plain.runs] == [run.key for run in plan.runs]
     run_segment(plain, ROUNDS)
-    assert studies.bits(folder / "results/runs") == bits
+    assert studies.hash_results(folder / "results/runs") == bits
     assert sum(entry[0] == "begin" for entry in read_diary()) == 1
 
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 import pandas, pyarrow, pyarrow.parquet
 from fedpipe.core.storage import files
-from fedpipe.data.sources.formats import convert_table
+from fedpipe.data.sources.formats import convert_table_to_samples
 from fedpipe.data.partitions import file
 
 def count_threads():

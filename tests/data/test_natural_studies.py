@@ -111,5 +111,5 @@ def test_a_study_of_named_clients_runs(name: str) -> None:
         for _ in run.run_segment(2):
             pass
         collect_rounds(run.files, 2, "last")
-        results = studies.measured(run, 2, settings["evaluation"]["protocols"][1])
+        results = studies.read_scores(run, 2, settings["evaluation"]["protocols"][1])
         assert len(results) == clients - int(settings["federation"].get("held_out", 0) * clients)

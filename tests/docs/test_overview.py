@@ -32,8 +32,8 @@ def test_the_numbers_that_travel_are_those_of_the_algorithms_test(name: str, mon
     body, head = (sum(model[part].numel() for part in names) for names in (net.body_names, net.head_names))
     features = model["head.weight"].shape[1]
     expected = formula(Sizes(body + head, body, head, overview.CLASSES, features))
-    exchange = overview.compute_exchange(trial)[:2]
-    counts = tuple(overview.count_numbers(trial.algorithm.traffic(state)) for state in exchange)
+    exchange = overview.compute_exchanged_states(trial)[:2]
+    counts = tuple(overview.count_tensor_elements(trial.algorithm.traffic(state)) for state in exchange)
     assert counts == expected, "without empty slots"
 
 
@@ -59,7 +59,7 @@ def test_the_table_in_words_of_the_papers() -> None:
 
 
 def test_the_peers_have_known_methods_and_commits() -> None:
-    for peer in overview.read_peers().values():
+    for peer in overview.read_other_libraries().values():
         assert set(peer["methods"]) <= set(ALGORITHMS)
         assert peer["methods"] == sorted(set(peer["methods"]))
         assert re.fullmatch(r"[0-9a-f]{40}", peer["commit"])

@@ -81,7 +81,17 @@ def test_signatures_are_those_of_the_code() -> None:
             continue  # the network's
         assert [name for name in arguments if name] == names, text
         checked.add(call[1])
-    assert {"to_target", "settings", "model", "state", "test", "start", "loss", "aggregate", "finetune"} <= checked
+    assert {
+        "to_target",
+        "settings",
+        "model",
+        "state",
+        "test",
+        "start",
+        "loss",
+        "aggregate",
+        "finetune_passes",
+    } <= checked
 
 
 def test_passes_have_the_fields_that_the_page_lists() -> None:

@@ -19,7 +19,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, get_passes, start_client
 from fedpipe.engine.stack import schedule
-from fedpipe.engine.stack.graphs import copy_into
+from fedpipe.engine.stack.graphs import copy_values_into
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.stack.stack_run import StackRun
 from fedpipe.engine.torch_env.trees import stack_states
@@ -75,7 +75,7 @@ def start_stack(trial, ids):
     stack_clients = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
     local_clients = [client for client in stack_clients if client in ids]
     stack_run = StackRun(
-        algorithm, clients, number, stack_clients, local_clients, schedule.get_allowed_widths(len(clients))
+        algorithm, clients, number, stack_clients, local_clients, schedule.get_allowed_stack_widths(len(clients))
     )
     common, client_parts = contract.validate_download(algorithm, trial.send(stack_run.rows))
     axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
@@ -109,17 +109,17 @@ def count_pass_launches(trial, assert_same):
             initial = state
             if isinstance(pass_, Train):
                 client_pass = stack_run.make_client_pass(pass_, state)
-                initial = vmap(client_pass.with_optimizer_state)(state)
+                initial = vmap(client_pass.add_optimizer_state)(state)
                 step, row = stack_run.make_step(client_pass), stack_run.make_batch_plan(pass_, [0]).get_step_batch(0)
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
-                step = stack_run.make_terms(pass_)
+                step = stack_run.make_sums_function(pass_)
                 row = stack_run.make_evaluation_plan(samples, [3, 4] if pass_.is_augmented else None)[1].get_step_batch(
                     0
                 )
             if not isinstance(pass_, (Train, Measure)):
-                state = stack_run.run(pass_, state)
+                state = stack_run.run_pass(pass_, state)
                 continue
             graph = make_fx(step)(initial, row)
             assert_same(replace_nans(graph(initial, row)), replace_nans(step(initial, row)))
@@ -130,7 +130,7 @@ def count_pass_launches(trial, assert_same):
             )
             vars(trial.clients).update(previous_attributes)
             counts[f"{type(pass_).__name__.lower()} {number}"] = count_launches(graph)
-            state = stack_run.run(pass_, state)
+            state = stack_run.run_pass(pass_, state)
     return counts
 
 
@@ -214,7 +214,7 @@ class Tracer:
 
         def replay():
             self.replays += 1
-            copy_into(buffers, graph(*buffers))
+            copy_values_into(buffers, graph(*buffers))
 
         return replay
 

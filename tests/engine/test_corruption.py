@@ -153,7 +153,7 @@ def test_a_global_model_is_measured_on_the_clients_noisy_test_samples(stack):
     run = studies.open_runs(studies.prepare(make_study(feature_noise=0.5, label_noise=0.2)), stack=stack)[0]
     list(run.run_segment(2))
     collect.collect_rounds(run.files, 2, "all")
-    scores = [studies.measured(run, 2, protocol) for protocol in ("global-on-local", "personal-on-local")]
+    scores = [studies.read_scores(run, 2, protocol) for protocol in ("global-on-local", "personal-on-local")]
     assert scores[0].keys() == scores[1].keys()
     for key, (correct, total, loss) in scores[0].items():
         assert (correct, total) == scores[1][key][:2]

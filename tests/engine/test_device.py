@@ -123,7 +123,7 @@ def require_equal_files(
     plan = prepare_study(name, parameters or {}, participation, **federation)
     run = studies.open_runs(plan, stack=stack)[0]
     list(run.run_segment(ROUNDS))
-    expected = studies.bits(run.files.path)
+    expected = studies.hash_results(run.files.path)
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
@@ -131,7 +131,7 @@ def require_equal_files(
         rules = Rules(monkeypatch, crossings)
         run = studies.open_runs(plan, stack=stack)[0]
         *_, last_round = count_crossings_by_round(run, crossings)
-    assert studies.bits(run.files.path) == expected
+    assert studies.hash_results(run.files.path) == expected
     has_no_upload = name == "local" and not parameters  # travels
     assert rules.devices == (set() if has_no_upload else {fake_device.DEVICE})
     result = count_large_tensors(run, ROUNDS)
@@ -177,7 +177,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     plan = prepare_study("scaffold", {}, 0.5)
     run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
-    expected = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    expected = {name: bits for name, bits in studies.hash_results(run.files.path).items() if name.endswith(".pt")}
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     with fake_device.at_hand() as crossings:
@@ -189,7 +189,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
             write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)
-    result = {name: bits for name, bits in studies.bits(run.files.path).items() if name.endswith(".pt")}
+    result = {name: bits for name, bits in studies.hash_results(run.files.path).items() if name.endswith(".pt")}
     assert result == expected
     assert rules.devices == {fake_device.DEVICE}
     delete_results(run)
@@ -200,14 +200,14 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     plan = prepare_study("scaffold", {}, 1.0)
     run = studies.open_runs(plan, stack=5)[0]
     list(run.run_segment(ROUNDS))
-    expected = studies.bits(run.files.path)
+    expected = studies.hash_results(run.files.path)
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(server_device, "MAX_DEVICE_BYTES", 100_000)
     with fake_device.at_hand() as crossings:
         rules = Rules(monkeypatch, crossings)
         list(studies.open_runs(plan, stack=5)[0].run_segment(ROUNDS))
-    assert studies.bits(run.files.path) == expected
+    assert studies.hash_results(run.files.path) == expected
     assert rules.devices == {fake_device.HOST}
     delete_results(run)
 

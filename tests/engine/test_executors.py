@@ -21,7 +21,7 @@ from fedpipe.engine.clients.executor import MEASURE_BATCH, ClientTask, get_passe
 from fedpipe.engine.stack import stack as stack_module
 from fedpipe.engine.stack import stack_run
 from fedpipe.engine.torch_env import layout
-from fedpipe.engine.torch_env.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import Network
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.trial import CLASSES
@@ -244,7 +244,7 @@ def test_prepared_passes_come_first_in_every_stage(make_trial):
 
 def test_bytes_are_counted_by_dtype():
     state = {"model": Tensors(w=torch.zeros(3, 2), b=torch.zeros(2, dtype=torch.float64)), "index": torch.tensor(1)}
-    assert size_in_bytes(state) == 6 * 4 + 2 * 8 + 8
+    assert count_bytes(state) == 6 * 4 + 2 * 8 + 8
 
 
 class BorrowedGradient(torch.autograd.Function):

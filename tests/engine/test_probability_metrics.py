@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fedpipe.engine.clients.executor import ClientTask
-from fedpipe.engine.clients.metrics import BINS, compute_auc, measure_probabilities, sum_bins
+from fedpipe.engine.clients.metrics import BINS, compute_auc, compute_probability_metrics, sum_calibration_bins
 from fedpipe.report.results import compute_calibration_error
 
 
@@ -53,7 +53,7 @@ def test_bins_of_a_hand_computed_example():
     0.1, and 1.0 (miss): 1. The error is (0.24 + 0.1 + 1) / 4.
     """
     probabilities = np.array([[0.61, 0.39], [0.37, 0.63], [0.9, 0.1], [0.0, 1.0]])
-    bins = np.array(sum_bins(probabilities, np.array([0, 0, 0, 0])))
+    bins = np.array(sum_calibration_bins(probabilities, np.array([0, 0, 0, 0])))
     assert bins.shape == (3, BINS)
     assert bins[0].tolist() == [0] * 9 + [2, 0, 0, 0, 1, 1]
     assert bins[1].tolist() == [0] * 9 + [1, 0, 0, 0, 1, 0]
@@ -63,12 +63,12 @@ def test_bins_of_a_hand_computed_example():
 @pytest.mark.parametrize("number", range(1, BINS))
 def test_a_bin_contains_its_upper_bound(number):
     bounds = np.array([[number / BINS, -1.0], [np.nextafter(number / BINS, 2), -1.0]])
-    assert np.flatnonzero(sum_bins(bounds, np.array([0, 0]))[0]).tolist() == [number - 1, number]
+    assert np.flatnonzero(sum_calibration_bins(bounds, np.array([0, 0]))[0]).tolist() == [number - 1, number]
 
 
 def test_bins_add_up_and_the_error_is_that_of_all_samples():
     probabilities, labels = draw_predictions(10, samples=500, decimals=6)
-    parts = [sum_bins(probabilities[rows], labels[rows]) for rows in np.array_split(np.arange(500), 7)]
+    parts = [sum_calibration_bins(probabilities[rows], labels[rows]) for rows in np.array_split(np.arange(500), 7)]
     confidences, hits = probabilities.max(1), probabilities.argmax(1) == labels
     expected = 0.0
     for number in range(BINS):
@@ -76,14 +76,14 @@ def test_bins_add_up_and_the_error_is_that_of_all_samples():
         if inside.any():
             expected += inside.mean() * abs(hits[inside].mean() - confidences[inside].mean())
     assert compute_calibration_error(*np.sum(parts, 0)) == pytest.approx(expected, rel=1e-12)
-    assert np.sum([sum_bins(probabilities[:0], labels[:0]), sum_bins(probabilities, labels)], 0) == pytest.approx(
-        np.array(sum_bins(probabilities, labels))
-    )
+    assert np.sum(
+        [sum_calibration_bins(probabilities[:0], labels[:0]), sum_calibration_bins(probabilities, labels)], 0
+    ) == pytest.approx(np.array(sum_calibration_bins(probabilities, labels)))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_model_whose_outputs_are_not_finite_ranks_nothing(value):
-    measured = measure_probabilities(("auc", "ece"), torch.full((4, 3), value), torch.tensor([0, 1, 2, 0]))
+    measured = compute_probability_metrics(("auc", "ece"), torch.full((4, 3), value), torch.tensor([0, 1, 2, 0]))
     assert measured["auc"] == 0.5
     assert measured["bins"][0][0] == 4
     assert sum(measured["bins"][2]) == 0
@@ -109,7 +109,9 @@ def test_both_executors_measure_what_plain_pytorch_computes(make_trial, label, w
                 probabilities = trial.net(model, x).double().softmax(-1).numpy()
             area = compute_auc(probabilities, y.numpy())
             assert score.auc == (None if area is None else pytest.approx(area, rel=1e-6))
-            assert np.array(score.bins) == pytest.approx(np.array(sum_bins(probabilities, y.numpy())), rel=1e-6)
+            assert np.array(score.bins) == pytest.approx(
+                np.array(sum_calibration_bins(probabilities, y.numpy())), rel=1e-6
+            )
             assert sum(score.bins[0]) == score.total == len(indices)
             assert sum(score.bins[1]) == score.correct
             assert plain_outcome.scores[test] == score._replace(auc=None, bins=())

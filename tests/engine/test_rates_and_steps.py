@@ -316,7 +316,7 @@ def test_scaffolds_corrected_gradient_is_clipped_as_a_whole(make_trial, assert_s
     norm = 0.9
     settings = {"local_epochs": 1, "learning_rate": 0.1, "weight_decay": 0.05, "clip_norm": norm}
     trial = make_trial(algorithm, width=width, participation=1.0, **settings).run(2)
-    corrected = trial.algorithm.corrected_names
+    corrected = trial.algorithm.corrected_parameter_names
     client_control, server_control = trial.client_states[7]["control"], trial.server["control"]
     assert float(client_control.norm()) > 0
     expected = train_clipped_by_hand(trial, 7, corrected, client_control, server_control, norm)

@@ -22,9 +22,9 @@ from fedpipe.settings.transforms import Transforms
 
 
 def test_widths_grow_by_half_at_most():
-    assert schedule.get_allowed_widths(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-    assert schedule.get_allowed_widths(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
-    assert [schedule.get_allowed_widths(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
+    assert schedule.get_allowed_stack_widths(32) == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    assert schedule.get_allowed_stack_widths(20) == (1, 2, 3, 4, 6, 8, 12, 16, 20)
+    assert [schedule.get_allowed_stack_widths(width) for width in (1, 2, 3)] == [(1,), (1, 2), (1, 2, 3)]
 
 
 def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
@@ -101,7 +101,9 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     stack_clients = schedule.make_stacks(clients.sizes, range(8), 7)[0]
     local_clients, size = [client for client in stack_clients if client != 3], 4 * training.batches
     rows = [stack_clients.index(client) for client in local_clients]
-    stack_run = StackRun(trial.algorithm, clients, 5, stack_clients, local_clients, schedule.get_allowed_widths(7))
+    stack_run = StackRun(
+        trial.algorithm, clients, 5, stack_clients, local_clients, schedule.get_allowed_stack_widths(7)
+    )
     batch_plan = stack_run.make_batch_plan(training, [2, 3])
     length = len(batch_plan.samples) // 2
     for epoch, first_step in ((2, 0), (3, length)):

@@ -11,7 +11,7 @@ import torch
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.server.server import M, V, aggregate_uploads, apply_server_optimizer, init_moments
+from fedpipe.engine.server.server import M, V, aggregate_uploads, apply_server_optimizer, init_server_optimizer_moments
 from fedpipe.settings.federation import Server
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
@@ -102,7 +102,7 @@ def test_where_models_hold_no_statistics_there_is_nothing_to_average(make_trial,
 def apply_updates(rule, deltas, x=1.0):
     """Where a scalar model is after each of these mean updates."""
     rule, point = Server(**rule), Tensors({"x": torch.tensor(x, dtype=torch.float64)})
-    state, result = init_moments(rule, point), []
+    state, result = init_server_optimizer_moments(rule, point), []
     for delta in deltas:
         point, state = apply_server_optimizer(
             rule, point, Tensors({"x": torch.tensor(delta, dtype=torch.float64)}), state
@@ -149,7 +149,7 @@ def test_before_the_first_round_v_is_tau_squared():
     """So that an update of zeros moves nothing, and the first step is bounded by eta (1 - beta1) |delta| / 2 tau."""
     for optimizer in ("adam", "yogi", "adagrad"):
         rule = Server(optimizer=optimizer, tau=0.25)
-        assert init_moments(rule, Tensors(x=torch.ones(2)))[V]["x"].tolist() == [0.0625, 0.0625]
+        assert init_server_optimizer_moments(rule, Tensors(x=torch.ones(2)))[V]["x"].tolist() == [0.0625, 0.0625]
         assert apply_updates({"optimizer": optimizer, "tau": 0.25}, [0.0])[0] == [1.0]
 
 

@@ -12,7 +12,7 @@ from fedpipe.core import rng
 from fedpipe.engine.clients.executor import BUFFERS
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.transforms import transform_images
-from fedpipe.engine.torch_env.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import count_bytes
 from fedpipe.models.base import FunctionalNetwork, Network
 from fedpipe.settings.transforms import Transforms
 
@@ -163,7 +163,7 @@ def test_one_clients_statistics_are_pytorchs(trial):
 @pytest.mark.parametrize("width", [None, 3])
 def test_kept_statistics_stay_at_their_client(trial, assert_same, width):
     run_trial = trial(width, buffers="keep", participation=0.5).run(2)
-    sizes = {size_in_bytes(outcome.upload) for outcome in run_trial.outcomes}
+    sizes = {count_bytes(outcome.upload) for outcome in run_trial.outcomes}
     parameters = sum(value.numel() for value in build().parameters())
     assert sizes == {8 * parameters}
     assert not any("running" in name for name in run_trial.server["model"])

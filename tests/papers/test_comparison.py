@@ -68,7 +68,7 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
 
 def test_no_value_is_judged_at_a_smaller_preset(judged):
     verdicts = {"agrees", "differs"}
-    words = {preset: {cell.word for cell in result.cells.values()} for preset, result in judged.items()}
+    words = {preset: {cell.verdict_text for cell in result.cells.values()} for preset, result in judged.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
@@ -87,10 +87,10 @@ def test_words(find_cell):
         find_cell, "FedDW", "Table I", "FedDW", "practical/CIFAR-10", values={0: 66.0, 1: 66.2, 2: 66.4}
     )
     result = compare(measured)
-    assert result.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].word == "agrees"
-    assert result.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].word == "not measured"
-    assert result.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].word == "not published"
-    assert result.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].word == "not published"
+    assert result.cells[find_cell("FedDW", "Table I", "FedDW", "practical/CIFAR-10")].verdict_text == "agrees"
+    assert result.cells[find_cell("FedDW", "Table I", "FedAvg", "practical/CIFAR-10")].verdict_text == "not measured"
+    assert result.cells[find_cell("FedDW", "Table III", "FedAvg", "CIFAR-100")].verdict_text == "not published"
+    assert result.cells[find_cell("FedDW", "Table IV", "FedAvg", "with DW")].verdict_text == "not published"
 
 
 @pytest.mark.parametrize(("values", "word"), [((66.0, 66.2, 66.4), "agrees"), ((70.0, 70.2, 70.4), "differs")])
@@ -102,14 +102,14 @@ def test_a_value_agrees_if_the_interval_of_its_difference_contains_zero(find_cel
     sampling_variance = values[1] * (100 - values[1]) / 10_000
     variances = [0.6**2 / 5, sampling_variance / 3]  # ours has no degrees of freedom to lose
     half_width = stats.t.ppf(0.975, sum(variances) ** 2 / (variances[0] ** 2 / 4)) * math.sqrt(sum(variances))
-    assert cell.word == word
+    assert cell.verdict_text == word
     assert cell.verdict.contrast[:3] == pytest.approx((difference, difference - half_width, difference + half_width))
 
 
 def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
     cell_id = ("FedDW", "Table I", "FedProto", "pathological/MNIST")
     cell = compare(measure_one(find_cell, *cell_id, values={0: 56.0})).cells[find_cell(*cell_id)]
-    assert cell.word == "agrees"
+    assert cell.verdict_text == "agrees"
     spread = np.sqrt(np.mean(np.square([0.5, 0.1, 0.2, 0.3, 0.4, 1.2, 4.2, 1.2, 0.5, 2.2, 9.2, 0.5])))
     variances = [spread**2, 4.2**2 / 5]
     df = sum(variances) ** 2 / (variances[0] ** 2 / 48 + variances[1] ** 2 / 4)
@@ -123,7 +123,8 @@ def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
     target = published.load_published()[find_cell(*cell_id)].mean
     for gap, word in ((1.0, "agrees"), (1.5, "differs")):
         assert (
-            compare(measure_one(find_cell, *cell_id, values={0: target + gap})).cells[find_cell(*cell_id)].word == word
+            compare(measure_one(find_cell, *cell_id, values={0: target + gap})).cells[find_cell(*cell_id)].verdict_text
+            == word
         )
     assert contrasts.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
 
@@ -131,23 +132,27 @@ def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
 def test_failed_in_print_is_met_by_failing(find_cell):
     cell_id = ("FedDW", "Table I", "Per-FedAvg", "pathological/CIFAR-10")
     values = {0: 40.0, 1: 41.0, 2: 42.0}
-    assert compare(measure_one(find_cell, *cell_id, values=values)).cells[find_cell(*cell_id)].word == "differs"
+    assert compare(measure_one(find_cell, *cell_id, values=values)).cells[find_cell(*cell_id)].verdict_text == "differs"
     assert (
-        compare(measure_one(find_cell, *cell_id, values=values, diverged_runs=1)).cells[find_cell(*cell_id)].word
+        compare(measure_one(find_cell, *cell_id, values=values, diverged_runs=1))
+        .cells[find_cell(*cell_id)]
+        .verdict_text
         == "agrees"
     )
     by_chance = compare(measure_one(find_cell, *cell_id, values={0: 20.0})).cells[find_cell(*cell_id)]
-    assert by_chance.word == "agrees", "twice the accuracy of chance"
+    assert by_chance.verdict_text == "agrees", "twice the accuracy of chance"
 
 
 def test_formulas_are_compared_exactly_with_the_studys_parameters(find_cell):
     cell_id = ("cwFedAvg", "Table 2", "FedFomo", "cost")
     for expected, word in ((6.0, "agrees"), (3.0, "differs"), (None, "not judged")):
         measured = measure_one(find_cell, *cell_id, values={0: 6.0}, expected=expected)
-        assert compare(measured).cells[find_cell(*cell_id)].word == word
+        assert compare(measured).cells[find_cell(*cell_id)].verdict_text == word
     cell_id = ("cwFedAvg", "Table 7", "cwFedAvg (All)", "100")
     for value, word in ((1122.78, "agrees"), (1124.0, "differs")):
-        assert compare(measure_one(find_cell, *cell_id, values={0: value})).cells[find_cell(*cell_id)].word == word
+        assert (
+            compare(measure_one(find_cell, *cell_id, values={0: value})).cells[find_cell(*cell_id)].verdict_text == word
+        )
 
 
 def test_generated_data_are_never_judged(measured_table):
@@ -162,9 +167,9 @@ def test_differences_are_made_of_cells_by_seed(find_cell):
     cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
     assert cell.number.values == {0: 5.0, 1: 4.0}
     assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
-    assert (cell.word, cell.verdict) == ("not judged", None)
+    assert (cell.verdict_text, cell.verdict) == ("not judged", None)
     alone = compare(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
-    assert (alone.number, alone.word) == (None, "not measured")
+    assert (alone.number, alone.verdict_text) == (None, "not measured")
 
 
 def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):

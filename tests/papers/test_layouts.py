@@ -76,7 +76,9 @@ def test_a_tables_parts_fit(paper, name):
 def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
     numbers, table = published.load_published(), paper.tables[name]
     repeated = {
-        cell_id: paper.find_original(cell_id) for cell_id in paper.iter_cell_ids(name) if paper.find_original(cell_id)
+        cell_id: paper.find_repeated_cell(cell_id)
+        for cell_id in paper.iter_cell_ids(name)
+        if paper.find_repeated_cell(cell_id)
     }
     assert bool(repeated) == bool(table.repeats)
     for cell_id, original in repeated.items():
@@ -85,7 +87,7 @@ def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
 
 def test_how_many_stand_in_two_tables():
     repeated = [
-        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_original(cell_id)
+        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_repeated_cell(cell_id)
     ]
     assert Counter(cell_id.paper for cell_id in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 
@@ -93,7 +95,7 @@ def test_how_many_stand_in_two_tables():
 def test_the_head_of_a_table_with_three_levels():
     table = PAPERS["FedDW"].tables["Table I"]
     names = ["MNIST", "CIFAR-10", "CIFAR-100", "IMDB"]
-    assert table.heads == [
+    assert table.head_rows == [
         [("Practical heterogeneous", 4), ("Pathological heterogeneous", 4)],
         [("CV", 3), ("NLP", 1)] * 2,
         [(name, 1) for name in names] * 2,
@@ -102,7 +104,7 @@ def test_the_head_of_a_table_with_three_levels():
 
 
 def test_a_head_of_one_level_beside_others_of_two():
-    heads = PAPERS["cwFedAvg"].tables["Table 2"].heads
+    heads = PAPERS["cwFedAvg"].tables["Table 2"].head_rows
     assert heads[0] == [("Comm. cost", 1), ("Number of clients", 2), ("Data heterogeneity", 3)]
     assert [label for label, _ in heads[1]] == ["", "50 clients", "100 clients", "α = 0.01", "α = 0.5", "α = 1.0"]
 

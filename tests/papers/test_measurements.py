@@ -127,7 +127,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
 
 def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
     """A paper's studies by their names."""
-    return functools.cache(lambda name: PaperStudy.find(paper.stem, name, preset))
+    return functools.cache(lambda name: PaperStudy.find_planned(paper.stem, name, preset))
 
 
 def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
@@ -177,7 +177,7 @@ def test_test_samples_count_once(
     metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
     monkeypatch.setattr(PaperStudy, "load_metrics", lambda study, cell: metrics)
     monkeypatch.setattr(PaperStudy, "get_protocol", lambda study, label: protocol)
-    study = PaperStudy.find("pfps_lwc", "table2", "smoke")
+    study = PaperStudy.find_planned("pfps_lwc", "table2", "smoke")
     assert study is not None
     assert study.count_test_samples(study.finished_cells[0]) == tests
 
@@ -297,9 +297,9 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
         other = cell_id._replace(row="FedProto")
         assert after[other] == before[other]
         files.write_json(plan.study_files.unavailable_runs, {str(missing_cell.files.path): "data missing"})
-        study = PaperStudy.find("pfps_lwc", "table2", "smoke")
+        study = PaperStudy.find_planned("pfps_lwc", "table2", "smoke")
         assert study
-        assert study.explain_missing("fedper", column) == "data missing"
+        assert study.explain_missing_number("fedper", column) == "data missing"
         assert study.get_missing_cells("fedper", column) == [missing_cell]
         assert study.get_missing_cells("fedper", "no such column") == []
     finally:
@@ -321,7 +321,9 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     assert checked == 11 + 4 + 9
     compared = comparison.compare_cells(cells, "full")
     words = {
-        cell_id[2:4]: cell.word for cell_id, cell in compared.cells.items() if cell_id[:2] == ("cwFedAvg", "Table 7")
+        cell_id[2:4]: cell.verdict_text
+        for cell_id, cell in compared.cells.items()
+        if cell_id[:2] == ("cwFedAvg", "Table 7")
     }
     assert [row for row, word in words.items() if word != "agrees"] == [("cwFedAvg (Output)", "100")], (
         "the paper also counts the averaged head"
@@ -367,8 +369,8 @@ def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNa
     methods = [cell.algorithm for cell in cells_]
     plan = types.SimpleNamespace(cells=cells_, algorithms=methods, grid={"data": []}, preset="full", report=None)
     defaults = {
-        "explain_missing": lambda method, column: "failed: boom",
-        "get_column": lambda cell: cell.grid["data"],
+        "explain_missing_number": lambda method, column: "failed: boom",
+        "get_column_name": lambda cell: cell.grid["data"],
         "is_generated": lambda cell: False,
         "is_diverged": lambda cell: False,
     }

@@ -129,13 +129,13 @@ def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder,
     number_text = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
     (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(number_text)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
-    assert before.rpartition("<td ")[2].startswith(f'class="{cell.word}">')
-    sign = f'<span class="sign" aria-hidden="true">{pages.SIGNS[cell.word]}</span>'
-    assert before.rstrip().endswith(f'{sign}<span class="spoken">{cell.word}: </span>')
+    assert before.rpartition("<td ")[2].startswith(f'class="{cell.verdict_text}">')
+    sign = f'<span class="sign" aria-hidden="true">{pages.SIGNS[cell.verdict_text]}</span>'
+    assert before.rstrip().endswith(f'{sign}<span class="spoken">{cell.verdict_text}: </span>')
     row = text[text.index(f'<tr id="{anchor}">') :].partition("</tr>\n")[0]
     low, high = (f"{limit:+.2f}".replace("-", "−") for limit in cell.verdict.contrast[1:3])
     command = cell.measurement.trace_command
-    for part in ("66.24 ± 0.6", cell.word, *cell.measurement.keys, command, f"[{low}, {high}]"):
+    for part in ("66.24 ± 0.6", cell.verdict_text, *cell.measurement.keys, command, f"[{low}, {high}]"):
         assert part in row, part
 
 

@@ -38,7 +38,7 @@ class Project:
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command. Return its standard output and error together."""
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=self.folder,
             env=ENVIRONMENT,
@@ -47,8 +47,10 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        assert not check or done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
+        assert not check or process.returncode == 0, (
+            f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}"
+        )
+        return process.stdout
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         return self.run("snakemake", *(arguments or ("all",)), *LOCAL, check=check)
@@ -65,21 +67,21 @@ class Project:
         studies.write(params, self.folder)
 
     def metrics(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
-        return found
+        metrics: dict[str, Any] = json.loads((self.folder / "results/metrics.json").read_text())
+        return metrics
 
-    def bits(self) -> dict[str, str]:
-        return studies.bits(self.folder / "results")
+    def hash_results(self) -> dict[str, str]:
+        return studies.hash_results(self.folder / "results")
 
 
-def jobs(printed: str) -> Counter[str]:
+def count_jobs(output: str) -> Counter[str]:
     """Count the jobs of each rule that snakemake or `fedpipe run` ran."""
-    return Counter(re.findall(r"^(?:(?:local)?rule (?=\w+:)| *\d+ of \d+  )(\w+)", printed, flags=re.M))
+    return Counter(re.findall(r"^(?:(?:local)?rule (?=\w+:)| *\d+ of \d+  )(\w+)", output, flags=re.M))
 
 
-def stages(printed: str) -> list[str]:
+def list_stages(output: str) -> list[str]:
     """The stages that dvc ran. `plan` always runs, and is the only one if nothing has changed."""
-    return re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M)
+    return re.findall(r"^Running stage '([\w@]+)'", output, flags=re.M)
 
 
 @pytest.fixture

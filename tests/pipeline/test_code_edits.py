@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import TABLE, Project, jobs
+from tests.pipeline.conftest import TABLE, Project, count_jobs
 
 pytestmark = pytest.mark.slow
 
@@ -95,7 +95,7 @@ def test_keys_follow_the_code(project: Project) -> None:
 def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     begin(project)
     assert ran(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
-    bits = project.bits()
+    bits = project.hash_results()
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
     assert NOTHING in project.snakemake("runs")
 
@@ -104,7 +104,7 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     printed = project.snakemake("runs")
     assert ran(printed) == {"near": 1}
     assert "1 run will be recomputed, because the code of algorithm 'own.Near' has changed" in printed
-    assert bits.items() < project.bits().items(), "the old results stay"
+    assert bits.items() < project.hash_results().items(), "the old results stay"
 
     # FedProx, and what derives from it
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
@@ -148,12 +148,12 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
     assert "Running stage 'train@my_avg'" in project.run("dvc", "repro")
     replace(project, code, 'uploads.mean("model") * 0.5', 'uploads.with_equal_weights().mean("model")')
     printed = project.run("dvc", "repro")
-    assert jobs(printed)["segment"] == 1
+    assert count_jobs(printed)["segment"] == 1
     assert project.metrics() != second
     replace(project, code, "from __future__", "# a comment\nfrom __future__")
     printed = project.run("dvc", "repro")
     assert re.findall(r"^Running stage '([\w@]+)'", printed, flags=re.M) == ["plan"]
-    assert not jobs(printed)
+    assert not count_jobs(printed)
 
 
 def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
@@ -162,7 +162,7 @@ def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
     project.run("dvc", "repro")
     first = project.metrics()
     replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2")
-    assert not jobs(project.run("dvc", "repro"))
+    assert not count_jobs(project.run("dvc", "repro"))
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 25")
     printed = project.run("dvc", "repro")
     assert ran(printed) == {"near": 1}
@@ -193,14 +193,14 @@ STEP = "alpha=-self.learning_rate"  #: of SGD
 def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project) -> None:
     begin(project, own=False)
     project.snakemake(TABLE)
-    bits = project.bits()
+    bits = project.hash_results()
     table = project.folder / "results/tables/results.md"
     assert "other shared code" not in table.read_text()
 
     # a refactoring: nothing runs again but the table, which says so, and more rounds go on
     replace(project, "fedpipe/engine/clients/optimizers.py", STEP, "alpha=-1 * self.learning_rate")
     printed = project.snakemake(TABLE)
-    assert jobs(printed)["segment"] == 0
+    assert count_jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
     assert "2 of 2 runs come from other shared code" in table.read_text()
     verified = project.run("fedpipe", "verify")
@@ -210,10 +210,12 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
     records = list((project.folder / "results/runs").glob("*/*/continued/0002-*.json"))
     assert [json.loads(path.read_text())["agrees"] for path in records] == ["bits", "bits"]
     assert "other shared code" not in table.read_text(), "the last round is of the code that lies here"
-    assert {name for name in bits if project.bits()[name] == bits[name]} > {name for name in bits if "/rounds/" in name}
+    assert {name for name in bits if project.hash_results()[name] == bits[name]} > {
+        name for name in bits if "/rounds/" in name
+    }
 
     # a change of what it does: refused, and told of what is finished
-    before = project.bits()
+    before = project.hash_results()
     replace(
         project,
         "fedpipe/engine/clients/optimizers.py",
@@ -226,10 +228,10 @@ def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project
         project.edit(federation={"rounds": 4}, execution=grain)
         printed = project.snakemake("runs", check=False)
         assert "can't be resumed. The code that all runs share has changed since round 3" in printed
-        assert {name: sha256 for name, sha256 in project.bits().items() if name in before} == before
+        assert {name: sha256 for name, sha256 in project.hash_results().items() if name in before} == before
     replace(project, "fedpipe/engine/clients/optimizers.py", "alpha=-2 * self.learning_rate", STEP)
     project.edit(execution={"rounds_per_job": None, "clients_per_job": None})
-    assert jobs(project.snakemake("runs"))["segment"] == 2
+    assert count_jobs(project.snakemake("runs"))["segment"] == 2
 
 
 CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: how many samples each client gets
@@ -241,7 +243,7 @@ def test_partitions_are_recomputed_if_their_code_may_have_changed(project: Proje
     assert project.run("fedpipe", "verify").count("the same samples") == 1
     replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(fractions)")
     printed = project.snakemake(TABLE)
-    assert jobs(printed)["segment"] == 0
+    assert count_jobs(printed)["segment"] == 0
     assert "2 of 2 runs come from other shared code" in printed
     verified = project.run("fedpipe", "verify", check=False)
     assert re.search("results/partitions/.*: .*other samples.* delete results/partitions/", verified)

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import Project, count_jobs
 
 
 @pytest.mark.slow
@@ -21,20 +21,20 @@ def test_diagnostics_of_all_kinds_and_an_edit_that_trains_nothing(project: Proje
         "plane": {"kind": "features", "algorithms": ["fedavg"], "samples": 30, "perplexity": 5},
     }
     studies.write(params, project.folder)
-    done = jobs(project.snakemake("all"))
+    done = count_jobs(project.snakemake("all"))
     assert (done["segment"], done["diagnostic"]) == (2, 4 + 1 + 1 + 2 + 1 + 1)
     diagnostics = project.folder / "results/diagnostics"
     found = {path.name.rpartition("-")[0] for path in diagnostics.rglob("*.parquet")}
     assert found == {"head-norms", "locals", "gradients", "surface", "features"}
     assert all(pq.read_table(path).num_rows for path in diagnostics.rglob("*.parquet"))
-    runs = studies.bits(project.folder / "results/runs")
-    assert not jobs(project.snakemake("all")), "nothing is left to do"
+    runs = studies.hash_results(project.folder / "results/runs")
+    assert not count_jobs(project.snakemake("all")), "nothing is left to do"
 
     project.edit(diagnostics={"flat": params["diagnostics"]["flat"] | {"points": 5}})
-    done = jobs(project.snakemake("all"))
+    done = count_jobs(project.snakemake("all"))
     assert {name: count for name, count in done.items() if name != "all"} == {"diagnostic": 1}
     assert sorted(pq.read_table(path).num_rows for path in diagnostics.rglob("surface-*.parquet")) == [9, 25]
-    assert studies.bits(project.folder / "results/runs") == runs
+    assert studies.hash_results(project.folder / "results/runs") == runs
 
     assert "Traceback" not in project.run("fedpipe", "verify", "--rerun", "0")
     damaged = next(diagnostics.rglob("gradients-*.parquet"))
@@ -42,6 +42,6 @@ def test_diagnostics_of_all_kinds_and_an_edit_that_trains_nothing(project: Proje
     message = project.run("fedpipe", "verify", "--rerun", "0", check=False)
     assert f"{damaged.relative_to(project.folder)} is damaged" in message
     damaged.unlink()
-    assert jobs(project.snakemake("all"))["diagnostic"] == 1
+    assert count_jobs(project.snakemake("all"))["diagnostic"] == 1
     project.run("fedpipe", "verify", "--rerun", "0")
-    assert studies.bits(project.folder / "results/runs") == runs
+    assert studies.hash_results(project.folder / "results/runs") == runs

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project, jobs, stages
+from tests.pipeline.conftest import Project, count_jobs, list_stages
 
 NOTHING = "Nothing to be done"
 
@@ -46,11 +46,11 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     studies.write(params, project.folder)
     project.commit()
     printed = project.run("dvc", "repro")
-    assert jobs(printed)["segment"] == 3
+    assert count_jobs(printed)["segment"] == 3
     untracked = project.run("git", "status", "--porcelain").splitlines()
     assert untracked == ["?? dvc.lock", "?? results/keys/", "?? results/metrics.json", "?? results/plots/"]
     project.commit("results")
-    assert stages(project.run("dvc", "repro")) == ["plan"]
+    assert list_stages(project.run("dvc", "repro")) == ["plan"]
     assert NOTHING in project.snakemake("-n", "all")
     first = project.metrics()
 
@@ -62,7 +62,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     # an edit of one algorithm's hyper-parameter runs that algorithm's jobs and no other's
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
     printed = project.run("dvc", "repro")
-    assert jobs(printed)["segment"] == 1
+    assert count_jobs(printed)["segment"] == 1
     assert "results/runs/fedprox/" in printed
     ran = [line for line in printed.splitlines() if line.startswith("Running stage 'train@")]
     assert ran == ["Running stage 'train@fedprox':"]
@@ -81,10 +81,10 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     clone.run("dvc", "pull", "-q")
     assert NOTHING in clone.run("snakemake", "-n", "all")
     assert NOTHING in clone.run("snakemake", "--profile", "slurm", "-n", "all")
-    assert stages(clone.run("dvc", "repro")) == ["plan"]
-    assert clone.bits() == project.bits()
+    assert list_stages(clone.run("dvc", "repro")) == ["plan"]
+    assert clone.hash_results() == project.hash_results()
     clone.edit(federation={"learning_rate": 0.2})
-    assert jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
+    assert count_jobs(clone.run("snakemake", "-n", "all"))["segment"] == 3
 
 
 @pytest.mark.slow
@@ -101,10 +101,10 @@ def test_a_study_with_axes_and_presets_is_recorded_as_any_other(project: Project
     studies.write(params, project.folder)
     project.commit()
     printed = project.run("dvc", "repro")
-    assert jobs(printed)["segment"] == 4
-    assert {"train@fedavg", "train@fedprox"} <= set(stages(printed))
+    assert count_jobs(printed)["segment"] == 4
+    assert {"train@fedavg", "train@fedprox"} <= set(list_stages(printed))
     assert set(project.metrics()["fedprox"]) == {"environment=mild/1", "environment=harsh"}
-    assert stages(project.run("dvc", "repro")) == ["plan"]
+    assert list_stages(project.run("dvc", "repro")) == ["plan"]
 
 
 @pytest.mark.slow
@@ -112,9 +112,9 @@ def test_snakemake_first_then_repro_trains_nothing(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.commit()
     project.snakemake()
-    bits = project.bits()
+    bits = project.hash_results()
     printed = project.run("dvc", "repro")
-    assert "segment" not in jobs(printed)
+    assert "segment" not in count_jobs(printed)
     assert "train@fedavg" in printed
-    assert project.bits() == bits
-    assert stages(project.run("dvc", "repro")) == ["plan"]
+    assert project.hash_results() == bits
+    assert list_stages(project.run("dvc", "repro")) == ["plan"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs, stages
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs, list_stages
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     first = project.metrics()
 
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
-    assert jobs(project.run(*AS_USER, "dvc", "repro"))["segment"] == 1
+    assert count_jobs(project.run(*AS_USER, "dvc", "repro"))["segment"] == 1
     assert damaged(cache) == []
     second = project.metrics()
     assert second["fedprox"] != first["fedprox"]
@@ -64,11 +64,11 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
 
     # the tables alone, and by snakemake alone
     project.edit(report={"round": "best"})
-    assert jobs(project.run(*AS_USER, "snakemake", "all", *LOCAL))["table"] == 1
+    assert count_jobs(project.run(*AS_USER, "snakemake", "all", *LOCAL))["table"] == 1
     assert damaged(cache) == []
-    assert "segment" not in jobs(project.run(*AS_USER, "dvc", "repro"))
+    assert "segment" not in count_jobs(project.run(*AS_USER, "dvc", "repro"))
     assert damaged(cache) == []
-    assert stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
+    assert list_stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
     project.run("git", "checkout", "-q", ".")
     project.run(*AS_USER, "dvc", "checkout", "-q")
     assert project.metrics() == second
@@ -94,7 +94,7 @@ def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: 
     for record in (project.folder / "results/.provenance").rglob("*"):
         record.unlink()
     project.edit(report={"average": "client"})
-    assert set(jobs(project.snakemake())) == {"all", "table", "curves", "matrices", "partition_figure"}
+    assert set(count_jobs(project.snakemake())) == {"all", "table", "curves", "matrices", "partition_figure"}
     assert "Nothing to be done" in project.snakemake("-n", "all")
 
 
@@ -121,7 +121,7 @@ def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path)
     assert 0 in [process.returncode for process in both], printed
     for process, text in zip(both, printed, strict=True):
         assert process.returncode == 0 or "is busy" in text or "locked" in text, text
-    assert "segment" not in jobs(project.run("dvc", "repro"))
+    assert "segment" not in count_jobs(project.run("dvc", "repro"))
     assert damaged(project.folder / ".dvc/cache") == []
     project.run("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
     project.commit("results")
@@ -138,6 +138,6 @@ def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path)
     pull.communicate()
     clone.run("dvc", "pull")
     assert damaged(clone.folder / ".dvc/cache") == []
-    assert clone.bits() == project.bits()
+    assert clone.hash_results() == project.hash_results()
     assert "Nothing to be done" in clone.run("snakemake", "-n", "all")
-    assert stages(clone.run("dvc", "repro")) == ["plan"]
+    assert list_stages(clone.run("dvc", "repro")) == ["plan"]

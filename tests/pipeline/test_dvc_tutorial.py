@@ -20,7 +20,7 @@ import yaml
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
 from tests.papers.test_pages import BROWSER
-from tests.pipeline.conftest import Project, jobs, stages
+from tests.pipeline.conftest import Project, count_jobs, list_stages
 from tests.report.test_plots import count_pixels
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
             kept["plots"] = json.loads(project.run("dvc", "plots", "diff", "v1", "louder", "--json"))
         said[name] = project.run("bash", "-ec", commands)
         if name == "dvc repro":
-            kept["bits"], kept["table"] = project.bits(), table(project)
+            kept["bits"], kept["table"] = project.hash_results(), table(project)
         if name.startswith("dvc exp run -n"):
             kept["louder"] = project.metrics()
     return Story(project, said, kept, truth)
@@ -98,9 +98,9 @@ def table(project: Project) -> bytes:
 
 
 def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
-    assert jobs(block(story, "dvc repro"))["segment"] == 2
+    assert count_jobs(block(story, "dvc repro"))["segment"] == 2
     changed = block(story, "dvc exp run -n louder")
-    assert jobs(changed)["segment"] == 1
+    assert count_jobs(changed)["segment"] == 1
     assert "results/runs/feddw/" in changed
     assert story.kept["louder"] == story.truth[0.1, 1.0]
     assert "workspace − HEAD" in changed
@@ -242,7 +242,7 @@ logger.warn = logger.error = function (...message) { throw new Error(message.map
 
 
 def test_an_experiment_that_is_taken_over_runs_nothing(story: Story) -> None:
-    assert stages(block(story, "dvc exp apply louder")) == ["plan"]
+    assert list_stages(block(story, "dvc exp apply louder")) == ["plan"]
     assert story.project.metrics() == story.truth[0.1, 1.0]
 
 
@@ -251,7 +251,7 @@ def test_a_tag_brings_everything_back(story: Story) -> None:
     project = story.project
     project.run("git", "checkout", "-q", "v1")
     project.run("dvc", "checkout", "-q")
-    assert project.bits() == story.kept["bits"]
+    assert project.hash_results() == story.kept["bits"]
     assert table(project) == story.kept["table"]
     assert project.metrics() == story.truth[0.1, 0.1]
     project.run("git", "checkout", "-q", "main")
@@ -261,13 +261,13 @@ def test_a_tag_brings_everything_back(story: Story) -> None:
 def test_another_folder_has_nothing_to_do_and_sends_only_what_is_new(story: Story) -> None:
     assert NOTHING in block(story, "git clone")
     clone = Project(story.project.folder.parent / "elsewhere")
-    assert stages(clone.run("dvc", "repro")) == ["plan"]
+    assert list_stages(clone.run("dvc", "repro")) == ["plan"]
     assert clone.metrics() == story.truth[0.1, 1.0]
     before = {path for path in (clone.folder / "results/runs").rglob("*") if path.is_file()}
     stored = objects(story.project.folder.parent / "store")
     clone.edit(algorithms={"feddw": {"mu": 2.0}})
     printed = clone.run("dvc", "repro")
-    assert jobs(printed)["segment"] == 1, "FedDW's only"
+    assert count_jobs(printed)["segment"] == 1, "FedDW's only"
     assert clone.metrics() == story.truth[0.1, 2.0]
     clone.commit("mu 2")
     clone.run("dvc", "push", "-q")
@@ -283,9 +283,9 @@ def test_another_folder_has_nothing_to_do_and_sends_only_what_is_new(story: Stor
 def test_apart_from_the_workspace(story: Story) -> None:
     """`dvc exp run --temp` leaves this folder alone, and has the code of its commit."""
     project = story.project
-    bits, params = project.bits(), (project.folder / "params.yaml").read_text()
+    bits, params = project.hash_results(), (project.folder / "params.yaml").read_text()
     project.run("dvc", "exp", "run", "--temp", "-n", "apart", "-S", "algorithms.feddw.mu=2.0")
-    assert project.bits() == bits
+    assert project.hash_results() == bits
     assert (project.folder / "params.yaml").read_text() == params
     refs = project.run("git", "for-each-ref", "--format=%(refname)", "refs/exps").split()
     (apart,) = (ref for ref in refs if ref.endswith("/apart"))
@@ -307,4 +307,4 @@ def test_numbers_are_traced_and_verified(story: Story) -> None:
 
 def test_nothing_that_a_commit_needs_is_pruned(story: Story) -> None:
     assert "Nothing to remove." in block(story, "fedpipe prune")
-    assert stages(block(story, "fedpipe prune")) == ["plan"]
+    assert list_stages(block(story, "fedpipe prune")) == ["plan"]

@@ -8,7 +8,7 @@ import yaml
 
 from fedpipe.core.hashing import digest_json
 from tests import small_studies as studies
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import Project, count_jobs
 
 
 @pytest.mark.slow
@@ -25,7 +25,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     project.run("fedpipe", "download")
     project.snakemake("results/metrics.json")
     (run,) = (project.folder / "results/runs/fedavg").iterdir()
-    before = studies.bits(run)
+    before = studies.hash_results(run)
 
     # two more rounds planned, the partition's settings edited, its assignment deleted
     project.edit(federation={"rounds": 4})
@@ -37,13 +37,13 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     printed = project.snakemake("all", check=False)
     key = digest_json(yaml.safe_load(edited))
     assert f"partition.yaml was edited: its key would be {key}." in printed
-    assert "segment" not in jobs(printed)
-    assert studies.bits(run) == before
+    assert "segment" not in count_jobs(printed)
+    assert studies.hash_results(run) == before
 
     # as the sentence says; the run goes on with what it was begun with
     project.run("fedpipe", "plan")
     project.snakemake("results/metrics.json")
-    grown = studies.bits(run)
+    grown = studies.hash_results(run)
     unchanged = [name for name in before if name.startswith("rounds/")]
     assert unchanged
     assert all(grown[name] == before[name] for name in unchanged)
@@ -58,4 +58,4 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
         assert "Traceback" not in printed
     cells.unlink()
     project.snakemake("results/metrics.json")
-    assert studies.bits(run) == grown
+    assert studies.hash_results(run) == grown

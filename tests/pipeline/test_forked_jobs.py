@@ -15,7 +15,7 @@ from fedpipe.cli import job_server
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, reach
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
@@ -26,22 +26,25 @@ def test_a_study_has_the_bits_of_its_commands_typed_by_hand(project: Project) ->
     (project.folder / "witness.py").write_text(OWN)
     params = studies.settings(("fedavg", "own"), 2, algorithms={"own": {"algorithm": "witness.Own"}})
     studies.write(params, project.folder)
-    ran = jobs(project.snakemake("runs"))
+    ran = count_jobs(project.snakemake("runs"))
     assert (ran["segment"], ran["collect"]) == (2, 0)
     message = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]
     (job,) = (like for like in message if like["arguments"][:1] == ["segment"])
     assert job_server.SERVER_CODE in job["parent"]
     assert job["threads"] == 1
     wait_for_end(list_processes(int(job["environment"][job_server.SNAKEMAKE_PID_VARIABLE])))
-    once, logs = project.bits(), {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")}
+    once, logs = (
+        project.hash_results(),
+        {path: path.read_text() for path in project.folder.rglob("results/logs/segment/*")},
+    )
     made_by = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     for run in project.folder.glob("results/runs/*/*"):
-        studies.forget(run)
+        studies.delete_rounds(run)
         project.run("rm", "-r", f"{run}/joined")
         command = ["segment", str(run.relative_to(project.folder)), "--stop", "2", "--collect"]
         said = project.run("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "fedpipe", *command)
         assert said in logs.values()
-    assert project.bits() == once
+    assert project.hash_results() == once
     again = [json.loads(path.read_text())["made_by"] for path in sorted(project.folder.rglob("joined/*/times.json"))]
     assert again == made_by
     assert NOTHING in project.snakemake("-n", "runs")
@@ -64,7 +67,7 @@ def test_the_plan_and_all_jobs_are_forked_from_one_process(project: Project) -> 
     assert (project.folder / "begun").read_text() == "plans\n", "nothing is forked in a dry run"
     project.run("bash", "-c", "rm like-*.json")
     project.edit(federation={"rounds": 2})
-    ran = jobs(project.snakemake("runs"))
+    ran = count_jobs(project.snakemake("runs"))
     assert (ran["download"], ran["partition"], ran["segment"]) == (1, 1, 2)
     assert sorted((project.folder / "begun").read_text().split()) == ["plans", "plans", "serves"]
     processes = [json.loads(path.read_text()) for path in project.folder.glob("like-*.json")]

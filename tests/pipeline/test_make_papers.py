@@ -12,7 +12,7 @@ import yaml
 
 from fedpipe.papers import layouts
 from tests.papers.test_pages import BROWSER, PAGES, Browser, seen
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     assert status == 1, "a method is broken"
     assert f" {PLACE}/index.html" in printed
     # Of table5's eight runs two fail; of figure8's four, two are table5's.
-    assert jobs(printed)["segment"] == 8 + 2
+    assert count_jobs(printed)["segment"] == 8 + 2
     there = cells(project)
     assert [*there[there["table"] == "Table 5"]["row"]] == [row for row in ("neither", "LWC", "both") for _ in range(2)]
     assert {*there["verdict"]} == {"not judged (generated data)"}
@@ -92,7 +92,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     status, printed = command(project, *COMMAND)
     assert status == 0, printed
     assert f" {PLACE}/index.html" in printed
-    assert jobs(printed)["segment"] == 2, "what was done is found"
+    assert count_jobs(printed)["segment"] == 2, "what was done is found"
     there = cells(project)
     assert {*there[there["table"] == "Table 5"]["column"]} == {"CIFAR-10/0.3", "CIFAR-100/0.3"}
     assert (project.folder / TABLE.format("table5")).is_file()
@@ -100,7 +100,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     assert "it is broken" not in page
     assert "on generated data" in page
     again = (project.folder / PLACE / "pfps_lwc.html").read_bytes()
-    assert dict(jobs(command(project, *COMMAND)[1])) == {"papers": 1}
+    assert dict(count_jobs(command(project, *COMMAND)[1])) == {"papers": 1}
     project.run("fedpipe", "papers", "--preset", "smoke")
     assert (project.folder / PLACE / "pfps_lwc.html").read_bytes() == again
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests import small_studies as studies
 from tests.docs.page_blocks import blocks
-from tests.pipeline.conftest import Project, jobs, stages
+from tests.pipeline.conftest import Project, count_jobs, list_stages
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,11 @@ def test_two_branches_with_results_are_merged(project: Project) -> None:
     project.run("bash", "-ec", "\n".join(rest))
     repro, *commit = recorded.splitlines()
     printed = project.run(*repro.split())
-    assert "segment" not in jobs(printed), "all runs are there"
+    assert "segment" not in count_jobs(printed), "all runs are there"
     project.run("bash", "-ec", "\n".join(commit))
     assert project.run("git", "status", "--porcelain") == ""
     assert len(project.run("git", "show", "-s", "--format=%P").split()) == 2
     assert project.metrics() == {name: louder[name] for name in ("fedavg", "feddw")}
     assert "fedprox" not in project.run("git", "ls-files", "results")
-    assert stages(project.run("dvc", "repro")) == ["plan"]
+    assert list_stages(project.run("dvc", "repro")) == ["plan"]
     assert "Nothing to be done" in project.snakemake("-n", "all")

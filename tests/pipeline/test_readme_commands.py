@@ -9,7 +9,7 @@ import yaml
 
 from tests import small_studies as studies
 from tests.docs.page_blocks import ROOT, blocks, commands, read
-from tests.pipeline.conftest import Project, jobs, stages
+from tests.pipeline.conftest import Project, count_jobs, list_stages
 
 NOTHING = "Nothing to be done"
 INSTALLATION = "tests/docs/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
@@ -102,14 +102,14 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert "| FedDW" in typist.next("make demo")
     typist.next("source .venv/bin/activate", ":")  # the tests' own environment is the active one
     first = clone.metrics()
-    assert stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
+    assert list_stages(typist.next("dvc repro"))[:2] == ["plan", "execute"]
     assert clone.metrics() == first
     typist.next("git add . && git commit -m baseline")
     small["algorithms"]["feddw"] = {"mu": 10.0}
     studies.write(small, clone.folder)
     typist.next("$EDITOR params.yaml", "EDITOR=true; $EDITOR params.yaml")
     printed = typist.next("dvc repro")
-    assert jobs(printed)["segment"] == 1
+    assert count_jobs(printed)["segment"] == 1
     assert "results/runs/feddw/" in printed
     compared = typist.next("fedpipe compare")
     assert "workspace − HEAD" in compared
@@ -131,7 +131,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     assert printed.startswith("snakemake all --profile workflow/profiles/local --logger-fedpipe-progress\n")
     assert NOTHING in printed, "DVC's results are found"
     printed = typist.next("fedpipe run -S algorithms.feddw.mu=0.1,1.0")
-    assert jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
+    assert count_jobs(printed)["segment"] == 1, "mu = 1.0 was run before the edit"
     assert "feddw" in typist.next("fedpipe list algorithms")
     assert "mu" in typist.next("fedpipe describe feddw")
     assert len(typist.next("fedpipe plan --dry-run").splitlines()) == 2
@@ -140,13 +140,15 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
 
     assert {line for line in commands("docs/install.md") if line not in ELSEWHERE} == {"make demo"}, "typed above"
     typist = Typist(clone, "docs/studies.md")
-    assert "segment" not in jobs(typist.next("fedpipe run -S algorithms.feddw.mu=0.1")), "README's grid has this run"
+    assert "segment" not in count_jobs(typist.next("fedpipe run -S algorithms.feddw.mu=0.1")), (
+        "README's grid has this run"
+    )
     assert "| FedDW" in typist.next("fedpipe show -S algorithms.feddw.mu=0.1")
     line = "fedpipe run -S algorithms.feddw.mu=0.1,1.0 -S federation.rounds=50"
-    assert jobs(typist.next(line, line.replace("50", "3")))["segment"] == 3, "all runs continue"
+    assert count_jobs(typist.next(line, line.replace("50", "3")))["segment"] == 3, "all runs continue"
     assert r"\toprule" in typist.next("fedpipe show --format latex")
     printed = typist.next("fedpipe run --params studies/gallery.yaml")
-    assert "segment" not in jobs(printed), "studies share runs"
+    assert "segment" not in count_jobs(printed), "studies share runs"
     assert "| FedDW" in typist.next("fedpipe show --params studies/gallery.yaml")
     for line, preset in (
         ("make papers", "smoke"),

@@ -9,7 +9,7 @@ import pytest
 from fedpipe.planning import planner
 from fedpipe.settings import parser
 from tests import small_studies as studies
-from tests.pipeline.conftest import LOCAL, Project, jobs
+from tests.pipeline.conftest import LOCAL, Project, count_jobs
 
 WARNING = "fedpipe: warning: algorithms.cfl.after: 20 is not less than federation.rounds (1)"
 KEPT = ["kept-on-global", "kept-on-local"]
@@ -31,7 +31,7 @@ def test_settings_on_snakemakes_command_line_are_refused_by_name(project: Projec
         assert error.startswith(f"fedpipe: {named} in --config or --configfile ")
         assert "--config params=studies/NAME.yaml" in error
         assert "Traceback" not in printed
-        assert not jobs(printed)
+        assert not count_jobs(printed)
         assert not (project.folder / "results/plan.json").exists()
     with pytest.raises(AssertionError, match="ended with 2"):
         project.snakemake("all", "--config", "parms=studies/other.yaml")
@@ -50,7 +50,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
     planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
-    assert jobs(planned)["segment"] == 1
+    assert count_jobs(planned)["segment"] == 1
     assert "results/data/mnist-" in planned
     assert "results/data/generated-" not in planned
 
@@ -75,16 +75,16 @@ def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project
 @pytest.mark.slow
 def test_models_as_last_trained_are_the_same_in_jobs_of_single_rounds(project: Project) -> None:
     def bits() -> dict[str, str]:
-        return {name: sha256 for name, sha256 in project.bits().items() if name.startswith("runs")}
+        return {name: sha256 for name, sha256 in project.hash_results().items() if name.startswith("runs")}
 
     params = studies.settings(("fedper",), 2, evaluation={"protocols": KEPT}, artifacts={"keep_models": "last"})
     studies.write(params | {"execution": {"rounds_per_job": 1, "clients_per_job": 2}}, project.folder)
-    ran = jobs(project.snakemake("all"))
+    ran = count_jobs(project.snakemake("all"))
     assert (ran["init"], ran["train"], ran["evaluate"]) == (1, 6, 2)
     project.run("fedpipe", "verify", "--rerun", "0")
     once = bits()
     (run,) = (project.folder / "results/runs/fedper").iterdir()
-    studies.forget(run)
+    studies.delete_rounds(run)
     studies.write(params | {"artifacts": {"keep_models": "all"}}, project.folder)
     project.snakemake("all")
     assert "all bits agree" in project.run("fedpipe", "verify")

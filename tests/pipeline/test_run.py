@@ -17,7 +17,7 @@ from snakemake.common import NOTHING_TO_BE_DONE_MSG
 
 from snakemake_logger_plugin_fedpipe import read_records
 from tests import small_studies as studies
-from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, jobs
+from tests.pipeline.conftest import BIN, ENVIRONMENT, Project, count_jobs
 
 PROFILE = "--profile workflow/profiles/local"
 PROGRESS = "--logger-fedpipe-progress"
@@ -83,10 +83,10 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
     assert dry.returncode == 0, dry.stderr
     line = dry.stderr.splitlines()[0]
     assert line == f"snakemake all --config 'params={ODD}' {LOCAL} -n --cores 2 --quiet host"
-    assert jobs(dry.stdout)["segment"] == 1
+    assert count_jobs(dry.stdout)["segment"] == 1
     assert not trained(project), "-n runs nothing"
     again = run_command(project, "bash", "-c", line)
-    assert jobs(again.stdout) == jobs(dry.stdout)
+    assert count_jobs(again.stdout) == count_jobs(dry.stdout)
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(projec
     assert lines[0] == f"snakemake all {LOCAL}"
     assert lines[2] == planned[0]
     assert "failed  segment broken seed 0" in lines
-    assert len(jobs(failed.stderr)) == 4, "the failed run has no table, curves or matrices"
+    assert len(count_jobs(failed.stderr)) == 4, "the failed run has no table, curves or matrices"
     assert all(re.fullmatch(r"[1-4] of 8  [\w. -]+ \([\w ,]+\)", line) for line in lines[3:-5] if " of 8 " in line)
     assert len(lines) == 3 + 5 + 5, failed.stderr
     assert lines[-1].startswith("ERROR segment broken seed 0: own.Broken.loss (own.py, line 7): ")
@@ -164,7 +164,7 @@ def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(projec
     log_of_job = lines[-2].removeprefix("Log of the failed job: ")
     assert "as meant" in (project.folder / log_of_job).read_text()
     complete = (project.folder / lines[-3].removeprefix("1 job failed. Complete log: ")).read_text()
-    assert jobs(complete)["segment"] == 2
+    assert count_jobs(complete)["segment"] == 2
     assert "Error in rule segment" in complete
 
     project.edit(study={"algorithms": ["fedavg"]})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
 from tests.pipeline.test_snakemake import reach
 
 NOTHING = "Nothing to be done"
@@ -33,15 +33,15 @@ def test_another_study_shares_runs_and_leaves_the_main_one_as_it_is(project: Pro
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake()
     project.commit()
-    main, bits = report(), project.bits()
+    main, bits = report(), project.hash_results()
 
     studies.write(studies.settings(("fedavg", "fedprox"), 2, report={"round": "best"}), project.folder)
     (project.folder / "params.yaml").rename(project.folder / "studies/other.yaml")
     project.run("git", "checkout", "-q", "params.yaml")
-    ran = jobs(project.snakemake("all", *OTHER))
+    ran = count_jobs(project.snakemake("all", *OTHER))
     assert ran == {"segment": 1, "table": 1, "curves": 1, "matrices": 1, "partition_figure": 1, "all": 1}
     assert report() == main
-    assert bits.items() <= project.bits().items()
+    assert bits.items() <= project.hash_results().items()
     place = project.folder / "results/studies/other"
     assert "| FedProx" in (place / "tables/results.md").read_text()
     drawn = {path.stem.partition("-")[0] for path in (place / "figures").iterdir()}
@@ -66,7 +66,7 @@ def test_an_option_runs_a_copy_of_the_study_and_shares_its_runs(project: Project
     path = "studies/params-feddw.mu=0.5+10.0.yaml"
     printed = project.run("fedpipe", "run", *option)
     assert f"snakemake all --config params={path} --profile" in printed
-    assert jobs(printed)["segment"] == 2, "FedAvg's run is reused"
+    assert count_jobs(printed)["segment"] == 2, "FedAvg's run is reused"
     assert (project.folder / "params.yaml").read_text() == params
     assert (project.folder / "results/tables/results.md").read_text() == table
     shown = project.run("fedpipe", "show", *option)
@@ -84,7 +84,7 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     smoke = ("--params", "studies/other.yaml", "--preset", "smoke")
     printed = project.run("fedpipe", "run", *smoke)
     assert "snakemake all --config params=studies/other.yaml preset=smoke --profile" in printed
-    assert jobs(printed)["segment"] == 1
+    assert count_jobs(printed)["segment"] == 1
     assert (project.folder / "results/studies/other@smoke/tables/results.md").read_text().startswith("Preset smoke. ")
     assert not (project.folder / "results/studies/other").exists()
     assert "| FedProx" not in project.run("fedpipe", "show", *smoke)
@@ -92,7 +92,7 @@ def test_a_preset_of_a_study_has_its_own_table_and_shares_runs(project: Project)
     assert "other@smoke: " in project.run("fedpipe", "verify", *smoke)
     assert len(project.run("fedpipe", "plan", "--dry-run", *smoke).splitlines()) == 1
     assert NOTHING in project.snakemake("-n", "all", *OTHER, "preset=smoke")
-    assert jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the preset has run is found"
+    assert count_jobs(project.snakemake("-n", "all", *OTHER))["segment"] == 4 - 1, "what the preset has run is found"
     message = project.run("fedpipe", "show", "--params", "studies/other.yaml", "--preset", "short", check=False)
     assert "Type `fedpipe run --params studies/other.yaml --preset short` first" in message
     for command in (("fedpipe", "plan", "--preset", "smok", *smoke[:2]), ("snakemake", "-n", *OTHER, "preset=smok")):
@@ -156,10 +156,10 @@ def test_a_table_of_a_plan_that_was_made_meanwhile_is_not_taken_for_the_first_on
     assert running.returncode == 1
     assert "results/plan.json has changed since this Snakemake began, because params.yaml was edited" in output
     assert not table.exists()
-    assert jobs(project.snakemake())["segment"] == 0
+    assert count_jobs(project.snakemake())["segment"] == 0
     assert "as the mean of the clients' accuracies" in table.read_text()
     (project.folder / "params.yaml").write_text(first)
-    ran = jobs(project.snakemake())
+    ran = count_jobs(project.snakemake())
     assert (ran["segment"], ran["table"], ran["curves"]) == (0, 1, 1)
     assert "over all test samples" in table.read_text()
     project.run("fedpipe", "verify", "--rerun", "0")
@@ -176,13 +176,13 @@ def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -
     studies.write(studies.settings(("fedavg", "scaffold"), 4), project.folder)
     project.snakemake()
     long, states = numbers(project, "results"), set(project.folder.glob("results/runs/*/*/rounds/*/*.pt"))
-    ran = jobs(project.snakemake("all", *SHORT))
+    ran = count_jobs(project.snakemake("all", *SHORT))
     assert (ran["segment"], ran["table"]) == (2, 1)
     (log,) = (project.folder / "results/logs/segment").glob("fedavg-*-0002.log")
     assert "2 of 2 rounds are complete" in log.read_text(), "they are those of the longer study"
     assert numbers(project, "results") == long
     assert set(project.folder.glob("results/runs/*/*/rounds/*/*.pt")) == states, "the longer study keeps them"
-    short, bits = numbers(project, "results/studies/deep/short"), project.bits()
+    short, bits = numbers(project, "results/studies/deep/short"), project.hash_results()
     assert accuracies(project, "results/studies/deep/short", 2) == accuracies(project, "results", 2)
     assert accuracies(project, "results", 4) != accuracies(project, "results", 2)
 
@@ -193,7 +193,7 @@ def test_studies_of_other_lengths_share_rounds_never_results(project: Project) -
     assert [segment.wait() for segment in working] == [0, 0]
     assert numbers(project, "results") == long
     assert numbers(project, "results/studies/deep/short") == short
-    assert project.bits() == bits
+    assert project.hash_results() == bits
     for rounds, params in ((4, "params.yaml"), (2, "studies/deep/short.yaml")):
         assert f"({rounds} rounds)" in project.run("fedpipe", "show", "--params", params)
         project.run("fedpipe", "verify", "--rerun", "0", "--params", params)
@@ -240,7 +240,7 @@ def test_a_folder_of_studies_is_one_dag(project: Project) -> None:
         (project.folder / "params.yaml").rename(project.folder / f"studies/a/{name}.yaml")
     command = ["snakemake", "all", "--config", "params=studies/a", "preset=smoke", *LOCAL]
     planned = project.run("env", "-u", "FEDPIPE_MIRROR", f"XDG_CACHE_HOME={project.folder}", *command, "-n")
-    ran = jobs(planned)
+    ran = count_jobs(planned)
     assert (ran["download"], ran["partition"]) == (1, 1)
     segments = re.findall(r"^    output: results/runs/(\w+)/(\w+)/segments/(\d+)\.json", planned, flags=re.M)
     assert sorted((label, stop) for label, _, stop in segments) == [
@@ -320,24 +320,24 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
 def test_what_was_deleted_is_made_again(project: Project) -> None:
     studies.write(studies.settings(("fedavg", "scaffold"), 2), project.folder)
     project.snakemake()
-    once = project.bits()
+    once = project.hash_results()
     paths = {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")}
     (run,) = project.folder.glob("results/runs/scaffold/*")
-    trained = studies.rounds(run)
+    trained = studies.read_round_times(run)
     project.run(
         "rm", "-r", "results/keys", "results/plots/curves.csv", "results/tables", f"{run}/joined/0002/times.json"
     )
-    ran = jobs(project.snakemake())
+    ran = count_jobs(project.snakemake())
     assert (ran["segment"], ran["table"]) == (1, 1)
-    assert studies.rounds(run) == trained, "what is missing is collected; nothing is trained"
+    assert studies.read_round_times(run) == trained, "what is missing is collected; nothing is trained"
     project.run("rm", "-r", "results/data", "results/partitions", "results/figures")
-    ran = jobs(project.snakemake())
+    ran = count_jobs(project.snakemake())
     assert (ran["download"], ran["partition"]) == (1, 1)
     project.run("rm", "-r", str(run))
     (project.folder / "results/plan.json").write_text("{}")
-    ran = jobs(project.snakemake())
+    ran = count_jobs(project.snakemake())
     assert ran["segment"] == 1
     assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0")
-    assert project.bits() == once
+    assert project.hash_results() == once
     assert {str(path.relative_to(project.folder)) for path in project.folder.glob("results/*/*.*")} == paths
     assert "Nothing to be done" in project.snakemake("-n", "all")

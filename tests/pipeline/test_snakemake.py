@@ -14,7 +14,7 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
 
 NOTHING = "Nothing to be done"
 
@@ -23,7 +23,7 @@ def test_a_study_from_digits_to_table_and_figures(project: Project) -> None:
     labels = ("fedavg", "feddw", "pfps_lwc")
     studies.write(studies.settings(labels, 3, study={"seeds": [0, 1]}), project.folder)
     printed = project.snakemake("all", "--verbose")
-    ran = jobs(printed)
+    ran = count_jobs(printed)
     assert ran == {
         "download": 1,
         "partition": 2,
@@ -65,7 +65,7 @@ def test_more_rounds_compute_only_the_new_ones(project: Project) -> None:
     studies.write(studies.settings(rounds=2), project.folder)
     project.snakemake("runs")
     project.edit(federation={"rounds": 4})
-    assert jobs(project.snakemake("runs"))["segment"] == 1
+    assert count_jobs(project.snakemake("runs"))["segment"] == 1
     logs = sorted((project.folder / "results/logs/segment").glob("*.log"))
     assert [log.name[-8:] for log in logs] == ["0002.log", "0004.log"]
     lines = [line.partition(": ")[2] for line in logs[1].read_text().splitlines()]
@@ -77,16 +77,16 @@ def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Pro
     labels, rounds = studies.SHIPPED, 2
     studies.write(studies.settings(labels, rounds), project.folder)
     project.snakemake("runs")
-    once = project.bits()
+    once = project.hash_results()
     assert any("server.pt" in name for name in once)
     project.edit(execution={"rounds_per_job": 1, "clients_per_job": 3})
-    ran = jobs(project.snakemake("runs"))
+    ran = count_jobs(project.snakemake("runs"))
     assert not ran.keys() & {"init", "train", "aggregate", "evaluate", "segment"}
     project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
-    ran = jobs(project.snakemake("runs"))
+    ran = count_jobs(project.snakemake("runs"))
     assert ran["train"] == 2 * rounds * len(labels), "five participants are blocks of three and two"
     assert ran["aggregate"] == ran["evaluate"] == rounds * len(labels)
-    assert project.bits() == once
+    assert project.hash_results() == once
     assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
 
 
@@ -107,7 +107,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     params = studies.settings(("fedala", "scaffold"), 12, federation={"local_epochs": 8})
     studies.write(params, project.folder)
     project.snakemake("runs")
-    once = project.bits()
+    once = project.hash_results()
     project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
 
     command = ["snakemake", "runs", *LOCAL]
@@ -119,7 +119,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
     project.snakemake("runs", "--unlock")
     project.snakemake("runs")
     subprocess.run(["pkill", "-KILL", "-g", str(killed.pid)], check=False)
-    assert project.bits() == once
+    assert project.hash_results() == once
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
     rounds = 24  # seconds of work are left when round 4 is seen
     studies.write(studies.settings(("fedala",), rounds, federation={"local_epochs": 8}), project.folder)
     project.snakemake("runs")
-    once = project.bits()
+    once = project.hash_results()
     project.run("rm", "-r", "results/runs", "results/.provenance", "results/plan.json")
     with subprocess.Popen(
         ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
@@ -141,7 +141,7 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
     assert complete >= 4
     project.snakemake("runs")
     assert f"{complete} of {rounds} rounds are complete" in log.read_text()
-    assert project.bits() == once
+    assert project.hash_results() == once
 
 
 MISTAKES = [
@@ -197,7 +197,7 @@ def test_an_algorithm_of_ones_own_is_one_file(project: Project) -> None:
     (run,) = (project.folder / "results/runs/prox").iterdir()
     assert "own.Prox" in (run / "run.yaml").read_text()
     (project.folder / "own.py").write_text(code.replace("self.mu / 2", "self.mu * 2"))
-    assert jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file is noticed"
+    assert count_jobs(project.snakemake("-n", "all"))["segment"] == 1, "an edit of the file is noticed"
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_a_grid_has_a_level_of_its_own(project: Project) -> None:
     params = studies.settings(("fedavg", "fedprox"), 3)
     params["study"]["grid"] = {"partition.alpha": [0.1, 10.0], "algorithms.fedprox.mu": [0.1, 1.0]}
     studies.write(params, project.folder)
-    ran = jobs(project.snakemake("results/metrics.json"))
+    ran = count_jobs(project.snakemake("results/metrics.json"))
     assert ran["partition"] == 2
     assert ran["segment"] == 2 + 4, "FedProx's mu does not multiply FedAvg's runs"
     metrics = project.metrics()
@@ -221,7 +221,9 @@ def test_points_that_make_no_difference_are_rows_of_one_run(project: Project) ->
     project.snakemake("results/metrics.json")
     (alone,) = project.metrics().values()
     project.edit(study={"grid": {"dataset.test_fraction": [0.2, 0.3]}})
-    assert jobs(project.snakemake("results/metrics.json")) == {"table": 1}, "no file that it is made of has changed"
+    assert count_jobs(project.snakemake("results/metrics.json")) == {"table": 1}, (
+        "no file that it is made of has changed"
+    )
     assert project.metrics() == {"fedavg": {"test_fraction=0.2": alone, "test_fraction=0.3": alone}}
     rows = [line for line in project.run("fedpipe", "show").splitlines() if line.startswith("| FedAvg")]
     assert [row.split("|")[2].strip() for row in rows] == ["0.2", "0.3"]
@@ -243,7 +245,7 @@ def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
     for execution, expected in jobs_by_execution:
         project.run("rm", "-rf", "results/runs", "results/.provenance", "results/plan.json")
         project.edit(execution=execution)
-        counted = jobs(project.snakemake(TABLE))
+        counted = count_jobs(project.snakemake(TABLE))
         assert {rule: counted[rule] for rule in expected} == expected
         frame = pd.read_csv(project.folder / "results/plots/curves.csv")
         frame = frame.set_index(["length", "protocol", "round"])["mean"]
@@ -257,8 +259,8 @@ def test_numbers_of_rounds_are_rows_of_one_run(project: Project) -> None:
         kept = sorted(path.parent.name for path in run.glob("rounds/*/server.pt"))
         assert kept == ["0000", "0001", "0002", "0003", "0004"], "what either number of rounds ends with"
         assert NOTHING in project.snakemake(TABLE)
-        bits = bits or project.bits()
-        assert project.bits() == bits
+        bits = bits or project.hash_results()
+        assert project.hash_results() == bits
     assert "(2 or 4 rounds)" in project.run("fedpipe", "show")
     assert "1 run (1 done), 4 of 4 rounds" in project.run("fedpipe", "status")
     project.run("fedpipe", "record", "fedavg")

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from tests.pipeline.conftest import Project, jobs
+from tests.pipeline.conftest import Project, count_jobs
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def test_the_tutorial_from_top_to_bottom(project: Project) -> None:
             )
         else:
             output.setdefault(command, []).append(project.run(*command.split()))
-    first, second = (jobs(printed)["segment"] for printed in output["fedpipe run --params studies/fashion.yaml"])
+    first, second = (count_jobs(printed)["segment"] for printed in output["fedpipe run --params studies/fashion.yaml"])
     assert (first, second) == (4, 2), "only the new method trains"
     table = output["fedpipe show --params studies/fashion.yaml"][1]
     rows = {row.split("|")[1].strip(): row.split("|")[2:4] for row in table.splitlines() if row.startswith("|")}

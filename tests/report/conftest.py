@@ -97,7 +97,7 @@ class Tree:
         self, run: int, rounds: Sequence[Mapping[str, Counts]], traffic: int = 100, seconds: float = 1.0, **made_by: str
     ) -> None:
         """Write the files of a run, with the counts of each protocol by round."""
-        files = self.joined(run)
+        files = self.merged_files(run)
         rows: list[dict[str, Any]] = [
             {
                 "round": number,
@@ -122,7 +122,7 @@ class Tree:
         ]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
-    def joined(self, run: int) -> MergedFiles:
+    def merged_files(self, run: int) -> MergedFiles:
         """Paths of the merged files of a run."""
         return self.runs[run].merged_files
 
@@ -155,7 +155,7 @@ class Tree:
             for n, (name, value), c in itertools.product((1, 2, 3), (values or {}).items(), (0, 1))
         ]
         table = pa.Table.from_pylist(rows) if measured is not None else pa.table({})
-        self.write_table(self.joined(run).matrices, table)
+        self.write_table(self.merged_files(run).matrices, table)
 
 
 def rounds(server: Sequence[int], clients: Sequence[Counts]) -> list[dict[str, Counts]]:

@@ -35,8 +35,8 @@ def test_a_number_of_values_by_seed():
 
 def test_spreads_are_pooled_by_degrees_of_freedom_without_single_runs():
     numbers = [Number(1, 2.0, 3), Number(1, 1.0, 5), Number(1, None, 1), Number(1, None, None)]
-    assert contrasts.pool_spreads(numbers) == (pytest.approx(math.sqrt((2 * 4 + 4 * 1) / 6)), 6)
-    assert contrasts.pool_spreads(numbers[2:]) is None
+    assert contrasts.pool_standard_deviations(numbers) == (pytest.approx(math.sqrt((2 * 4 + 4 * 1) / 6)), 6)
+    assert contrasts.pool_standard_deviations(numbers[2:]) is None
 
 
 def test_a_contrast_paired_by_seed_is_scipys():

@@ -102,7 +102,7 @@ def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pyt
 
 def test_frames_are_shared_and_stay_as_they_are(study: Tree) -> None:
     data = StudyData(study.plan)
-    frames = [data.metrics, data.accuracies, data.rounds, data.table]
+    frames = [data.metrics, data.accuracies, data.round_traffic, data.table]
     copies = [frame.copy() for frame in frames]
     contents.build_report_files(data)
     for frame, copy in zip(frames, copies, strict=True):

@@ -65,7 +65,7 @@ def test_curves_that_coincide_are_told(make):
     tree = make(["fedavg", "feddw", "other"], [0])
     for index, (server, local) in enumerate([(3, 4), (3, 4), (5, 4)]):
         tree.write(index, [{"global-on-global": [(server, 10)], "personal-on-local": [(local, 10)] * 2}] * 3)
-    first, second = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
+    first, second = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes
     assert [text.get_text() for text in first.texts] == ["fedavg = feddw"]
     assert [text.get_text() for text in second.texts] == ["fedavg = feddw = other"]
 
@@ -79,7 +79,7 @@ def test_a_panel_that_equals_the_reference_says_so(make):
         tree.write(index, [result] * 3)
     panels = [
         ax
-        for ax in curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes
+        for ax in curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes
         if ax.axison
     ]
     assert [ax.get_title("left") for ax in panels][:4] == ["fedavg", "feddw = fedavg", "half", "other00"]
@@ -102,7 +102,7 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     tree.change(protocols=protocols)
     for index in range(len(tree.runs)):
         tree.write(index, [{protocol: [(4, 10)] for protocol in protocols}] * 2)
-    frame = curves.build_curves(StudyData(tree.plan))
+    frame = curves.build_metric_curves(StudyData(tree.plan))
     figure = curves_figure.build_curves_figure(tree.plan, frame.assign(round=frame["round"].replace(2, 1000)))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -165,7 +165,7 @@ def test_dvcs_plots_have_the_figures_colors():
 
 
 def test_curves_have_a_panel_a_protocol_and_a_line_an_algorithm(two):
-    figure = curves_figure.build_curves_figure(two.plan, curves.build_curves(StudyData(two.plan)))
+    figure = curves_figure.build_curves_figure(two.plan, curves.build_metric_curves(StudyData(two.plan)))
     first, second = figure.axes
     assert first.get_title("left") == "Global test accuracy\n(global model)"
     assert [line.get_label() for line in first.lines] == ["fedavg"]
@@ -178,7 +178,7 @@ def test_curves_of_a_grid(make):
     tree = make(["fedavg", "fedprox"], [0], {"partition.alpha": [0.1, 0.5], "algorithms.fedprox.mu": [1, 2]})
     for index in range(len(tree.runs)):
         tree.write(index, [{"global-on-global": [(index, 10)]}] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert [ax.get_title("left") for ax in figure.axes if ax.axison] == [
         "Global test accuracy\n(global model)\nalpha=0.1",
         "Global test accuracy\n(global model)\nalpha=0.5",
@@ -208,10 +208,10 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     tree = make(names, [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
-    plain = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    plain = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     first, second, *others = tree.plan.cells
     tree.change(cells=(first, dataclasses.replace(second, own={"federation.local_epochs": 15}), *others))
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert plain.get_supxlabel() == "One seed."
     assert figure.get_supxlabel() == "One seed.\nOverrides of other01: federation.local_epochs=15."
     figure.draw_without_rendering()
@@ -241,7 +241,7 @@ def test_lines_of_one_name_are_two(make):
     for index in range(2):
         tree.write(index, [{"global-on-global": [(index + 1, 10)]}] * 3)
     tree.change(titles={"fedavg": "FedProx (mu=1)", "fedprox": "FedProx"})
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert [line.get_ydata()[-1] for line in figure.axes[0].lines] == [10, 20]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["FedProx (mu=1)"] * 2
 
@@ -297,7 +297,7 @@ def test_curves_of_many_algorithms_have_a_panel_each_with_fedavg_in_gray(make):
     for index in range(11):
         local = {"personal-on-local": [(index, 10), (0, 10)]}
         tree.write(index, [local if index == 3 else {"global-on-global": [(index, 20)]} | local] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     panels = [ax for ax in figure.axes if ax.axison]
     assert [ax.get_title("left") for ax in panels] == names
     assert len(figure.axes) == 12
@@ -314,7 +314,7 @@ def test_six_lines_have_a_legend(make):
     tree = make([f"other{index}" for index in range(6)], [0])
     for index in range(6):
         tree.write(index, [{"global-on-global": [(index, 20)]}] * 3)
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert [len(figure.legends[0].get_texts()), len(figure.axes[0].texts)] == [6, 0]
 
 
@@ -323,7 +323,7 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
     tree = make([f"other{index:02d}" for index in range(algorithms)], [0])
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(index, 20)]}])
-    ax = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan))).axes[0]
+    ax = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan))).axes[0]
     assert {line.get_marker() for line in ax.lines}.isdisjoint({"", "None"})
     low, high = ax.get_xlim()
     assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [1]
@@ -332,7 +332,7 @@ def test_one_round_is_a_point_at_a_whole_number(make, algorithms):
 def test_curves_of_no_algorithm_are_drawn_empty(make):
     tree = make(["local"], [0])
     tree.write(0, [{}])
-    figure = curves_figure.build_curves_figure(tree.plan, curves.build_curves(StudyData(tree.plan)))
+    figure = curves_figure.build_curves_figure(tree.plan, curves.build_metric_curves(StudyData(tree.plan)))
     assert not [line for ax in figure.axes for line in ax.lines]
 
 
@@ -342,7 +342,7 @@ def test_a_panel_without_finite_values_does_not_change_the_limits_of_the_others(
     tree = make(names, [0])
     for index in range(7):
         tree.write(index, [{"global-on-global": [(index + 1, 10)], "personal-on-local": [(1, 10)] * 2}] * 3)
-    frame = curves.build_curves(StudyData(tree.plan))
+    frame = curves.build_metric_curves(StudyData(tree.plan))
     diverged = frame.assign(mean=frame["mean"].where(frame["algorithm"] != "other0"))
     for drawn_frame in (frame, diverged):
         panels = [ax for ax in curves_figure.build_curves_figure(tree.plan, drawn_frame).axes if ax.axison]
@@ -509,7 +509,7 @@ def check_page(figure, page):
     assert all(box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 for box in boxes), "cut off"
     assert find_overlaps(filter(None, notes), renderer) == []
     for ax in drawn_axes:
-        assert ax.bbox.height > 2 * page.em * figure.dpi, "flat"
+        assert ax.bbox.height > 2 * page.em_in_inches * figure.dpi, "flat"
         for axis in (ax.xaxis, ax.yaxis):
             low, high = sorted(axis.get_view_interval())
             labels = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
@@ -579,4 +579,4 @@ def test_the_report_selects_methods_and_protocols_of_the_figures(make):
     assert "feddw" in figure.get_supxlabel()
     assert "fedavg" not in figure.get_supxlabel()
     assert list(matrices.read_figure_matrices(StudyData(tree.plan))) == ["other", "feddw"]
-    assert set(curves.build_curves(StudyData(tree.plan))["algorithm"]) == {"fedavg", "feddw", "other"}
+    assert set(curves.build_metric_curves(StudyData(tree.plan))["algorithm"]) == {"fedavg", "feddw", "other"}

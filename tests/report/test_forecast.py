@@ -41,7 +41,7 @@ def compute_forecast(cores: int = 1, **sections: object) -> forecast.Forecast:
     studies.write(studies.settings(**sections), Path())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as machine:
         machine.setattr("os.cpu_count", lambda: cores)
-        return forecast.compute_forecast(planner.make_plan())
+        return forecast.forecast_remaining_work(planner.make_plan())
 
 
 def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:

@@ -47,7 +47,7 @@ def write_metrics(tree, run, rounds):
     """Write a run whose clients have these values by round."""
     tree.write(run, [{PROTOCOL: [(1, 2)]}] * len(rounds))
     rows = [make_row(number, *values) for number, clients in enumerate(rounds, 1) for values in clients]
-    tree.write_table(tree.joined(run).metrics, pa.Table.from_pylist(rows))
+    tree.write_table(tree.merged_files(run).metrics, pa.Table.from_pylist(rows))
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_without_further_metrics_the_figures_are_those_of_before(make):
 
 
 def test_a_cell_of_another_metric_is_named_by_it(single):
-    assert {*trace._name_table_cells(StudyData(single.plan))} == {
+    assert {*trace._collect_rows_by_cell_name(StudyData(single.plan))} == {
         "fedavg.personal-on-local",
         "fedavg.personal-on-local.auc",
         "fedavg.personal-on-local.ece",

@@ -56,7 +56,7 @@ def test_the_published_example():
     assert comparison.statistic == pytest.approx(stats.friedmanchisquare(*DEMSAR).statistic)
     assert comparison.p_value == pytest.approx(stats.chi2.sf(comparison.statistic, 3))
     assert comparison.is_significant
-    assert comparison.groups == [range(4)]  # the paper: 3.143 - 1.964 < 1.25
+    assert comparison.indistinguishable_groups == [range(4)]  # the paper: 3.143 - 1.964 < 1.25
 
 
 def test_nemenyi_p_values_are_those_of_the_studentized_range():
@@ -77,7 +77,7 @@ def test_holm_corrects_scipys_signed_rank_tests():
     assert comparison.names == ("A", "B", "C")
     assert comparison.pair_p_values[0, 1] == comparison.pair_p_values[1, 2] == pytest.approx(3 * 2 / 2**8)
     assert comparison.critical_difference is None
-    assert comparison.groups == []
+    assert comparison.indistinguishable_groups == []
     noisy = DEMSAR + 0.01 * generator.random(DEMSAR.shape)
     comparison = ranks.compare_ranks(NAMES, noisy, 1, "holm")
     order = [NAMES.index(name) for name in comparison.names]
@@ -103,7 +103,7 @@ def test_equal_methods_do_not_differ(rank_test):
     comparison = ranks.compare_ranks(("a", "b", "c"), np.ones((3, 10)), 1, rank_test)
     assert (comparison.statistic, comparison.p_value) == (0, 1)
     assert comparison.mean_ranks.tolist() == [2, 2, 2]
-    assert comparison.groups == [range(3)]
+    assert comparison.indistinguishable_groups == [range(3)]
 
 
 def test_groups_are_the_largest_runs_without_a_difference():
@@ -111,8 +111,8 @@ def test_groups_are_the_largest_runs_without_a_difference():
     p_values = np.ones((4, 4))
     p_values[0, 2] = p_values[0, 3] = p_values[2, 3] = 0.01
     chain = comparison._replace(pair_p_values=np.minimum(p_values, p_values.T))
-    assert chain.groups == [range(2), range(1, 3)]
-    assert comparison._replace(p_value=0.06, pair_p_values=np.zeros((4, 4))).groups == [range(4)]
+    assert chain.indistinguishable_groups == [range(2), range(1, 3)]
+    assert comparison._replace(p_value=0.06, pair_p_values=np.zeros((4, 4))).indistinguishable_groups == [range(4)]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     (ax,) = build_ranks_figure(style.PAGES["neurips"], comparison, list(comparison.names), []).axes
     bars = [line for line in ax.get_lines() if line.get_linewidth() == 3.5]
-    assert len(bars) == len(comparison.groups) == 1
+    assert len(bars) == len(comparison.indistinguishable_groups) == 1
     low, high = bars[0].get_xdata()
     assert low < comparison.mean_ranks[0]
     assert high > comparison.mean_ranks[-1]

@@ -99,7 +99,7 @@ def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) ->
     for clients, protocols in expected.items():
         data = report(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
-        assert set(curves.build_curves(data)["protocol"]) == protocols
+        assert set(curves.build_metric_curves(data)["protocol"]) == protocols
         assert ("new clients" in wide.render_latex(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
     data = report(plan, "both")

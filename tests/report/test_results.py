@@ -75,7 +75,7 @@ def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):
     tree = make(["fedavg"], seeds=[0], grid={"left_out": ["all"]})
     tree.write(0, [{"global-on-global": [(1, 2)]}])
     with pytest.raises(SettingsError, match=r"^study.grid.left_out: fedavg records "):
-        _ = StudyData(tree.plan).rounds
+        _ = StudyData(tree.plan).round_traffic
 
 
 @pytest.mark.parametrize("name", ["metrics", "rounds"])

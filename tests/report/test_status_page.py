@@ -81,7 +81,7 @@ def test_the_command_writes_a_page_whose_links_exist(tmp_path: Path) -> None:
 
 
 def test_a_page_is_one_file_that_requests_nothing() -> None:
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     text = PAGE.read_text()
     assert "http-equiv" not in text
     assert not re.search(r"""<(?:script|link rel="stylesheet"|img|iframe)|https?:|url\(|@import""", text)
@@ -92,7 +92,7 @@ def test_a_page_is_one_file_that_requests_nothing() -> None:
 
 
 def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path: Path) -> None:
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     plan = planner.make_plan()
     runs, _ = status.load_progress(plan)
     for width in (1280, 375):
@@ -118,7 +118,7 @@ def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path
 
 
 def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> None:
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     lightness = {}
     for mode in ("light", "dark"):
         browser("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": mode}])
@@ -138,11 +138,11 @@ def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> N
 def test_tables_are_linked_only_if_they_contain_the_runs_of_the_plan() -> None:
     plan = studies.prepare(studies.settings(rounds=ROUNDS))
     contents.write_files(contents.build_report_files(StudyData(plan)))
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     assert 'href="results/tables/results.html"' in PAGE.read_text()
     assert "1 of 1" in re.sub("<.*?>", "", PAGE.read_text())
     studies.prepare(studies.settings(rounds=ROUNDS - 1))
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     assert "results/tables/results.html" not in PAGE.read_text()
 
 
@@ -151,10 +151,10 @@ def test_a_folder_has_a_section_per_study() -> None:
     for name in ("one", "two", "unplanned"):
         shutil.copy("params.yaml", f"studies/{name}.yaml")
     with pytest.raises(ArtifactError, match="--params: no study in studies has a plan"):
-        status_page.make_status_page(Path("studies"), "full", PAGE)
+        status_page.update_status_page(Path("studies"), "full", PAGE)
     for name in ("one", "two"):
         planner.write_plan(planner.make_plan(Path(f"studies/{name}.yaml")))
-    status_page.make_status_page(Path("studies"), "full", PAGE)
+    status_page.update_status_page(Path("studies"), "full", PAGE)
     text = PAGE.read_text()
     assert re.findall("<h2>(.*)</h2>", text) == ["studies/one.yaml", "studies/two.yaml"]
     assert re.findall('<a href="#(.*?)">(.*?)</a>', text) == [
@@ -176,7 +176,7 @@ def test_a_watched_page_reloads_itself_until_all_runs_are_done(monkeypatch: pyte
 
     plan = studies.prepare(studies.settings(("feddw",), 1))
     monkeypatch.setattr(status_page.time, "sleep", finish)
-    status_page.make_status_page(Path("params.yaml"), "full", PAGE, watch=True)
+    status_page.update_status_page(Path("params.yaml"), "full", PAGE, watch=True)
     assert reloads == [[str(status_page.REFRESH_SECONDS)]]
     assert "http-equiv" not in PAGE.read_text()
 
@@ -185,7 +185,7 @@ def test_a_watched_page_reloads_itself_until_all_runs_are_done(monkeypatch: pyte
 def test_it_never_overwrites_another_kind_of_file(name: str) -> None:
     before = Path("params.yaml").read_bytes()
     with pytest.raises(SettingsError, match=rf"--html: {re.escape(name)} "):
-        status_page.make_status_page(Path("params.yaml"), "full", Path(name))
+        status_page.update_status_page(Path("params.yaml"), "full", Path(name))
     assert Path("params.yaml").read_bytes() == before
 
 
@@ -198,8 +198,10 @@ def test_the_best_configurations_have_a_color() -> None:
     (progress,) = status_page.write_status_page([plan], [], PAGE)
     means = {line.name: line.compute_last_accuracies(plan.protocols[0])[0] for line in progress.configurations}
     assert len(means) == len(rates) == len(progress.ranking)
-    assert len(progress.colors) == status_page.COLOR_COUNT
-    assert min(means[name] for name in progress.colors) >= max(means[name] for name in means.keys() - progress.colors)
+    assert len(progress.color_classes) == status_page.COLOR_COUNT
+    assert min(means[name] for name in progress.color_classes) >= max(
+        means[name] for name in means.keys() - progress.color_classes
+    )
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
 
@@ -214,10 +216,10 @@ def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None
     begun = [begin("running", 3, 0.25), begin("stopped", 30, 0.75), waiting]
     configuration = status_page.Configuration("FedAvg", begun)
     assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
-    assert configuration.rounds == "3–30"
+    assert configuration.round_range == "3–30"
     configuration = status_page.Configuration("FedAvg", [*begun, begin("done", 40, 0.9)])
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
-    assert configuration.rounds == "40"
+    assert configuration.round_range == "40"
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,10 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
     assert "mean-on-global" not in tables.render_markdown(StudyData(tree.plan))
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"feddyn": 50.0, "fedavg": 40.0}
-    assert set(curves.build_curves(StudyData(tree.plan))["protocol"]) == {"global-on-global", "personal-on-local"}
+    assert set(curves.build_metric_curves(StudyData(tree.plan))["protocol"]) == {
+        "global-on-global",
+        "personal-on-local",
+    }
 
 
 def test_markdown(two):
@@ -382,7 +385,7 @@ def test_a_grid_of_lists(make):
 
 
 def test_curves(two):
-    row = curves.build_curves(StudyData(two.plan))
+    row = curves.build_metric_curves(StudyData(two.plan))
     rows = row[(row["algorithm"] == "fedavg") & (row["protocol"] == "global-on-global")]
     assert rows["round"].tolist() == [1, 2, 3]
     assert rows["seeds"].tolist() == [2, 2, 2]
@@ -415,7 +418,7 @@ def test_times_change_neither_results_nor_metrics(two):
     contents.write_files(contents.build_tables(StudyData(two.plan)))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
-        path = two.joined(run).times
+        path = two.merged_files(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
     contents.write_files(contents.build_tables(StudyData(two.plan)))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before

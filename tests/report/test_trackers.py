@@ -157,7 +157,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, NewP
         patch.chdir(folder)
         sections: dict[str, Any] = {"study": {"seeds": [0, 1]}, "evaluation": {"metrics": ["accuracy", "nll"]}}
         plan = studies.prepare(studies.settings(("fedavg",), ROUNDS, **sections))
-        installed = [name for name in TOOLS if callbacks.is_installed(name)]
+        installed = [name for name in TOOLS if callbacks.is_tracker_installed(name)]
         first, second = plan.runs
         for stop, names in ((1, installed), (2, []), (ROUNDS, installed)):
             assert "continues without it" not in run_job(folder, first.path, stop, *names)
@@ -209,7 +209,7 @@ def test_a_run_that_is_computed_again_from_the_start_has_its_new_numbers(
     plan = studies.prepare(studies.settings(("fedavg",), 2))
     (run,) = plan.runs
     run_job(tmp_path, run.path, 2, "tensorboard")
-    studies.forget(run.path)
+    studies.delete_rounds(run.path)
     run_job(tmp_path, run.path, 1, "tensorboard")
     ((_, record),) = read_tensorboard(tmp_path).items()
     assert all(list(values) == [1] for values in record.history.values())

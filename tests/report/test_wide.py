@@ -249,7 +249,7 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
 
 def test_runs_that_diverged_have_a_note(one):
     for number in (0, 1):
-        path = one.joined(number).rounds
+        path = one.merged_files(number).rounds
         lost = files.table_to_frame(layout.read_merged_table(path)).assign(left_out=2)
         one.write_table(path, pa.Table.from_pandas(lost, preserve_index=False))
     text = latex(one)
@@ -340,7 +340,7 @@ def begun(make):
     for index in (0, 1, 2, 3, 4):  # fedavg and fedprox at 0.1; fedavg at 0.5, seed 0
         tree.write(index, right(50 + index))
     for index in (5, 6, 7):
-        shutil.rmtree(tree.joined(index).marker.parent, ignore_errors=True)
+        shutil.rmtree(tree.merged_files(index).marker.parent, ignore_errors=True)
     return tree
 
 

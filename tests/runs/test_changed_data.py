@@ -83,7 +83,7 @@ def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
 def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name: str) -> None:
     (run,) = study_plan.runs
     path = change(study_plan)
-    bits_before = studies.bits(run.path)
+    bits_before = studies.hash_results(run.path)
     steps = [
         ("segment", str(run.path), "--stop", "4"),
         ("segment", str(run.path), "--stop", "3"),
@@ -99,7 +99,7 @@ def test_no_step_goes_on_with_other_data(study_plan: NewPlan, change: Any, name:
         )
         assert f"delete {run.path} and type `fedpipe run`" in message
         assert "\n" not in message
-    assert studies.bits(run.path) == bits_before
+    assert studies.hash_results(run.path) == bits_before
 
 
 def test_an_aggregation_of_blocks_of_other_data_is_refused() -> None:
@@ -118,7 +118,7 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan:
     copied_folder = Path("old")
     shutil.copytree(files.path, copied_folder)
     write_other_partition(study_plan)
-    studies.forget(files.path)
+    studies.delete_rounds(files.path)
     run_command("segment", str(run.path), "--stop", "1")
     packing.unpack_folder(files.rounds_folder)
     packing.unpack_folder(copied_folder / "rounds")
@@ -192,11 +192,11 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
 def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, message: str) -> None:
     name = study_plan.runs[0].dataset
     path = store.settings_file(name)
-    bits_before = studies.bits(Path("results/data"))
+    bits_before = studies.hash_results(Path("results/data"))
     path.write_text(yaml.safe_dump(settings))
     with pytest.raises(ArtifactError) as error:
         run_command("download", name)
     assert str(error.value).startswith(f"{path} {message}")
-    assert studies.bits(Path("results/data")) == bits_before
+    assert studies.hash_results(Path("results/data")) == bits_before
     path.write_text(yaml.safe_dump({"name": "digits", "mirror": "elsewhere"}))
     run_command("download", name)

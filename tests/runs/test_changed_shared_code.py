@@ -56,7 +56,7 @@ def read_records(run: Run) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("label", ["scaffold", "fedavg", "fedfomo", "local", "pfps_lwc"])
 def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     plan = start_study(label)
-    expected = studies.bits(Path())
+    expected = studies.hash_results(Path())
     replace_shared_code(monkeypatch)
     run = studies.open_runs(plan)[0]
     assert list(run.run_segment(ROUNDS + 1)) == [ROUNDS, ROUNDS + 1]
@@ -64,14 +64,14 @@ def test_code_that_does_the_same_goes_on(monkeypatch: pytest.MonkeyPatch, label:
     assert (record["round"], record["agrees"], record["distance"]) == (ROUNDS, "bits", 0.0)
     assert record["now"]["shared"] == "f00d" * 3 != record["made_by"][0]["shared"]
     assert run.checkpoint.read_state_json(ROUNDS + 1)["made_by"][0]["shared"] == "f00d" * 3
-    changed_names = {name for name, sha256 in expected.items() if studies.bits(Path()).get(name) != sha256}
+    changed_names = {name for name, sha256 in expected.items() if studies.hash_results(Path()).get(name) != sha256}
     assert all("0001/" in name and name.endswith(".pt") for name in changed_names), "pruned, since two rounds follow"
 
 
 @pytest.mark.parametrize("label", ["fedper", "local"])
 def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
     plan = start_study(label)
-    expected = studies.bits(Path())
+    expected = studies.hash_results(Path())
     replace_shared_code(monkeypatch, rate=1.01)
     run = studies.open_runs(plan)[0]
     file = "server.pt" if label == "fedper" else "clients.pt"
@@ -80,7 +80,7 @@ def test_code_that_does_another_thing_is_refused(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(ArtifactError, match=message):
         list(run.run_segment(ROUNDS + 1))
-    assert studies.bits(Path()) == expected
+    assert studies.hash_results(Path()) == expected
     assert not read_records(run)
 
 
@@ -156,7 +156,7 @@ def test_elsewhere_it_must_be_the_same_within_rounding(
     assert comparison is not None
     assert bool(comparison.differing_files) == (rate != 1.0)
     assert (
-        not comparison.is_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
+        not comparison.has_same_environment or not comparison.differing_files or not comparison.is_reproduced("float32")
     )
     monkeypatch.setattr(Run, "get_environment", lambda self: comparison.replayed_by | {"device": "another CPU"})
     if not is_reproduced:
@@ -175,15 +175,15 @@ def test_executors_agree_within_rounding() -> None:
     plan = start_study(federation={"learning_rate": 0.1})
     comparison = replay.replay_round(studies.open_runs(plan, stack=3)[0], ROUNDS)
     assert comparison is not None
-    assert not comparison.is_same_environment
+    assert not comparison.has_same_environment
     assert comparison.is_reproduced("float32")
     assert comparison.distance < 1e-4
 
 
 def test_a_number_that_is_none_never_agrees() -> None:
     first, second = torch.tensor([1.0, torch.nan, torch.inf]), torch.tensor([1.0, torch.nan, torch.inf])
-    assert replay._squared_distance(first, second) == 0
-    assert replay._squared_distance(first, torch.tensor([1.0, 2.0, torch.inf])) != 0
+    assert replay._compute_squared_distance(first, second) == 0
+    assert replay._compute_squared_distance(first, torch.tensor([1.0, 2.0, torch.inf])) != 0
     comparison = replay.Comparison(1, [], {}, ["server.pt"], ["server.pt"], float("inf"))
     assert not comparison.is_reproduced("float32")
     assert re.search("states by inf", comparison.describe_difference())

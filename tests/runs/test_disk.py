@@ -52,12 +52,12 @@ try:
     message = "nothing"
 except ArtifactError as error:
     message = str(error)
-after, rounds = files(), studies.rounds(Path(path))
+after, rounds = files(), studies.read_round_times(Path(path))
 subprocess.run(mend, shell=True, check=True)
 list(Run(RunFiles(Path(path))).run_segment(3))
-has_kept_rounds = rounds.items() <= studies.rounds(Path(path)).items()
+has_kept_rounds = rounds.items() <= studies.read_round_times(Path(path)).items()
 result = {"message": message, "before": before, "after": after, "has_kept_rounds": has_kept_rounds}
-print(json.dumps(result | {"bits": studies.bits(Path(path))}))
+print(json.dumps(result | {"bits": studies.hash_results(Path(path))}))
 """
 
 
@@ -78,8 +78,8 @@ def prepare_run() -> tuple[str, dict[str, str]]:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.bits(Path(path))
-    studies.forget(Path(path))
+    expected = studies.hash_results(Path(path))
+    studies.delete_rounds(Path(path))
     return path, expected
 
 
@@ -113,7 +113,7 @@ def test_no_round_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda stream: synced.append(Path(f"/proc/self/fd/{stream}").readlink()))
     list(run.run_segment(ROUNDS))
-    assert synced == [archive.pack_path(run.files.rounds_folder).resolve()], (
+    assert synced == [archive.get_pack_path(run.files.rounds_folder).resolve()], (
         "only what takes the place of deleted files"
     )
 
@@ -144,14 +144,14 @@ def test_a_power_failure_at_any_deletion_costs_a_round(monkeypatch: pytest.Monke
         patch.setattr(os, "fsync", record_fsync)
         patch.setattr(Path, "unlink", record_failure)
         list(run.run_segment(6))
-    expected = studies.bits(folder)
+    expected = studies.hash_results(folder)
     assert len(failures) >= 4
     for number, copied_folder in failures:
         shutil.rmtree(folder)
         copied_folder.rename(folder)
         result, *_ = studies.open_runs(plan)[0].run_segment(6)
         assert result >= number - 1
-        assert studies.bits(folder) == expected
+        assert studies.hash_results(folder) == expected
 
 
 class Harmful:
@@ -218,7 +218,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     else:  # the segment's own: only its round is done again
         stats_before = stat_other_files(*rounds, *packed)
         assert list(studies.open_runs(plan)[0].run_segment(ROUNDS)) == [ROUNDS - 1, ROUNDS]
-        assert stat_other_files(*rounds, archive.pack_path(run.files.rounds_folder)) == stats_before
+        assert stat_other_files(*rounds, archive.get_pack_path(run.files.rounds_folder)) == stats_before
         packing.unpack_folder(run.files.rounds_folder)
         assert path.read_bytes() == expected
     assert not Path("harm").exists()

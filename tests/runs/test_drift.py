@@ -74,7 +74,7 @@ def get_bits(run: Run, numbers: Sequence[int]) -> dict[str, str]:
     """SHA-256 of all tensors and tables of some rounds."""
     return {
         name: sha256
-        for name, sha256 in studies.bits(run.files.path).items()
+        for name, sha256 in studies.hash_results(run.files.path).items()
         if name.startswith("rounds/") and int(Path(name).parent.name) in numbers
     }
 
@@ -152,7 +152,7 @@ def test_blocks_and_resumed_runs_have_the_same_bits(stack: int) -> None:
     run = open_run(LABELS, "fedala", stack)
     list(run.run_segment(ROUNDS))
     expected = get_bits(run, range(ROUNDS + 1))
-    studies.forget(run.files.path)
+    studies.delete_rounds(run.files.path)
     for number in range(ROUNDS + 1):  # a process for each step
         if number == 0:
             list(open_run(LABELS, "fedala", stack).run_segment(0))

@@ -19,7 +19,7 @@ def run_and_hash(size: Any, stack: int) -> tuple[str, dict[str, str]]:
     (run,) = studies.open_runs(plan, stack=stack, device="cpu")
     assert len(np.unique(run.clients.sizes)) > 1, "clients of unequal size"
     list(run.run_segment(2))
-    bits = studies.bits(run.files.path / "rounds")
+    bits = studies.hash_results(run.files.path / "rounds")
     return plan.runs[0].key, {name: sha256 for name, sha256 in bits.items() if name.endswith("server.pt")}
 
 

@@ -26,8 +26,8 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
     plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.bits(Path(path))
-    studies.forget(Path(path))
+    expected = studies.hash_results(Path(path))
+    studies.delete_rounds(Path(path))
     command = [sys.executable, "-m", "fedpipe", *make_segment_command(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -43,7 +43,7 @@ def test_sigterm_ends_a_segment_after_its_round_and_leaves_nothing_half() -> Non
     assert not list_temporary_files(Path(path))
     assert not Path(path, "segments").exists()
     assert rerun_segment(path) == (stop, list(range(stop + 1, ROUNDS + 1)))
-    assert studies.bits(Path(path)) == expected
+    assert studies.hash_results(Path(path)) == expected
 
 
 def test_sigterm_in_the_last_round_ends_like_any_other() -> None:

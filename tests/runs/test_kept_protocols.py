@@ -100,10 +100,10 @@ def test_it_is_the_model_that_was_uploaded_last_or_the_initial_one(buffers: str)
 def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -> None:
     plan = prepare_study("fedper", (*KEPT, "trained-on-global", "personal-on-local"))
     run = run_study(plan, stack=2)
-    expected = studies.bits(run.files.path)
+    expected = studies.hash_results(run.files.path)
 
     def delete_results() -> None:
-        studies.forget(run.files.path)
+        studies.delete_rounds(run.files.path)
         for path in run.files.path.glob("*.parquet"):
             path.unlink()
 
@@ -111,7 +111,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     list(studies.open_runs(plan, stack=2)[0].run_segment(1))
     list(studies.open_runs(plan, stack=2)[0].run_segment(3))
     shutil.rmtree(run.files.path / "segments")
-    assert studies.bits(run_study(plan, stack=2).files.path) == expected, "three segments differ from one"
+    assert studies.hash_results(run_study(plan, stack=2).files.path) == expected, "three segments differ from one"
 
     delete_results()
     studies.open_runs(plan, stack=2)[0].initialize()
@@ -125,35 +125,35 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         studies.open_runs(plan, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(plan, stack=2)[0].evaluate(number)
     collect.collect_rounds(run.files, ROUNDS, "all")
-    assert studies.bits(run.files.path) == expected, "single rounds differ from a segment"
+    assert studies.hash_results(run.files.path) == expected, "single rounds differ from a segment"
 
     delete_results()
     pruned = prepare_study(
         "fedper", (*KEPT, "trained-on-global", "personal-on-local"), artifacts={"keep_models": "last"}
     )
-    pruned_bits = studies.bits(run_study(pruned, stack=2).files.path)
+    pruned_bits = studies.hash_results(run_study(pruned, stack=2).files.path)
     assert pruned_bits.items() < expected.items()
     assert {name for name in expected.keys() - pruned_bits.keys() if not name.endswith(".pt")} == set()
 
     delete_results()
     loop = run_study(plan)
-    loop_bits = studies.bits(run.files.path)
+    loop_bits = studies.hash_results(run.files.path)
     assert read_scores(loop, "kept-on-global").keys() == {(n, i) for n in range(1, ROUNDS + 1) for i in range(10)}
     delete_results()
-    assert studies.bits(run_study(plan).files.path) == loop_bits
+    assert studies.hash_results(run_study(plan).files.path) == loop_bits
     delete_results()
     threaded_run = studies.open_runs(plan, threads=2)[0]
     list(threaded_run.run_segment(ROUNDS))
     collect.collect_rounds(threaded_run.files, ROUNDS, "all")
-    assert studies.bits(run.files.path) == loop_bits, "threads changed bits"
+    assert studies.hash_results(run.files.path) == loop_bits, "threads changed bits"
 
 
 def test_nothing_else_changes_and_nothing_more_travels_or_is_stored() -> None:
     run_with_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local", *KEPT)))
     run_without_kept = run_study(prepare_study(protocols=("global-on-global", "trained-on-local")))
     bits_with_kept, bits_without_kept = (
-        studies.bits(run_with_kept.files.path),
-        studies.bits(run_without_kept.files.path),
+        studies.hash_results(run_with_kept.files.path),
+        studies.hash_results(run_without_kept.files.path),
     )
     metrics_files = {f"rounds/{number:04d}/metrics.parquet" for number in range(1, ROUNDS + 1)} | {
         f"joined/{ROUNDS:04d}/metrics.parquet"
@@ -195,8 +195,8 @@ def test_a_damaged_record_is_made_again() -> None:
     run = studies.open_runs(plan)[0]
     list(run.run_segment(2))
     resumed_run = run_study(plan)
-    expected = studies.bits(resumed_run.files.path)
+    expected = studies.hash_results(resumed_run.files.path)
     packing.unpack_folder(run.files.rounds_folder)
     run.files.round(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
     shutil.rmtree(run.files.path / "segments")
-    assert studies.bits(run_study(plan).files.path) == expected
+    assert studies.hash_results(run_study(plan).files.path) == expected

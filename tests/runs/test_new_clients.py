@@ -22,7 +22,7 @@ from fedpipe.engine import collect
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import load_federated_data
-from fedpipe.engine.new_clients import add_client
+from fedpipe.engine.new_clients import add_new_client
 from fedpipe.engine.run import Run
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
@@ -194,7 +194,7 @@ def test_the_servers_rows_are_the_seen_clients() -> None:
 
 
 def read_round_bits(run: Run) -> dict[str, str]:
-    return {name: sha256 for name, sha256 in studies.bits(run.files.path).items() if name.startswith("rounds/")}
+    return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if name.startswith("rounds/")}
 
 
 @pytest.mark.parametrize("label", ["fedavg", "fedala", "cwfedavg"])
@@ -204,11 +204,11 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
     run_all(run)
     expected = read_round_bits(run)
     assert expected
-    studies.forget(run.files.path)
+    studies.delete_rounds(run.files.path)
     list(studies.open_runs(plan, stack=1)[0].run_segment(1))
     run_all(studies.open_runs(plan, threads=2, stack=1)[0])
     assert read_round_bits(run) == expected
-    studies.forget(run.files.path)
+    studies.delete_rounds(run.files.path)
     studies.open_runs(plan)[0].initialize()
     for number in range(1, ROUNDS + 1):
         files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
@@ -225,7 +225,7 @@ def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
     plan = prepare("fedavg", "fedfomo", held_out=[0, 2])
     for run in studies.open_runs(plan, stack=1):
         rows = run_all(run)
-        studies.forget(run.files.path)
+        studies.delete_rounds(run.files.path)
         stack_rows = run_all(Run(run.files, Execution(stack=4)))
         for row, stack_row in zip(rows, stack_rows, strict=True):
             assert [row[name] for name in ("round", "client", "protocol", "total")] == [
@@ -243,7 +243,7 @@ def receive(label: str) -> tuple[Run, State, State]:
     run_all(run)
     server = run.load_server_state(ROUNDS)
     assert run.new_clients is not None
-    common, own = run.new_clients.make_sender(run.new_clients.algorithm, server)([0, 2])  # equal for both
+    common, own = run.new_clients.make_download_function(run.new_clients.algorithm, server)([0, 2])  # equal for both
     for value in iterate_tensors(own):
         torch.testing.assert_close(value[0], value[1])
     first = {
@@ -282,7 +282,7 @@ def test_fedpac_sends_the_initial_head() -> None:
 def test_a_larger_server_has_the_new_rows_of_the_initial_one() -> None:
     server = {"mixing": torch.full((2, 2), 5.0), "models": Tensors(w=torch.zeros(2, 3)), "step": torch.tensor(7.0)}
     larger = {"mixing": torch.eye(3), "models": Tensors(w=torch.ones(3, 3)), "step": torch.tensor(0.0)}
-    grown = add_client(server, larger)
+    grown = add_new_client(server, larger)
     assert grown["mixing"].tolist() == [[5, 5, 0], [5, 5, 0], [0, 0, 1]]
     assert grown["models"]["w"].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 1]]
     assert grown["step"] == 7

@@ -104,8 +104,8 @@ def test_only_recorded_metrics_are_in_the_key() -> None:
 def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
     plan = prepare_study("accuracy", "auc", "ece")
     run = run_study(plan)
-    expected = studies.bits(run.files.path)
-    studies.forget(run.files.path)
+    expected = studies.hash_results(run.files.path)
+    studies.delete_rounds(run.files.path)
     for path in run.files.path.glob("*.parquet"):
         path.unlink()
     shutil.rmtree(run.files.path / "segments", ignore_errors=True)
@@ -119,7 +119,7 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
         studies.open_runs(plan, stack=2)[0].evaluate(number)
     list(studies.open_runs(plan, stack=2)[0].run_segment(ROUNDS))
     collect.collect_rounds(run.files, ROUNDS, plan.keep_models)
-    assert studies.bits(run.files.path) == expected
+    assert studies.hash_results(run.files.path) == expected
 
 
 def test_tables_of_a_study_have_the_runs_numbers() -> None:

@@ -74,8 +74,8 @@ def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.bits(Path(path))
-    studies.forget(Path(path))
+    expected = studies.hash_results(Path(path))
+    studies.delete_rounds(Path(path))
 
     killed_process = subprocess.run(
         [sys.executable, "-c", DYING, str(write_number), *make_segment_command(path)], capture_output=True
@@ -86,7 +86,7 @@ def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
     complete_count, rounds = resume_segment(plan)
     assert complete_count == max(len(complete_folders) - 1, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.bits(Path(path)) == expected
+    assert studies.hash_results(Path(path)) == expected
     assert not list_temporary_files(Path(path)), "half-written files should be gone"
 
 
@@ -97,8 +97,8 @@ def test_killed_at_any_moment(moment: int) -> None:
     plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.bits(Path(path))
-    studies.forget(Path(path))
+    expected = studies.hash_results(Path(path))
+    studies.delete_rounds(Path(path))
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", "fedpipe", *make_segment_command(path)],
         stdout=subprocess.PIPE,
@@ -117,7 +117,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     complete_count, rounds = rerun_segment(path)
     assert complete_count == max(complete, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.bits(Path(path)) == expected
+    assert studies.hash_results(Path(path)) == expected
 
 
 def test_more_rounds_continue_a_shorter_run() -> None:
@@ -147,7 +147,7 @@ def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: 
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = str(plan.runs[0].path)
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.bits(Path(path))
+    expected = studies.hash_results(Path(path))
     file = Path(path, name)
     if not file.exists():  # as before the segment's end
         packing.unpack_folder(Path(path, "rounds"))
@@ -165,7 +165,7 @@ def test_damaged_files_are_found_and_made_again(name: str, damage: str, rounds: 
             studies.open_runs(plan)[0].load_server_state(2)
         return
     assert resume_segment(plan)[1] == rounds
-    assert studies.bits(Path(path)) == expected
+    assert studies.hash_results(Path(path)) == expected
     assert not list(Path(path, "rounds").rglob("*.json"))
 
 
@@ -173,14 +173,14 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS))
     path = plan.runs[0].path
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected, pack, damaged_file = studies.bits(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
+    expected, pack, damaged_file = studies.hash_results(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
     data, member = bytearray(pack.read_bytes()), archive.read_member(damaged_file)
     data[data.index(member) + len(member) // 2] ^= 1
     pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{pack} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
         files.read_parquet(damaged_file)
     assert resume_segment(plan)[1] == [3, 4]
-    assert studies.bits(path) == expected
+    assert studies.hash_results(path) == expected
 
 
 def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
@@ -207,23 +207,23 @@ def test_killed_while_it_packs() -> None:
     path = plan.runs[0].path
     (run,) = studies.open_runs(plan)
     list(run.run_segment(ROUNDS))
-    expected = studies.bits(path)
+    expected = studies.hash_results(path)
     writes = 4 + ROUNDS * 9  # of round 0, and of the others
-    studies.forget(path)
+    studies.delete_rounds(path)
     killed_process = subprocess.run(
         [sys.executable, "-c", DYING, str(writes), *make_segment_command(str(path))], capture_output=True
     )
     assert killed_process.returncode == -signal.SIGKILL
     assert next(file.name for file in list_temporary_files(path)).startswith(".rounds.zip.")
     assert resume_segment(plan) == (ROUNDS, [])
-    assert studies.bits(path) == expected
+    assert studies.hash_results(path) == expected
 
     packed = (path / "rounds.zip").read_bytes()
     packing.unpack_folder(path / "rounds")
     (path / "rounds.zip").write_bytes(packed)
     (path / "rounds/0002/state.json").unlink()
     assert resume_segment(plan) == (ROUNDS, [])
-    assert studies.bits(path) == expected
+    assert studies.hash_results(path) == expected
 
 
 def test_a_pickled_object_is_refused() -> None:

@@ -26,7 +26,7 @@ ALGORITHMS = studies.mark_others_slow(registry.list_components(component.ALGORIT
 def collect_results(run: Run, rounds: int = ROUNDS) -> dict[str, str]:
     """Merge the run's rounds. Return the bits of all its files."""
     collect.collect_rounds(run.files, rounds, "all")
-    return studies.bits(run.files.path)
+    return studies.hash_results(run.files.path)
 
 
 def delete_results(run: Run) -> None:

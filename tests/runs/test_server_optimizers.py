@@ -101,7 +101,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
     for planned in plan.runs:
         (run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
         *_, last_round = run.run_segment(4)
-        expected_bits = studies.bits(run.files.path)
+        expected_bits = studies.hash_results(run.files.path)
         part = {"fedavg": "model", "fedrep": "body"}[planned.algorithm]
         saved = torch.load(run.files.round(last_round).server_state, weights_only=True)
         names = {name for name in saved[part] if "running" not in name}
@@ -109,13 +109,13 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
         assert names == saved[M].keys() == saved[V].keys()
         assert all(bool((value > 0).all()) for value in saved[V].values())
 
-        studies.forget(run.files.path)
+        studies.delete_rounds(run.files.path)
         for stop in (2, 4):
             (resumed_run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
             list(resumed_run.run_segment(stop))
-        assert studies.bits(run.files.path) == expected_bits
+        assert studies.hash_results(run.files.path) == expected_bits
 
-        studies.forget(run.files.path)
+        studies.delete_rounds(run.files.path)
         (resumed_run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
         resumed_run.initialize()
         for number in range(1, 5):

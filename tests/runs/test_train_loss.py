@@ -46,8 +46,8 @@ def score_by_hand(run: Run, model: Any, client: int) -> tuple[int, int, float]:
 def test_models_are_measured_on_what_their_clients_train_on(stack: int) -> None:
     run = run_study(stack=stack)
     personal, trained = (
-        studies.measured(run, ROUNDS, "personal-on-train"),
-        studies.measured(run, ROUNDS, "trained-on-train"),
+        studies.read_scores(run, ROUNDS, "personal-on-train"),
+        studies.read_scores(run, ROUNDS, "trained-on-train"),
     )
     all_clients = range(run.federation.clients)
     assert personal.keys() == {(number, client) for number in range(1, ROUNDS + 1) for client in all_clients}
@@ -96,4 +96,4 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     assert run.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)
-    assert StudyData(plan).mean_times["epoch"].to_list() == [pytest.approx(times["epoch"])]
+    assert StudyData(plan).mean_run_times["epoch"].to_list() == [pytest.approx(times["epoch"])]

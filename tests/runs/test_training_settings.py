@@ -81,7 +81,7 @@ def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: 
 
 def hash_states(run: Run) -> dict[str, str]:
     """The hashes of what a run left, by file."""
-    return {name: sha256 for name, sha256 in studies.bits(run.files.path).items() if "/rounds/" in f"/{name}"}
+    return {name: sha256 for name, sha256 in studies.hash_results(run.files.path).items() if "/rounds/" in f"/{name}"}
 
 
 @pytest.mark.parametrize("stack", [1, 4], ids=["loop", "stack"])

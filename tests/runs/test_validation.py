@@ -48,7 +48,7 @@ def test_models_are_measured_on_what_their_clients_keep_from_training(stack: int
         expected_keys = (
             {(number, client) for number in (1, 2) for client in all_clients} if model != "trained" else trained
         )
-        assert studies.measured(run, ROUNDS, f"{model}-on-validation").keys() == expected_keys, model
+        assert studies.read_scores(run, ROUNDS, f"{model}-on-validation").keys() == expected_keys, model
 
 
 @pytest.mark.parametrize("stack", [1, 3])
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
     list(run.run_segment(ROUNDS))
     collect.collect_rounds(run.files, ROUNDS, "all")
     personal, global_scores = (
-        studies.measured(run, ROUNDS, f"{model}-on-validation") for model in ("personal", "global")
+        studies.read_scores(run, ROUNDS, f"{model}-on-validation") for model in ("personal", "global")
     )
     assert personal.keys() == global_scores.keys()
     for (number, client), score in personal.items():

@@ -60,7 +60,7 @@ BREACHES = {
         "own.Own.combin is never used, because no hook has that name. Did you mean 'aggregate'?"
     ),
     "def prepare(self):\n  return ()": (
-        "own.Own.prepare is never used, because no hook has that name. Did you mean 'personalize'?"
+        "own.Own.prepare is never used, because no hook has that name. Did you mean 'personal_passes'?"
     ),
     "prototype = True": (
         "own.Own.prototype is never used, because no hook has that name. Did you mean 'has_prototype_logits'?"
@@ -178,7 +178,7 @@ BREACHES = {
 
 #: What is found late, to the check that finds it and what it says.
 LATER = {
-    "def finetune(self, epochs):\n  return ()": (
+    "def finetune_passes(self, epochs):\n  return ()": (
         checks.check_evaluation,
         "own.Own: fine-tuning does not change the personal model",
     ),

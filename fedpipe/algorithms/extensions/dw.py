@@ -85,9 +85,9 @@ class WithDW(Algorithm):
         return super().start(state, download, info) | {OMEGA: download[OMEGA]}
 
     @override
-    def personalize(self) -> Sequence[Pass]:
+    def personal_passes(self) -> Sequence[Pass]:
         """X's passes, regularized."""
-        return [*map(self._regularize_pass, super().personalize())]
+        return [*map(self._regularize_pass, super().personal_passes())]
 
     @override
     def local_passes(self) -> Sequence[Pass]:
@@ -98,7 +98,7 @@ class WithDW(Algorithm):
     def _regularize_pass(self, local_pass: Pass) -> Pass:
         if not isinstance(local_pass, Train) or isinstance(local_pass.loss, _RegularizedLoss):
             return local_pass  # has no loss, or is regularized already, because X may repeat its personal passes
-        loss = _RegularizedLoss(local_pass.loss, local_pass.first_part, (self.dw or DW()).mu)
+        loss = _RegularizedLoss(local_pass.loss, local_pass.first_trained_part, (self.dw or DW()).mu)
         return dataclasses.replace(local_pass, loss=loss)
 
     def _sum_soft_labels(self, client: State, batch: Batch) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ class WithDW(Algorithm):
     @override
     def aggregate(self, server: State, uploads: Uploads) -> State:
         """X's next state, and the rows' means."""
-        omega = compute_class_means(uploads[CLIENT_OMEGA], uploads[COUNTS], otherwise=server[OMEGA])
+        omega = compute_class_means(uploads[CLIENT_OMEGA], uploads[COUNTS], default=server[OMEGA])
         return super().aggregate(server, uploads) | {OMEGA: omega}
 
     @override
@@ -141,11 +141,11 @@ class _MixinMeta(type):
     """Metaclass of the mixed classes. They are in no module, so they are pickled as a call that makes them again."""
 
 
-def _reduce_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
+def _pickle_mixin_class(mixin_class: _MixinMeta) -> tuple[Any, ...]:
     return add_dw_mixin, (mixin_class.__bases__[1],)
 
 
-copyreg.pickle(_MixinMeta, _reduce_mixin_class)
+copyreg.pickle(_MixinMeta, _pickle_mixin_class)
 
 
 @functools.cache

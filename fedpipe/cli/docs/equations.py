@@ -73,11 +73,13 @@ TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 def render_docstring(text: str) -> str:
     """Render a docstring with its equations as plain text, displayed equations on separate lines."""
 
-    def render_displayed(match: re.Match[str]) -> str:
+    def render_displayed_equation(match: re.Match[str]) -> str:
         lines = [line.strip() for line in render_equation(match[1]).splitlines()]
         return "\n".join(f"    {line}" for line in lines if line) + "\n\n"
 
-    text = re.sub(r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed, f"{text}\n", flags=re.M)
+    text = re.sub(
+        r"^ *\.\. math::((?: .*)?\n(?:(?:[ \t]+\S.*)?(?:\n|\Z))*)", render_displayed_equation, f"{text}\n", flags=re.M
+    )
     text = re.sub(r":math:`([^`]+)`", lambda match: " ".join(render_equation(match[1]).split()), text)
     return re.sub(r"(?::\w+:)?`~?([^`\s][^`]*)`(?!`)", r"`\1`", text).rstrip("\n")
 
@@ -112,7 +114,7 @@ def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
         return _parse_sequence(tokens, position, is_top_level=False)
     if sign in {"_", "^"}:
         argument, position = _parse_argument(tokens, position)
-        return _format_script(sign, argument), position
+        return _format_sub_or_superscript(sign, argument), position
     if sign:  # an alignment sign or an extra brace
         return "", position
     if command in IGNORED_COMMANDS:
@@ -150,7 +152,7 @@ def _parse_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, in
     return _parse_token(tokens, position) if position < len(tokens) else ("", position)
 
 
-def _format_script(sign: str, argument: str) -> str:
+def _format_sub_or_superscript(sign: str, argument: str) -> str:
     """Format an index or exponent, with Unicode letters if all of them exist."""
     letters, argument = SUPERSCRIPTS if sign == "^" else SUBSCRIPTS, argument.strip()
     compact = argument.replace(" ", "")

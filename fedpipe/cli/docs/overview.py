@@ -22,15 +22,19 @@ from fedpipe.testing import Trial, make_trial
 
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
 SHAPE, CLASSES, CLIENTS = (1, 28, 28), 10, 10
-PERSONAL_HOOKS = ("predict", "personalize", "finetune")  #: a method that overrides one has a model for each client
+PERSONAL_HOOKS = (
+    "predict",
+    "personal_passes",
+    "finetune_passes",
+)  #: a method that overrides one has a model for each client
 
 
-def render_overview() -> str:
+def render_methods_overview() -> str:
     """Render the table and its explanation."""
-    peers = read_peers()
+    other_libraries = read_other_libraries()
     links = ", ".join(
-        f"[{name}](https://github.com/{peer['repository']}/tree/{peer['commit']}) ({peer['commit'][:7]})"
-        for name, peer in peers.items()
+        f"[{name}](https://github.com/{library['repository']}/tree/{library['commit']}) ({library['commit'][:7]})"
+        for name, library in other_libraries.items()
     )
     text = (
         f"Down, up and stored are numbers per client, divided by those of the model. The model is `cnn` with BatchNorm "
@@ -40,26 +44,26 @@ def render_overview() -> str:
         f"The last column is read from the code of {links}, which may differ in details."
     )
     head = "| method | kind | down | up | stored at the client | BatchNorm | also in |\n|---|---|---|---|---|---|---|"
-    rows = [render_row(name, peers) for name in registry.list_components(ALGORITHM)]
+    rows = [render_method_row(name, other_libraries) for name in registry.list_components(ALGORITHM)]
     return "\n".join([text, "", head, *rows])
 
 
-def read_peers() -> dict[str, Any]:
+def read_other_libraries() -> dict[str, Any]:
     """The other libraries by name, each with its repository, commit and methods."""
-    peers: dict[str, Any] = read_yaml(PEERS_FILE.read_text(), PEERS_FILE)
-    return peers
+    other_libraries: dict[str, Any] = read_yaml(PEERS_FILE.read_text(), PEERS_FILE)
+    return other_libraries
 
 
-def render_row(name: str, peers: dict[str, Any]) -> str:
+def render_method_row(name: str, other_libraries: dict[str, Any]) -> str:
     """Render the row of a method."""
     trial = make_overview_trial(name)
-    download, upload, kept = compute_exchange(trial)
-    size = count_numbers(trial.initial_model(0))
-    down, up, stored = (format_ratio(count_numbers(state) / size) for state in (download, upload, kept))
+    download, upload, kept = compute_exchanged_states(trial)
+    size = count_tensor_elements(trial.initial_model(0))
+    down, up, stored = (format_ratio(count_tensor_elements(state) / size) for state in (download, upload, kept))
     parts = f"{stored} ({', '.join(kept)})" if kept else "–"
     owners = {"shared": upload, "own": kept}
     statistics = ", ".join(owner for owner, state in owners.items() if has_running_statistics(state))
-    also_in = ", ".join(peer for peer, facts in peers.items() if name in facts["methods"]) or "–"
+    also_in = ", ".join(library for library, facts in other_libraries.items() if name in facts["methods"]) or "–"
     title = get_display_name(trial.algorithm)
     cells = (f"[{title}](#{name})", get_model_kind(trial), down, up, parts, statistics, also_in)
     return f"| {' | '.join(cells)} |"
@@ -75,7 +79,7 @@ def make_overview_trial(name: str, batch_norm: bool = True, **parameters: Any) -
     return make_trial(algorithm, lambda: model.build(SHAPE, CLASSES), clients, local_epochs=1, batch_size=CLASSES)
 
 
-def compute_exchange(trial: Trial) -> tuple[State, State, State]:
+def compute_exchanged_states(trial: Trial) -> tuple[State, State, State]:
     """What a client receives, uploads and stores in a round of one step in each pass."""
     common, per_client = trial.send([0])
     outcome = trial.train([0])[0]
@@ -91,7 +95,7 @@ def get_model_kind(trial: Trial) -> str:
     return "both" if any(getattr(cls, hook) is not getattr(Algorithm, hook) for hook in PERSONAL_HOOKS) else "global"
 
 
-def count_numbers(state: Any) -> int:
+def count_tensor_elements(state: Any) -> int:
     """Count the numbers of a state."""
     return sum(value.numel() for value in pytree.tree_leaves(state))
 

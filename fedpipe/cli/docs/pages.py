@@ -94,14 +94,14 @@ def render_components_page(kind: ComponentKind) -> str:
     documented_components = {
         name: registry.add_extension_parameters(kind, component) for name, component in components.items()
     }
-    fields = {name: set(_get_defaults(component)) for name, component in documented_components.items()}
-    own_fields = {name: set(_get_defaults(component)) for name, component in components.items()}
+    fields = {name: set(_get_parameter_defaults(component)) for name, component in documented_components.items()}
+    own_fields = {name: set(_get_parameter_defaults(component)) for name, component in components.items()}
     common = set.intersection(*own_fields.values()).union(
         *(fields[name] - own_fields[name] for name in documented_components)
     )
     components_without_common = [name for name in documented_components if not common <= fields[name]]
     contents = [
-        f"- [{name}](#{name}): {convert_inline(get_docstring_summary(component))}"
+        f"- [{name}](#{name}): {convert_inline_to_markdown(get_docstring_summary(component))}"
         for name, component in documented_components.items()
     ]
     subject = (
@@ -119,9 +119,9 @@ def render_components_page(kind: ComponentKind) -> str:
                 None,
                 (
                     _render_docstring(component),
-                    convert_inline(get_inherited_new_client_sentence(component)),
+                    convert_inline_to_markdown(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
-                    render_parameter_table(component, set(_get_defaults(component)) - common),
+                    render_parameter_table(component, set(_get_parameter_defaults(component)) - common),
                 ),
             )
         )
@@ -132,9 +132,9 @@ def render_components_page(kind: ComponentKind) -> str:
     pictures = [PICTURES[kind.plural]] if kind.plural in PICTURES else []
     overview = []
     if kind is ALGORITHM:
-        from fedpipe.cli.docs.overview import render_overview  # imports PyTorch, which other pages do not need
+        from fedpipe.cli.docs.overview import render_methods_overview  # imports PyTorch, which other pages do not need
 
-        overview = [render_overview()]
+        overview = [render_methods_overview()]
     return "\n\n".join([*head, *overview, "\n".join(contents), *pictures, *common_sections, *sections]) + "\n"
 
 
@@ -149,7 +149,7 @@ def render_settings_page() -> str:
     ]
     for name, entry in schema["properties"].items():
         section, kind = _resolve_reference(entry, schema), kinds.get(name)
-        paragraphs += [f"## {name}", convert_inline(section.get("description", ""))]
+        paragraphs += [f"## {name}", convert_inline_to_markdown(section.get("description", ""))]
         if kind:
             selector_text = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
             paragraphs.append(
@@ -168,7 +168,7 @@ def render_settings_page() -> str:
             for choice in (_resolve_reference(choice, schema) for choice in choices.get("oneOf", ())):
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
-                    convert_inline(choice.get("description", "")),
+                    convert_inline_to_markdown(choice.get("description", "")),
                 ]
                 paragraphs.append(_render_keys_table(choice["properties"], schema))
     return "\n\n".join(filter(None, paragraphs)) + "\n"
@@ -263,7 +263,11 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
         description = " ".join(
             filter(
-                None, (convert_inline(resolved_entry.get("description", "")), _describe_allowed_values(resolved_entry))
+                None,
+                (
+                    convert_inline_to_markdown(resolved_entry.get("description", "")),
+                    _describe_allowed_values(resolved_entry),
+                ),
             )
         )
         yield f"| `{prefix}{name}` | {default} | {description.replace('|', chr(92) + '|')} |"
@@ -288,10 +292,10 @@ def format_default(field: dataclasses.Field[Any]) -> str:
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """Render a table of parameters in the order of the class. Empty without parameters."""
-    parameter_docs = _get_parameter_docs(component)
+    descriptions = {name: convert_inline_to_markdown(text) for name, text in _get_parameter_docs(component).items()}
     rows = [
-        f"| `{name}` | `{value}` | {convert_inline(parameter_docs.get(name, '')).replace('|', chr(92) + '|')} |"
-        for name, value in _get_defaults(component).items()
+        f"| `{name}` | `{value}` | {descriptions.get(name, '').replace('|', chr(92) + '|')} |"
+        for name, value in _get_parameter_defaults(component).items()
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
@@ -299,10 +303,10 @@ def render_parameter_table(component: type[Component], names: set[str]) -> str:
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:
     """Documentation of each parameter."""
-    return get_inherited_docs(component) | _parse_parameter_docs(component)
+    return get_inherited_parameter_docs(component) | _parse_parameter_docs(component)
 
 
-def get_inherited_docs(component: type[Component]) -> dict[str, str]:
+def get_inherited_parameter_docs(component: type[Component]) -> dict[str, str]:
     """Documentation of inherited parameters, from the docstrings of base classes."""
     inherited_docs: dict[str, str] = {}
     for base in component.__mro__[1:]:
@@ -323,13 +327,13 @@ def get_inherited_new_client_sentence(component: type) -> str:
     return "" if sentence in " ".join((component.__doc__ or "").split()) else sentence
 
 
-def convert_blocks(text: str) -> str:
+def convert_blocks_to_markdown(text: str) -> str:
     """Convert paragraphs, displayed equations and literal blocks from reStructuredText to Markdown."""
     converted_blocks = []
     for block in re.split(r"\n\n(?! )", text.strip()):
         paragraph, directive, equation = block.partition(".. math::")
         if paragraph.strip():
-            converted_blocks.append(convert_inline(paragraph.strip()))
+            converted_blocks.append(convert_inline_to_markdown(paragraph.strip()))
         if directive:
             lines = [line.strip() for line in equation.strip().splitlines() if line.strip()]
             if re.search(r"(?<!\\)&|\\\\$", "\n".join(lines), re.M):
@@ -338,7 +342,7 @@ def convert_blocks(text: str) -> str:
     return "\n\n".join(converted_blocks)
 
 
-def convert_inline(text: str) -> str:
+def convert_inline_to_markdown(text: str) -> str:
     """Convert roles and literals in running text, and escape Markdown markup."""
     segments = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
     for index, segment in enumerate(segments):
@@ -354,34 +358,36 @@ def convert_inline(text: str) -> str:
 
 def _render_docstring(component: type[Component]) -> str:
     """Render the part of a docstring before its first section."""
-    return convert_blocks(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
+    return convert_blocks_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
 def render_deviations_table(component: type[Component]) -> str:
     """A table of the deviations of an algorithm: what the paper, the authors' code and fedpipe do."""
     rows = []
-    for subject, text in _parse_section(component, "Deviations").items():
+    for subject, text in _parse_docstring_section(component, "Deviations").items():
         _, *parts = re.split(r"(?:^|(?<=\.) )(Paper|Code|Here): ", text)
         cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
         row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
-        rows.append("| " + " | ".join(convert_inline(cell).replace("|", chr(92) + "|") for cell in row) + " |")
+        rows.append(
+            "| " + " | ".join(convert_inline_to_markdown(cell).replace("|", chr(92) + "|") for cell in row) + " |"
+        )
     return "\n".join(["| deviation | paper | authors' code | fedpipe |", "|---|---|---|---|", *rows]) if rows else ""
 
 
 def _parse_parameter_docs(component: type) -> dict[str, str]:
     """One line of documentation per parameter, from the class's own docstring."""
     parameter_docs: dict[str, str] = {}
-    for names, text in _parse_section(component, "Parameters").items():
+    for names, text in _parse_docstring_section(component, "Parameters").items():
         parameter_docs |= dict.fromkeys(re.split(r", ?", names.partition(" :")[0]), text)
     return parameter_docs
 
 
-def _parse_section(component: type, title: str) -> dict[str, str]:
+def _parse_docstring_section(component: type, title: str) -> dict[str, str]:
     """The entries of a section of a class's own docstring by their heads, each text on one line."""
     sections = SECTION_HEADING.split(inspect.cleandoc(vars(component).get("__doc__") or ""))
     section = dict(zip(sections[1::2], sections[2::2], strict=True)).get(title, "")
     return {head: " ".join(text.split()) for head, text in re.findall(r"^(\S.*)\n((?:[ \n].*\n?)*)", section, re.M)}
 
 
-def _get_defaults(component: type[Component]) -> dict[str, str]:
+def _get_parameter_defaults(component: type[Component]) -> dict[str, str]:
     return {field.name: format_default(field) for field in list_parameters(component)}

@@ -97,7 +97,9 @@ def create_project(folder: Path) -> list[str]:
         write_bytes(folder / name, data)
     for name, target in PROFILE_LINKS.items():
         (folder / name).symlink_to(target)
-    _write_record(folder, {name: compute_file_sha256(folder / name) for name in new_files if name not in USER_FILES})
+    _write_recorded_hashes(
+        folder, {name: compute_file_sha256(folder / name) for name in new_files if name not in USER_FILES}
+    )
     return [*new_files, *PROFILE_LINKS]
 
 
@@ -113,7 +115,7 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
     """
     from fedpipe.core.storage.files import compute_file_sha256, write_bytes
 
-    recorded_hashes, new_files = _read_record(folder), _read_updatable_files()
+    recorded_hashes, new_files = _read_recorded_hashes(folder), _read_updatable_files()
     changed_files, edited_files = [], []
     for name, data in new_files.items():
         path, new_sha256 = folder / name, _hash_bytes(data)
@@ -128,7 +130,7 @@ def update_project(folder: Path) -> tuple[list[str], list[str]]:
         if path.is_file() and compute_file_sha256(path) == recorded_hashes[name]:
             path.unlink()
             changed_files.append(name)
-    _write_record(folder, {name: _hash_bytes(data) for name, data in new_files.items()})
+    _write_recorded_hashes(folder, {name: _hash_bytes(data) for name, data in new_files.items()})
     return changed_files, edited_files
 
 
@@ -138,7 +140,7 @@ def get_outdated_warning(folder: Path) -> str | None:
 
     if not (folder / RECORD_PATH).is_file():
         return None
-    recorded_hashes = _read_record(folder)
+    recorded_hashes = _read_recorded_hashes(folder)
     if {name: _hash_bytes(data) for name, data in _read_updatable_files().items()} == recorded_hashes:
         return None
     version = json.loads((folder / RECORD_PATH).read_text()).get("version")
@@ -156,7 +158,7 @@ def _read_updatable_files() -> dict[str, bytes]:
     return {name: data for name, data in read_project_files().items() if name not in USER_FILES}
 
 
-def _read_record(folder: Path) -> dict[str, str]:
+def _read_recorded_hashes(folder: Path) -> dict[str, str]:
     from fedpipe.core.errors import SettingsError
 
     try:
@@ -172,7 +174,7 @@ def _read_record(folder: Path) -> dict[str, str]:
     return recorded_hashes
 
 
-def _write_record(folder: Path, sha256: dict[str, str]) -> None:
+def _write_recorded_hashes(folder: Path, sha256: dict[str, str]) -> None:
     from fedpipe import __version__
     from fedpipe.core.storage.files import write_json
 

@@ -76,7 +76,7 @@ def _is_same_code(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)  # also equal for NaN
 
 
-def _find_spec(top: str) -> ModuleSpec | None:
+def _find_module_spec(top: str) -> ModuleSpec | None:
     loaded_module = sys.modules.get(top)
     return getattr(loaded_module, "__spec__", None) or (None if loaded_module else importlib.util.find_spec(top))
 
@@ -91,7 +91,7 @@ def find_source_file(module: str) -> Path | None:
         There is no such module, or it is built into Python.
     """
     top, *parts = module.split(".")
-    loaded_module, spec = sys.modules.get(top), _find_spec(top)
+    loaded_module, spec = sys.modules.get(top), _find_module_spec(top)
     origin = getattr(loaded_module, "__file__", None) or (spec.origin if spec else None)
     path = Path(origin).resolve() if origin and Path(origin).is_file() else None
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
@@ -158,7 +158,7 @@ def is_external_package(top: str) -> bool:
     except (ModuleNotFoundError, ValueError):
         return True
     if path is None:  # a folder without `__init__.py`, or built into Python
-        folders = list(getattr(_find_spec(top), "submodule_search_locations", None) or ())
+        folders = list(getattr(_find_module_spec(top), "submodule_search_locations", None) or ())
         is_installed = bool(folders) and all(SITE_FOLDERS & set(Path(folder).parts) for folder in folders)
         return top in sys.stdlib_module_names or is_installed
     if top in sys.stdlib_module_names and any(

@@ -31,7 +31,7 @@ from fedpipe.core.components.component import (
     list_parameters,
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
-from fedpipe.core.errors import SettingsError, format_validation_errors, reject_invalid_numbers, suggest_name
+from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers, suggest_name
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             kind.function_module
             and inspect.isfunction(candidate)
             and "<" not in candidate.__qualname__
-            and _takes_inputs(candidate)
+            and _has_model_arguments(candidate)
         ):
             family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
             return family
@@ -104,7 +104,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
     return classes[0]
 
 
-def _takes_inputs(function: Any) -> bool:
+def _has_model_arguments(function: Any) -> bool:
     """Whether a function has the arguments shape and classes. torchvision's functions have not."""
     try:
         inspect.signature(function).bind_partial((1,), 2)
@@ -226,13 +226,13 @@ def build_component(
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
-        dw = _import_dw()
+        dw = _import_dw_extension()
         if not dw.has_own_dw(component_class):
             component_class = dw.add_dw_if_requested(component_class, parameters, key)
             parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
     try:
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
-        reject_invalid_numbers(parameters, component)
+        reject_booleans_and_huge_numbers(parameters, component)
     except ValidationError as error:
         known_keys = [
             *other_keys,
@@ -246,13 +246,13 @@ def build_component(
 
 def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
     """Class with the parameters of extensions. Most algorithms can have FedDW's regularizer `dw`."""
-    if kind is not ALGORITHM or _import_dw().get_dw_conflict(component):
+    if kind is not ALGORITHM or _import_dw_extension().get_dw_conflict(component):
         return component
-    extended_class: type[Component] = _import_dw().add_dw_mixin(component)
+    extended_class: type[Component] = _import_dw_extension().add_dw_mixin(component)
     return extended_class
 
 
-def _import_dw() -> Any:
+def _import_dw_extension() -> Any:
     return importlib.import_module("fedpipe.algorithms.extensions.dw")
 
 

@@ -27,7 +27,7 @@ def to_canonical_text(node: ast.AST) -> str:
         if not isinstance(field_value, list):
             parts.append(f"{name}={_value_to_text(field_value)}")
         elif field_value:
-            items = _merge_constants(field_value) if isinstance(node, ast.JoinedStr) else field_value
+            items = _merge_adjacent_constants(field_value) if isinstance(node, ast.JoinedStr) else field_value
             parts.append(f"{name}=[{','.join([_value_to_text(item) for item in items if not is_noop(item)])}]")
     return f"{type(node).__name__}({' '.join(parts)})"
 
@@ -36,7 +36,7 @@ def _value_to_text(value: Any) -> str:
     return to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
-def _merge_constants(values: list[ast.expr]) -> list[ast.expr]:
+def _merge_adjacent_constants(values: list[ast.expr]) -> list[ast.expr]:
     """Merge adjacent texts of an f-string, because Python versions split them differently."""
     parts: list[ast.expr] = []
     for value in values:

@@ -35,14 +35,14 @@ class PackError(ArtifactError):
         )
 
 
-def pack_path(folder: Path) -> Path:
+def get_pack_path(folder: Path) -> Path:
     """Get the path of a folder's pack."""
     return Path(f"{folder}.zip")
 
 
 def locate_member(path: Path) -> tuple[Path, str]:
     """Get the pack that may contain a file, and its member name."""
-    return pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
+    return get_pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
 def is_packable(path: Path) -> bool:

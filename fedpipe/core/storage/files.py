@@ -53,7 +53,7 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     try:
         for attempt in range(WRITE_ATTEMPTS):
             try:
-                _replace(path, data)
+                _replace_file(path, data)
                 break
             except FileNotFoundError:  # another process has just cleaned or packed the folder
                 if attempt == WRITE_ATTEMPTS - 1:
@@ -63,13 +63,13 @@ def write_bytes(path: Path, data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _replace(path: Path, data: bytes | memoryview) -> None:
+def _replace_file(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
-        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).chmod(0o666 & ~_get_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def reject_outside_links(path: Path) -> None:
         )
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Delete a file or folder if it exists. Of a link only the link."""
     reject_outside_links(path.parent)
     if path.is_dir() and not path.is_symlink():
@@ -158,28 +158,30 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
     import torch
 
     if not path.is_file():
-        raise _missing_error(path)
+        raise _make_missing_file_error(path)
     if sha256 is not None and (actual_sha256 := compute_file_sha256(path)) != sha256:
-        raise _damaged_error(path, actual_sha256, sha256)
-    tree: dict[str, Any] = _decode(path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
-    if not isinstance(tree, dict) or not _are_tensors(tree):
-        raise unreadable_error(path, "not a dictionary of tensors")
+        raise _make_damaged_file_error(path, actual_sha256, sha256)
+    tree: dict[str, Any] = _call_reader(
+        path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+    )
+    if not isinstance(tree, dict) or not _is_tensor_tree(tree):
+        raise make_unreadable_file_error(path, "not a dictionary of tensors")
     return tree
 
 
-def _are_tensors(value: Any) -> bool:
+def _is_tensor_tree(value: Any) -> bool:
     """Whether a value is a tensor, or nested dicts of tensors by name."""
     import torch
 
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _are_tensors(part) for name, part in value.items())
+        return all(isinstance(name, str) and _is_tensor_tree(part) for name, part in value.items())
     return isinstance(value, torch.Tensor)
 
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """Read a JSON file, checked."""
     data = read_verified(path, sha256)
-    return _decode(path, lambda: json.loads(data))
+    return _call_reader(path, lambda: json.loads(data))
 
 
 def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
@@ -187,7 +189,7 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     import pyarrow as pa
 
     data = read_verified(path, sha256)
-    return _decode(path, lambda: decode_parquet(pa.BufferReader(data)))
+    return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data)))
 
 
 def decode_parquet(source: Any) -> pa.Table:
@@ -212,7 +214,7 @@ def is_stored(path: Path) -> bool:
     return path.is_file() or name in archive.list_members(pack_file)
 
 
-def display_path(path: Path) -> str:
+def format_display_path(path: Path) -> str:
     """Describe the location of a file: its path, or a member of its pack."""
     pack_file, name = archive.locate_member(path)
     return f"{pack_file}/{name}" if _is_packed(path) else str(path)
@@ -233,7 +235,7 @@ def compute_file_sha256(path: Path) -> str:
     try:
         return hashlib.sha256(archive.read_member(path)).hexdigest()
     except zipfile.BadZipFile as error:
-        raise unreadable_error(path, error) from error
+        raise make_unreadable_file_error(path, error) from error
 
 
 def read_recorded_sha256(path: Path, record: str | None = None) -> str:
@@ -285,29 +287,29 @@ def read_verified(path: Path, sha256: str | None) -> bytes:
     try:
         data = read_bytes(path)
     except FileNotFoundError:
-        raise _missing_error(path) from None
+        raise _make_missing_file_error(path) from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise unreadable_error(path, error) from error
+        raise make_unreadable_file_error(path, error) from error
     if sha256 is not None and (actual_sha256 := hashlib.sha256(data).hexdigest()) != sha256:
-        raise _damaged_error(path, actual_sha256, sha256)
+        raise _make_damaged_file_error(path, actual_sha256, sha256)
     return data
 
 
-def _missing_error(path: Path) -> ArtifactError:
+def _make_missing_file_error(path: Path) -> ArtifactError:
     return ArtifactError(f"{path} is missing. Type `fedpipe run` to compute it.")
 
 
-def _damaged_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
+def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
     subject = f"the SHA-256 of {archive.locate_member(path)[1]}" if _is_packed(path) else "its SHA-256"
     reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
-    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_repair_advice(path)}.")
+    return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_format_repair_advice(path)}.")
 
 
-def unreadable_error(path: Path, reason: object) -> ArtifactError:
+def make_unreadable_file_error(path: Path, reason: object) -> ArtifactError:
     """Make the error about a file that can't be read."""
     member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
-        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_repair_advice(path)}."
+        f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_format_repair_advice(path)}."
     )
 
 
@@ -315,7 +317,7 @@ def _is_packed(path: Path) -> bool:
     return archive.is_packable(path) and not path.exists() and archive.locate_member(path)[0].exists()
 
 
-def _repair_advice(path: Path) -> str:
+def _format_repair_advice(path: Path) -> str:
     """Advice for a damaged file."""
     if not _is_packed(path):
         return "Delete it and run again"
@@ -323,15 +325,15 @@ def _repair_advice(path: Path) -> str:
     return f"Delete {run / 'segments'} and run again. Complete rounds are not recomputed"
 
 
-def _decode(path: Path, read: Callable[[], _T]) -> _T:
+def _call_reader(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except Exception as error:  # any error of a reader means that the file is damaged
         reason = str(error).split("\n", 1)[0]
-        raise unreadable_error(path, reason) from error
+        raise make_unreadable_file_error(path, reason) from error
 
 
-def _umask() -> int:
+def _get_umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current

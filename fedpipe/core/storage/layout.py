@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 from fedpipe.core.storage.files import (
     RESULTS,
     TENSOR_FILES,
+    make_unreadable_file_error,
     read_json,
     read_parquet,
     read_recorded_sha256,
     read_verified,
-    unreadable_error,
 )
 
 PARAMS = Path("params.yaml")  #: the main study
@@ -166,7 +166,7 @@ class MergedFiles:
             )
         return recorded_sha256
 
-    def check(self) -> None:
+    def check_hashes(self) -> None:
         """Hash all files.
 
         Raises
@@ -206,7 +206,7 @@ class RunFiles:
     def list_complete_rounds(self) -> list[int]:
         """List the complete rounds, ascending, including 0."""
         markers = [
-            *archive.list_members(archive.pack_path(self.rounds_folder)),
+            *archive.list_members(archive.get_pack_path(self.rounds_folder)),
             *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
@@ -215,9 +215,9 @@ class RunFiles:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
-    def replay_record(self, round_number: int, shared: str) -> Path:
+    def replay_record(self, round_number: int, shared_digest: str) -> Path:
         """Result of repeating a round before the run resumed with other shared code."""
-        return self.path / "continued" / f"{round_number:04d}-{shared}.json"
+        return self.path / "continued" / f"{round_number:04d}-{shared_digest}.json"
 
     def list_segment_manifests(self) -> list[Path]:
         """List the manifests of all segments, ascending."""
@@ -461,11 +461,11 @@ def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
     content = read_json(record)
     digests = content.get("sha256") if isinstance(content, dict) else None
     if not isinstance(digests, dict):
-        raise unreadable_error(record, "the SHA-256 of the round's files are missing")
+        raise make_unreadable_file_error(record, "the SHA-256 of the round's files are missing")
     for name, sha256 in digests.items():
         is_round_file = name in TENSOR_FILES or ("/" not in name and archive.is_packable(files.path / name))
         if not is_round_file or not isinstance(sha256, str):
-            raise unreadable_error(record, f"{name!r} is not a file of its round")
+            raise make_unreadable_file_error(record, f"{name!r} is not a file of its round")
     return digests
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
-from fedpipe.core.storage.files import fsync_files, read_bytes, reject_outside_links, remove, write_bytes
+from fedpipe.core.storage.files import fsync_files, read_bytes, reject_outside_links, remove_path, write_bytes
 
 PACK_LOCK = Path(".snakemake/archive.lock")  #: lock for writing packs, ignored by git and DVC
 
@@ -30,10 +30,10 @@ def pack_folder(folder: Path) -> None:
         if loose_files:
             members = {archive.locate_member(path)[1]: data for path, data in loose_files.items()}
             write_bytes(
-                archive.pack_path(folder),
-                archive.build_pack(archive.read_members(archive.pack_path(folder), members) | members),
+                archive.get_pack_path(folder),
+                archive.build_pack(archive.read_members(archive.get_pack_path(folder), members) | members),
             )
-            fsync_files(archive.pack_path(folder))
+            fsync_files(archive.get_pack_path(folder))
         for path, data in loose_files.items():
             with suppress(FileNotFoundError):
                 _delete_if_unchanged(path, data)
@@ -62,7 +62,7 @@ def unpack_folder(folder: Path) -> None:
     PackError
         The pack has another format.
     """
-    pack_file = archive.pack_path(folder)
+    pack_file = archive.get_pack_path(folder)
     if not pack_file.exists():
         return
     with _lock_packs(), suppress(FileNotFoundError):  # another process has unpacked it
@@ -73,7 +73,7 @@ def unpack_folder(folder: Path) -> None:
                 write_bytes(path, data)
                 os.utime(path, ns=(mtime_ns, mtime_ns))
         fsync_files(*(folder / name for name in archive.list_members(pack_file)))
-        remove(pack_file)
+        remove_path(pack_file)
 
 
 @contextmanager
@@ -96,4 +96,4 @@ def _lock_packs() -> Iterator[None]:
 def delete_temporary_files(folder: Path) -> None:
     """Delete half-written files that a killed process left below a folder."""
     for path in folder.rglob(".*.tmp"):
-        remove(path)
+        remove_path(path)

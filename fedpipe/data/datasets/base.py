@@ -150,11 +150,11 @@ class PublishedDataset(PinnedDataset):
     @property
     @override
     def info(self) -> DatasetInfo | None:
-        return None if self.sha256 else self._make_info(self.size, self.tests)
+        return None if self.sha256 else self._make_dataset_info(self.size, self.tests)
 
     @override
     def infer_info(self, samples: Samples) -> DatasetInfo:
-        return self._make_info(len(samples.y), int(samples.test.sum()))
+        return self._make_dataset_info(len(samples.y), int(samples.test.sum()))
 
     @override
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
@@ -175,8 +175,8 @@ class PublishedDataset(PinnedDataset):
             return self._read_substitute(fetch.fetch_pinned(self.substitute_name, self.sha256))
         return self._read(fetch.fetch(self.files))
 
-    def _make_info(self, size: int, tests: int) -> DatasetInfo:
-        return DatasetInfo(self.shape, self.classes, size, tests)
+    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
+        return DatasetInfo(self.shape, self.classes, num_samples, num_tests)
 
     def _read(self, files: Sequence[Path]) -> Samples:
         """Read the samples from the published files."""
@@ -200,19 +200,19 @@ class PublishedImages(PublishedDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(PublishedDataset):
-    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.convert_table`)."""
+    """Published texts. The substitute is a Parquet file (`fedpipe.data.sources.formats.convert_table_to_samples`)."""
 
     suffix: ClassVar[str] = ".parquet"
     vocabulary: Vocabulary
     length: Length
 
     @override
-    def _make_info(self, size: int, tests: int) -> DatasetInfo:
-        return DatasetInfo((self.length,), self.classes, size, tests, self.vocabulary)
+    def _make_dataset_info(self, num_samples: int, num_tests: int) -> DatasetInfo:
+        return DatasetInfo((self.length,), self.classes, num_samples, num_tests, self.vocabulary)
 
     @override
     def _read_substitute(self, path: Path) -> Samples:
-        table = formats.convert_table(formats.load_table(path), str(path))
+        table = formats.convert_table_to_samples(formats.load_table(path), str(path))
         if table.texts is None:
             raise ArtifactError(f"{path} contains images. Use a table with a column text.")
         return self._encode_texts(table.texts, table.labels, table.test)
@@ -285,7 +285,7 @@ class TableDataset(PinnedDataset):
 
     def make_samples(self, table: pa.Table, source: str) -> Samples:
         """Convert texts to token ids. Images and numbers stay as they are. ``source`` names the table in errors."""
-        columns = formats.convert_table(table, source, self.input_columns, self.label, self.image_size)
+        columns = formats.convert_table_to_samples(table, source, self.input_columns, self.label, self.image_size)
         x = columns.arrays
         if columns.texts is not None:
             analyze = text.make_word_analyzer() if self.tokens == "words" else list

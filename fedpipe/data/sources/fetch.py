@@ -89,58 +89,58 @@ class Fetcher:
                 f"dataset.sha256: {sha256} belongs to {name} of a mirror, but no mirror is set. Set dataset.mirror or "
                 f"{MIRROR_VARIABLE} to the mirror, or remove dataset.sha256 to use the published files."
             )
-        if (path := self._local_mirror_path(name)) is not None:
+        if (path := self._get_local_mirror_path(name)) is not None:
             if not path.is_file():
                 raise ArtifactError(f"{path} is missing. Put the file with SHA-256 {sha256} there.")
             _verify_checksum(path, f"sha256:{sha256}", str(path))
             return path
         try:
-            return self._download(self._mirror_url(name), f"sha256:{sha256}", cached_file)
+            return self._download(self._get_mirror_url(name), f"sha256:{sha256}", cached_file)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._mirror_url(name)} can't be downloaded ({_describe_error(error)})."
+                f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_error(error)})."
             ) from error
 
     def fetch_unpinned(self, name: str) -> Path | None:
         """Local path of the mirror's file with that name, without a check. None if the mirror has none."""
         if self.mirror is None or not self.has_file(name):
             return None
-        if (path := self._local_mirror_path(name)) is not None:
+        if (path := self._get_local_mirror_path(name)) is not None:
             return path
         try:
-            return self._download(self._mirror_url(name), None, self.cache / "undeclared" / name)
+            return self._download(self._get_mirror_url(name), None, self.cache / "undeclared" / name)
         except OSError as error:
             raise ArtifactError(
-                f"dataset.mirror: {self._mirror_url(name)} can't be downloaded ({_describe_error(error)})."
+                f"dataset.mirror: {self._get_mirror_url(name)} can't be downloaded ({_describe_download_error(error)})."
             ) from error
 
     def has_file(self, name: str) -> bool:
         """Whether the mirror has a file with that name."""
         if self.mirror is None:
             return False
-        if (path := self._local_mirror_path(name)) is not None:
+        if (path := self._get_local_mirror_path(name)) is not None:
             return path.is_file()
         import requests
 
         try:
-            return requests.head(self._mirror_url(name), timeout=self.timeout, allow_redirects=True).ok
+            return requests.head(self._get_mirror_url(name), timeout=self.timeout, allow_redirects=True).ok
         except requests.RequestException:
             return False
 
     @property
     def is_local(self) -> bool:
         """Whether the mirror can be read without a network."""
-        return self.mirror is None or self._local_mirror_path("") is not None
+        return self.mirror is None or self._get_local_mirror_path("") is not None
 
     def _fetch_file(self, file: PublishedFile) -> Path:
-        mirror_file = self._local_mirror_path(file.name)
+        mirror_file = self._get_local_mirror_path(file.name)
         if mirror_file is not None and mirror_file.is_file():
             _verify_checksum(mirror_file, file.checksum, str(mirror_file))
             return mirror_file
         from requests import RequestException
 
         cached_file = self.cache / file.name
-        urls = [self._mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
+        urls = [self._get_mirror_url(file.name)] if self.mirror is not None and mirror_file is None else []
         for url in (urls := [*urls, *file.urls]):
             try:
                 return self._download(url, file.checksum, cached_file)
@@ -149,7 +149,7 @@ class Fetcher:
                     raise
         raise AssertionError
 
-    def _local_mirror_path(self, name: str) -> Path | None:
+    def _get_local_mirror_path(self, name: str) -> Path | None:
         """Path of the file in a mirror that is a folder."""
         if self.mirror is None:
             return None
@@ -158,7 +158,7 @@ class Fetcher:
             return Path(url2pathname(url.path)) / name
         return None if url.scheme in {"http", "https"} else Path(self.mirror).expanduser() / name
 
-    def _mirror_url(self, name: str) -> str:
+    def _get_mirror_url(self, name: str) -> str:
         return f"{(self.mirror or '').rstrip('/')}/{name}"
 
     def _download(self, source_url: str, checksum: str | None, path: Path) -> Path:
@@ -235,19 +235,19 @@ class Fetcher:
         )
         return (
             f"dataset.name: {Path(file.name).name} can't be downloaded from {urlsplit(file.urls[-1]).netloc} "
-            f"({_describe_error(error)}). On a machine with a network, get {names} from "
+            f"({_describe_download_error(error)}). On a machine with a network, get {names} from "
             f"{file.urls[0].rpartition('/')[0]}, and put {'it' if len(missing_files) == 1 else 'them'} into {folder}."
             + (f" Then set dataset.mirror or {MIRROR_VARIABLE} to FOLDER." if not has_local_mirror else "")
         )
 
 
-def _verify_checksum(path: Path, checksum: str, display_path: str) -> None:
+def _verify_checksum(path: Path, checksum: str, path_text: str) -> None:
     import pooch
 
     actual_digest = pooch.file_hash(str(path), alg=_parse_hash_algorithm(checksum))
     if actual_digest != _parse_digest(checksum):
         raise ArtifactError(
-            f"{display_path} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} "
+            f"{path_text} is damaged or another file: its {_parse_hash_algorithm(checksum)} is {actual_digest} "
             f"instead of {_parse_digest(checksum)}. Replace it."
         )
 
@@ -264,7 +264,7 @@ def _get_file_size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _describe_error(error: OSError) -> str:
+def _describe_download_error(error: OSError) -> str:
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

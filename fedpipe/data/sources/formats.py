@@ -75,7 +75,7 @@ def read_npz(path: Path) -> Samples:
         )
     labels = encode_labels(path, _flatten_column(y))
     tests = int(test.sum()) if "x_train" in arrays else 0
-    return Samples(_prepare_inputs(path, x), labels, test, _find_columns(other_arrays, len(labels), tests))
+    return Samples(_convert_input_layout(path, x), labels, test, _find_other_columns(other_arrays, len(labels), tests))
 
 
 def load_table(path: Path) -> pa.Table:
@@ -92,7 +92,7 @@ def load_table(path: Path) -> pa.Table:
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}).") from error
 
 
-def convert_table(
+def convert_table_to_samples(
     table: pa.Table, source: str, inputs: Sequence[str] = (), label: str = "label", image_size: int | None = None
 ) -> TableSamples:
     """Convert a table to samples.
@@ -145,7 +145,7 @@ def convert_table(
         raise ArtifactError(f"{source}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     other_columns = _read_other_columns(table, sample_columns)
-    if len(input_names) > 1 or _is_numeric(table[input_names[0]].type, input_names[0]):
+    if len(input_names) > 1 or _is_numeric_column(table[input_names[0]].type, input_names[0]):
         return TableSamples(None, _read_features(table, source, input_names), labels, test, other_columns)
     cells = table[input_names[0]].to_pylist()
     if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
@@ -154,10 +154,12 @@ def convert_table(
         return TableSamples(cells, None, labels, test, other_columns)
     cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
 
-    def make_opener(cell: bytes) -> Callable[[], IO[bytes]]:
+    def make_image_opener(cell: bytes) -> Callable[[], IO[bytes]]:
         return lambda: BytesIO(cell)
 
-    images = read_images([(f"{source}, row {row}", make_opener(cell)) for row, cell in enumerate(cells)], image_size)
+    images = read_images(
+        [(f"{source}, row {row}", make_image_opener(cell)) for row, cell in enumerate(cells)], image_size
+    )
     return TableSamples(None, images, labels, test, other_columns)
 
 
@@ -177,7 +179,7 @@ def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> npt.NDArray[np.
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
-def _prepare_inputs(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if x.ndim == 4 and x.shape[-1] in CHANNELS:
         x = x.transpose(0, 3, 1, 2)
     if x.dtype == np.uint8 and x.ndim == 3:
@@ -218,12 +220,12 @@ def _read_other_arrays(file: Any) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def _find_columns(arrays: Mapping[str, npt.NDArray[Any]], size: int, tests: int) -> dict[str, Column]:
+def _find_other_columns(arrays: Mapping[str, npt.NDArray[Any]], num_samples: int, num_tests: int) -> dict[str, Column]:
     """Find arrays with one value per sample, and pairs of arrays of the training and test samples."""
-    columns = {name: array for name, array in arrays.items() if len(array) == size}
+    columns = {name: array for name, array in arrays.items() if len(array) == num_samples}
     for name in (key.removesuffix("_train") for key in arrays if key.endswith("_train")):
         parts = [arrays[f"{name}_train"], *([arrays[f"{name}_test"]] if f"{name}_test" in arrays else [])]
-        if [len(part) for part in parts] == [size - tests, *([tests] if tests else [])]:
+        if [len(part) for part in parts] == [num_samples - num_tests, *([num_tests] if num_tests else [])]:
             columns[name] = np.concatenate(parts)
     return {name: Column.from_values(array) for name, array in columns.items()}
 
@@ -253,12 +255,12 @@ def read_class_names(table: pa.Table, name: str) -> Sequence[str]:
     return feature.get("names") or () if isinstance(feature, dict) else ()
 
 
-def _is_numeric(kind: pa.DataType, name: str) -> bool:
+def _is_numeric_column(column_type: pa.DataType, name: str) -> bool:
     """Whether a column has numbers for a feature. Text and image are read as such."""
     import pyarrow as pa
 
     return name not in INPUT_COLUMNS and (
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+        pa.types.is_integer(column_type) or pa.types.is_floating(column_type) or pa.types.is_boolean(column_type)
     )
 
 
@@ -267,13 +269,13 @@ def _read_features(table: pa.Table, source: str, names: Sequence[str]) -> npt.ND
     import pyarrow as pa
 
     for name in names:
-        if not _is_numeric(table[name].type, name):
+        if not _is_numeric_column(table[name].type, name):
             raise ArtifactError(
                 f"dataset.input: column '{name}' of {source} contains {table[name].type}. Use columns of numbers, or "
                 "one column of texts or images."
             )
     features = np.stack([table[name].cast(pa.float64(), safe=False).to_numpy() for name in names], axis=1)
-    prepared: npt.NDArray[np.float32] = _prepare_inputs(source, features)
+    prepared: npt.NDArray[np.float32] = _convert_input_layout(source, features)
     return prepared
 
 

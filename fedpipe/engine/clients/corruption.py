@@ -47,7 +47,7 @@ class ClientSamples:
         kept_rows = np.unique(np.concatenate([self.global_test, *([] if has_test else self.test)]))
         starts = len(kept_rows) + np.cumsum([0, *map(len, rows)])
 
-        def move(parts: Sequence[Integers]) -> list[Integers]:
+        def map_to_new_rows(parts: Sequence[Integers]) -> list[Integers]:
             return [
                 start + np.searchsorted(client_rows, part)
                 for start, client_rows, part in zip(starts, rows, parts, strict=False)
@@ -56,9 +56,9 @@ class ClientSamples:
         return ClientSamples(
             torch.cat([convert_inputs(self.x[kept_rows], x.dtype), x]),
             torch.cat([self.y[kept_rows], y]),
-            move(self.train),
-            move(self.test) if has_test else [np.searchsorted(kept_rows, part) for part in self.test],
-            move(self.validation),
+            map_to_new_rows(self.train),
+            map_to_new_rows(self.test) if has_test else [np.searchsorted(kept_rows, part) for part in self.test],
+            map_to_new_rows(self.validation),
             np.searchsorted(kept_rows, self.global_test),
         )
 

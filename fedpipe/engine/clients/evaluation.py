@@ -25,8 +25,8 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
-from fedpipe.engine.server.device import use_device_of
+from fedpipe.engine.clients.metrics import compute_probability_metrics
+from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
 from fedpipe.settings.evaluation import Evaluation
@@ -70,7 +70,7 @@ def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
     return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
-def get_post_training_tests(settings: Evaluation, is_measured: bool) -> dict[str, list[Test]]:
+def get_post_training_test_sets(settings: Evaluation, is_measured: bool) -> dict[str, list[Test]]:
     """Get the test sets by model for a round's participants after training."""
     tests_by_model = {
         "trained": get_test_sets(settings, "trained") if is_measured else [],
@@ -209,7 +209,7 @@ def evaluate_round(
     has_server_statistics = (
         not algorithm.net.client_buffers
     )  # without running statistics the server's model can't be evaluated
-    with use_device_of(server):
+    with create_tensors_on_device_of(server):
         global_model = algorithm.global_model(server) if test_sets and has_server_statistics else None
         needs_extra_models = global_model is not None and "global" in test_sets
         extra_models = (
@@ -270,14 +270,14 @@ def _make_scorer(
     predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
     loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
 
-    def score(indices: Integers) -> Score:
+    def score_subset(indices: Integers) -> Score:
         rows = np.searchsorted(sample_indices, indices)
         hits = rows[predictions[rows] == targets[rows]]
         counts = [
             np.bincount(class_ids, minlength=clients.classes)
             for class_ids in (targets[hits], targets[rows], predictions[rows])
         ]
-        measured = measure_probabilities(settings.recorded_metrics, logits[rows], labels[rows])
+        measured = compute_probability_metrics(settings.recorded_metrics, logits[rows], labels[rows])
         return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()), **measured)
 
-    return score
+    return score_subset

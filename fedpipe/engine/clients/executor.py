@@ -50,13 +50,13 @@ class Score(NamedTuple):
     bins: Bins = ()  #: sums of the calibration error. Empty if it is not measured
 
     @classmethod
-    def from_counts(cls, classes: Tensor, loss: float, **measured: Any) -> Score:
-        """Make a score from :func:`count_by_class`, the sum of the losses, and further metrics."""
+    def from_counts(cls, classes: Tensor, loss: float, **metrics: Any) -> Score:
+        """Make a score from :func:`count_predictions_by_class`, the sum of the losses, and further metrics."""
         counts = classes.tolist()
-        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)), **measured)
+        return cls(sum(counts[0]), sum(counts[1]), loss, tuple(map(tuple, counts)), **metrics)
 
 
-def count_by_class(logits: Tensor, batch: Batch) -> Tensor:
+def count_predictions_by_class(logits: Tensor, batch: Batch) -> Tensor:
     """Count the samples of a batch that are correctly classified, present and predicted by class, shape (3, C)."""
     classes = logits.shape[-1]
     targets, predictions = (one_hot(labels, classes, logits.dtype) for labels in (batch.y, logits.argmax(-1)))
@@ -144,7 +144,9 @@ def measure_seconds_since(start_time: float, device: torch.device) -> float:
 
 def get_personal_passes(algorithm: Algorithm, phase: Phase) -> list[Pass]:
     """Get the passes of personalization, with which a phase begins."""
-    return contract.validate_passes(algorithm, "personalize", algorithm.personalize()) if phase != "begin" else []
+    return (
+        contract.validate_passes(algorithm, "personal_passes", algorithm.personal_passes()) if phase != "begin" else []
+    )
 
 
 def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list[Pass]:
@@ -153,7 +155,9 @@ def get_passes(algorithm: Algorithm, phase: Phase, finetune_epochs: int) -> list
     if phase == "train":
         phase_passes += contract.validate_passes(algorithm, "local_passes", algorithm.local_passes())
     elif phase == "finetune":
-        phase_passes += contract.validate_passes(algorithm, "finetune", algorithm.finetune(finetune_epochs))
+        phase_passes += contract.validate_passes(
+            algorithm, "finetune_passes", algorithm.finetune_passes(finetune_epochs)
+        )
     return phase_passes
 
 
@@ -181,7 +185,7 @@ def make_upload(algorithm: Algorithm, state: State) -> State:
     return contract.validate_state(algorithm, "upload", algorithm.upload(state))
 
 
-def eval_mode(
+def activate_eval_mode(
     algorithm: Algorithm, state: State, mask: Tensor | None = None, autocast: bool = False
 ) -> AbstractContextManager[Any]:
     """Set evaluation mode for calls of the network, with this client's buffers."""
@@ -267,7 +271,7 @@ class ClientPass:
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_pull(algorithm, training, self._names, client)
 
-    def with_optimizer_state(self, client: State) -> State:
+    def add_optimizer_state(self, client: State) -> State:
         """Add the state of the optimizer, which the passes of a stream share."""
         if self._optimizer_part in client:
             return client
@@ -282,11 +286,11 @@ class ClientPass:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
             client = self.descend(client, gradient(client), self._can_overwrite)
-        part = BUFFERS if BUFFERS in client else self._training.first_part
+        part = BUFFERS if BUFFERS in client else self._training.first_trained_part
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
 
-    def is_due(self, client: State) -> Tensor:
+    def needs_another_epoch(self, client: State) -> Tensor:
         """Whether the client trains another epoch. Always true for a pass without a condition."""
         if self._training.when is None:
             return torch.tensor(True)
@@ -328,7 +332,7 @@ class ClientPass:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
-            return eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
+            return activate_eval_mode(self._algorithm, client, batch.mask, net.is_bfloat16)
         own_buffers = client.get(BUFFERS), client.get(TEACHER_BUFFERS)
         return net.mode.activate(True, batch.mask, batch.noise_key, *own_buffers, net.is_bfloat16)
 

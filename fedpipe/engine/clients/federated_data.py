@@ -82,7 +82,7 @@ class FederatedData:
     def __len__(self) -> int:
         return len(self.train)
 
-    def only(self, ids: Collection[int]) -> FederatedData:
+    def select_clients(self, ids: Collection[int]) -> FederatedData:
         """Copy without the samples of other clients. The clients ``ids`` have the same numbers as before."""
         other, nobody, ids = copy.copy(self), np.empty(0, np.int64), frozenset(ids)
         other.train, other.test, other.validation, other.validation_or_train = (
@@ -93,7 +93,7 @@ class FederatedData:
         other.sizes = np.where(is_here, self.sizes, 0)
         other.class_counts = self.class_counts * torch.as_tensor(is_here, device=self.device).unsqueeze(-1)
         other.ids = sorted(ids)
-        other.drift = self.drift and (self.drift[0], self.drift[1].only(ids))
+        other.drift = self.drift and (self.drift[0], self.drift[1].select_clients(ids))
         return other
 
     def select_round(self, round_number: int) -> FederatedData:
@@ -105,7 +105,7 @@ class FederatedData:
         train = self.select_round(last_round).train[client]
         return last_round >= 0 and self.select_round(round_number).train[client] is not train
 
-    def get_positions(self, ids: Iterable[int]) -> list[int]:
+    def get_client_positions(self, ids: Iterable[int]) -> list[int]:
         """Positions of clients among those that have samples here. They are the clients' numbers in an algorithm."""
         return [bisect.bisect_left(self.ids, client) for client in ids]
 

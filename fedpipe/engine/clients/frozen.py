@@ -39,7 +39,7 @@ def get_features_path(settings: RunSettings) -> Path:
     return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
 
 
-def with_features(
+def replace_inputs_by_features(
     clients: FederatedData, base: nn.Module, path: Path, threads: int, made_by: Mapping[str, Any]
 ) -> FederatedData:
     """Replace the samples by their features, which are computed if ``path`` is missing.
@@ -64,14 +64,14 @@ def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) 
     """Compute the features of all samples, shape (n, d), on the CPU."""
     base = base.to(clients.device, clients.dtype).eval()
 
-    def compute_batch(first: int) -> Tensor:
+    def compute_batch_features(first: int) -> Tensor:
         with torch.no_grad():
             x, _ = clients.gather(torch.arange(first, min(first + BATCH_SIZE, len(clients.y))))
             features: Tensor = base(x)
             return features.cpu()
 
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return torch.cat(list(pool.map(compute_batch, range(0, len(clients.y), BATCH_SIZE))))
+        return torch.cat(list(pool.map(compute_batch_features, range(0, len(clients.y), BATCH_SIZE))))
 
 
 def build_frozen_base(model: Model, shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -80,6 +80,6 @@ def build_frozen_base(model: Model, shape: tuple[int, ...], num_classes: int) ->
         return model.split_frozen_base(model.build_initial_network(shape, num_classes))[0]
 
 
-def build_above_base(model: Model, build_network: Callable[[], Network]) -> Network:
+def build_network_above_base(model: Model, build_network: Callable[[], Network]) -> Network:
     """Build the trained network, which takes the features of the frozen base."""
     return model.split_frozen_base(build_network())[1]

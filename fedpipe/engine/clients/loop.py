@@ -33,10 +33,10 @@ from fedpipe.engine.clients.executor import (
     Phase,
     Score,
     Test,
+    activate_eval_mode,
     advance_epochs,
-    count_by_class,
     count_local_steps,
-    eval_mode,
+    count_predictions_by_class,
     get_logits_function,
     get_passes,
     get_personal_passes,
@@ -47,11 +47,11 @@ from fedpipe.engine.clients.executor import (
     start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
+from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.clients.transforms import transform_images
-from fedpipe.engine.torch_env.layout import channels_last, optimize_layout
+from fedpipe.engine.torch_env.layout import optimize_layout, to_channels_last
 from fedpipe.engine.torch_env.memory import retain_freed_memory
-from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, unstack_client
+from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, unstack_client
 from fedpipe.settings.base import Metric
 
 PERSONAL_CACHE_BYTES = 2**30  #: maximum size of the cache of personalized states
@@ -145,17 +145,17 @@ class Loop(Executor):
         if personal_passes := get_personal_passes(algorithm, task.phase):
             state, earlier_seconds = self._personalize(client_run, personal_passes, state, client in task.ids_to_cache)
         for pass_ in passes[len(personal_passes) :]:
-            state = client_run.run(pass_, state)
+            state = client_run.run_pass(pass_, state)
         seconds = earlier_seconds + measure_seconds_since(start_time, device)
-        scores = {test: self._score(client_run, task, state, test) for test in task.tests}
-        down = size_in_bytes(algorithm.traffic(received_state))
+        scores = {test: self._score_test_set(client_run, task, state, test) for test in task.tests}
+        down = count_bytes(algorithm.traffic(received_state))
         if task.phase != "train":
             return Outcome(client, down, 0, {}, {}, scores)
         upload, next_kept_state = (
             move_state(make_contiguous(make_state(algorithm, state)), self._storage_device)
             for make_state in (make_upload, make_kept_state)
         )
-        up = size_in_bytes(algorithm.traffic(upload))
+        up = count_bytes(algorithm.traffic(upload))
         return Outcome(client, down, up, upload, next_kept_state, scores, seconds)
 
     def _personalize(
@@ -169,17 +169,17 @@ class Loop(Executor):
         else:
             start_time, state = time.perf_counter(), initial_state
             for pass_ in passes:
-                state = optimize_layout(client_run.run(pass_, state))
+                state = optimize_layout(client_run.run_pass(pass_, state))
             seconds = measure_seconds_since(start_time, self._clients.device)
             personalized_state = PersonalizedState(
                 round, initial_state, state, client_run.epochs.copy(), seconds, client_run.clients
             )
-        size = size_in_bytes([personalized_state.initial_state, personalized_state.state])
+        size = count_bytes([personalized_state.initial_state, personalized_state.state])
         if needs_cache and (len(self._personal_cache) + 1) * size <= PERSONAL_CACHE_BYTES:
             self._personal_cache[client] = personalized_state
         return personalized_state.state, earlier_seconds
 
-    def _score(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
+    def _score_test_set(self, client_run: ClientRun, task: ClientTask, state: State, test: Test) -> Score:
         return client_run.score(task.phase, state, test, task.metrics)
 
     @override
@@ -189,7 +189,7 @@ class Loop(Executor):
             try:
                 with torch.no_grad():
                     return worker.net(
-                        weights, channels_last(self._clients.gather_test_batch(chunk, round_number, chunk_number))
+                        weights, to_channels_last(self._clients.gather_test_batch(chunk, round_number, chunk_number))
                     )
             finally:
                 self._idle_workers.append(worker)
@@ -207,25 +207,25 @@ class ClientRun:
         self.epochs: dict[str, int] = {}  #: epochs of each stream so far
         self._local_steps = count_local_steps(algorithm, clients, client, round_number)
 
-    def run(self, pass_: Pass, state: State) -> State:
+    def run_pass(self, pass_: Pass, state: State) -> State:
         """Run a pass and return the client's state."""
         match pass_:
             case Train():
-                return self._train(pass_, state)
+                return self._run_train_pass(pass_, state)
             case Measure():
-                return self._measure(pass_, state)
+                return self._run_measure_pass(pass_, state)
             case Update():
                 return contract.update_client(self.algorithm, pass_.then, state)
 
-    def _train(self, training: Train, state: State) -> State:
+    def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
         epochs, steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
         client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
-        state = client_pass.with_optimizer_state(state)
+        state = client_pass.add_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         has_noise = needs_noise_key(self.algorithm, training, clients.transforms)
         for epoch in epochs:
-            if not bool(client_pass.is_due(state)):
+            if not bool(client_pass.needs_another_epoch(state)):
                 break
             random_context = self.round, training.stream, epoch
             order = clients.shuffle_indices(client, *random_context, training.share)
@@ -249,11 +249,11 @@ class ClientRun:
             steps += [order[first : first + size] for first in range(0, len(order), size)][: training.steps]
         return steps[:max_steps]
 
-    def _measure(self, measuring: Measure, state: State) -> State:
+    def _run_measure_pass(self, measuring: Measure, state: State) -> State:
         clients, client, sums = self.clients, self.client, dict[str, Tensor]()
         indices = (clients.train if measuring.on == "train" else clients.validation_or_train)[client]
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
-        with eval_mode(self.algorithm, state):
+        with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
                 terms = contract.compute_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
@@ -266,14 +266,14 @@ class ClientRun:
         key = clients.get_evaluation_noise_key(self.client, self.round, test)
         classes = torch.zeros(3, clients.classes, dtype=torch.long, device=clients.device)
         all_logits = [torch.empty(0, clients.classes, device=clients.device)]
-        with eval_mode(self.algorithm, state):
+        with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
                 logits = get_logits_function(self.algorithm, phase)(state, batch.x)
-                classes = classes + count_by_class(logits, batch)
+                classes = classes + count_predictions_by_class(logits, batch)
                 loss += float(F.cross_entropy(logits, batch.y, reduction="sum"))
                 all_logits += [logits] if metrics else []
         labels = clients.get_labels(indices)
-        return Score.from_counts(classes, loss, **measure_probabilities(metrics, torch.cat(all_logits), labels))
+        return Score.from_counts(classes, loss, **compute_probability_metrics(metrics, torch.cat(all_logits), labels))
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
         """Make batches in the order of ``indices``. With a noise key they are transformed."""
@@ -283,7 +283,7 @@ class ClientRun:
             if key is not None:
                 noise = torch.tensor(key + number, device=x.device)
                 inputs = transform_images(self.clients.transforms, inputs, noise)
-            yield Batch(channels_last(inputs), y[first : first + size], None, noise)
+            yield Batch(to_channels_last(inputs), y[first : first + size], None, noise)
 
 
 def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:

@@ -20,7 +20,7 @@ BINS = 15  #: bins of equal width of the calibration error
 Bins = tuple[tuple[float, ...], ...]  #: three sums by bin: samples, correctly classified samples, and confidences
 
 
-def measure_probabilities(metrics: Collection[Metric], logits: Tensor, labels: Tensor) -> dict[str, Any]:
+def compute_probability_metrics(metrics: Collection[Metric], logits: Tensor, labels: Tensor) -> dict[str, Any]:
     """Measure ``auc`` and ``bins`` of a test set, as far as ``metrics`` needs them.
 
     Parameters
@@ -37,7 +37,7 @@ def measure_probabilities(metrics: Collection[Metric], logits: Tensor, labels: T
     if "auc" in metrics:
         measured["auc"] = compute_auc(probabilities, targets)
     if "ece" in metrics:
-        measured["bins"] = sum_bins(probabilities, targets)
+        measured["bins"] = sum_calibration_bins(probabilities, targets)
     return measured
 
 
@@ -67,7 +67,7 @@ def compute_auc(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.i
     return float(areas.mean())
 
 
-def sum_bins(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> Bins:
+def sum_calibration_bins(probabilities: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> Bins:
     """Sum samples, correct ones and confidences by bin, shape (3, 15).
 
     The confidence is the largest probability (Guo et al., On Calibration of Modern Neural Networks, ICML 2017). Bin

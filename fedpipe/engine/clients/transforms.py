@@ -19,10 +19,10 @@ class Normalization:
     """Centers and scales each channel of images."""
 
     def __init__(self, settings: Transforms, dtype: torch.dtype, device: torch.device | str) -> None:
-        def make_channels(values: tuple[float, ...]) -> Tensor | None:
+        def to_channel_tensor(values: tuple[float, ...]) -> Tensor | None:
             return torch.tensor(values, dtype=dtype, device=device).reshape(-1, 1, 1) if values else None
 
-        self._mean, self._std = make_channels(settings.mean), make_channels(settings.std)
+        self._mean, self._std = to_channel_tensor(settings.mean), to_channel_tensor(settings.std)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalize images of shape (..., c, h, w)."""

@@ -124,7 +124,7 @@ def with_model_uploads(
         def local_passes(self) -> Sequence[Pass]:
             passes: Sequence[Pass] = super().local_passes()
             if finetune_epochs is not None:
-                passes = self.finetune(finetune_epochs) if finetune_epochs else ()
+                passes = self.finetune_passes(finetune_epochs) if finetune_epochs else ()
             return [self._with_trace(pass_) for pass_ in passes] if trace_function else passes
 
         @override

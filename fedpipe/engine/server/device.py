@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.torch_env.trees import size_in_bytes
+from fedpipe.engine.torch_env.trees import count_bytes
 
 #: Maximum bytes on a GPU of the server's states, uploads and kept states of a round. If there are more, all of them are
 #: on the CPU. It is fixed, because bits depend on the server's device.
@@ -31,15 +31,15 @@ def choose_storage_device(
     """Choose the device of states between passes: the job's device, or the CPU if they are too large."""
     if device.type == "cpu":
         return device
-    client_bytes = size_in_bytes(
+    client_bytes = count_bytes(
         [make_initial_model(0), kept_state, kept_state]
     )  # uploads, kept states, and previous kept states
-    needed_bytes = 2 * size_in_bytes(server) + participants * client_bytes
+    needed_bytes = 2 * count_bytes(server) + participants * client_bytes
     return device if needed_bytes <= MAX_DEVICE_BYTES else torch.device("cpu")
 
 
 @contextmanager
-def use_device_of(server: State) -> Iterator[None]:
+def create_tensors_on_device_of(server: State) -> Iterator[None]:
     """Within the block, new tensors are on the device of the state, and NumPy can read all of them."""
     device = next((leaf.device for leaf in pytree.tree_leaves(server)), torch.device("cpu"))
     if device.type == "cpu":

@@ -11,7 +11,7 @@ from fedpipe.algorithms.batch import State
 from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.server.device import use_device_of
+from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.settings.federation import Server
 
 M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
@@ -23,18 +23,18 @@ def init_server(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -
     rule, part = algorithm.federation.server, algorithm.server_optimizer_part
     if rule.is_plain_averaging or part is None:
         return state
-    return state | init_moments(rule, algorithm.net.parameters(state[part]))
+    return state | init_server_optimizer_moments(rule, algorithm.net.parameters(state[part]))
 
 
 def make_download(
-    algorithm: Algorithm, server: State, get_positions: Callable[[Sequence[int]], list[int]], ids: Sequence[int]
+    algorithm: Algorithm, server: State, get_client_positions: Callable[[Sequence[int]], list[int]], ids: Sequence[int]
 ) -> tuple[State, State]:
     """Make the downloads of some clients with the algorithm's ``send``.
 
-    ``get_positions`` gives their numbers in the algorithm.
+    ``get_client_positions`` gives their numbers in the algorithm.
     """
-    with use_device_of(server):
-        return algorithm.send(server, get_positions(ids))
+    with create_tensors_on_device_of(server):
+        return algorithm.send(server, get_client_positions(ids))
 
 
 def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> State:
@@ -44,7 +44,7 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
     a part that clients upload with the same name, such as ``model``, are the mean of the uploads, with the weights that
     the rule used.
     """
-    with use_device_of(server):
+    with create_tensors_on_device_of(server):
         state = contract.validate_state(algorithm, "aggregate", algorithm.aggregate(server, uploads))
     _, _, first_upload = uploads[0]
     net, rule, part = algorithm.net, algorithm.federation.server, algorithm.server_optimizer_part
@@ -59,7 +59,7 @@ def aggregate_uploads(algorithm: Algorithm, server: State, uploads: Uploads) -> 
     }
 
 
-def init_moments(rule: Server, x: Tensors) -> State:
+def init_server_optimizer_moments(rule: Server, x: Tensors) -> State:
     """Make the initial moments of the server's optimizer: m = 0, and v = tau squared."""
     if rule.tau is None:
         return {M: x.zeros()} if rule.optimizer == "momentum" else {}

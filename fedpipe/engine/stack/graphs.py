@@ -63,7 +63,7 @@ class CapturedStep:
         self._state = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in leaves]
         self._plan = [tensor.new_zeros((capacity, *tensor.shape[1:])) for tensor in plan_tensors]
 
-        def advance(counter: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
+        def advance_one_step(counter: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
             state_leaves, plan = list(buffers[: len(leaves)]), buffers[len(leaves) :]
             samples, mask, live, *noise_keys = (
                 tensor.index_select(0, counter.reshape(1)).squeeze(0) for tensor in plan
@@ -76,13 +76,13 @@ class CapturedStep:
                 raise RuntimeError("a step adds or removes parts of the state")
             return (counter + 1, *new_leaves, *plan)
 
-        self._load(leaves, plan_tensors)
-        self._replay = backend(advance, [self._counter, *self._state, *self._plan])
+        self._load_buffers(leaves, plan_tensors)
+        self._replay = backend(advance_one_step, [self._counter, *self._state, *self._plan])
 
-    def run(self, state: State, batch_plan: BatchPlan) -> State:
+    def run_steps(self, state: State, batch_plan: BatchPlan) -> State:
         """Run all steps of a range."""
         leaves = pytree.tree_leaves(state)
-        self._load(
+        self._load_buffers(
             leaves,
             [
                 tensor
@@ -95,7 +95,7 @@ class CapturedStep:
         new_state: State = pytree.tree_unflatten([leaf.clone() for leaf in self._state], self._tree)
         return new_state
 
-    def _load(self, leaves: Sequence[Tensor], plan_tensors: Sequence[Tensor]) -> None:
+    def _load_buffers(self, leaves: Sequence[Tensor], plan_tensors: Sequence[Tensor]) -> None:
         self._counter.zero_()
         for buffer, leaf in zip(self._state, leaves, strict=True):
             buffer.copy_(leaf)
@@ -110,7 +110,7 @@ class GraphCache:
         self._backend, self._captured_steps = backend, dict[Hashable, CapturedStep]()
         self._eager_names = set[Hashable]()
 
-    def run(
+    def run_step_range(
         self, name: Hashable, step: StackStep, state: State, batch_plan: BatchPlan, has_idle_clients: bool
     ) -> State | None:
         """Run a step range of a pass. None if its step can't be recorded, with one warning."""
@@ -133,29 +133,29 @@ class GraphCache:
                 self._eager_names.add(name)
                 return None
             self._captured_steps[key] = captured_step
-        return captured_step.run(state, batch_plan)
+        return captured_step.run_steps(state, batch_plan)
 
 
 def make_cuda_graph_backend() -> CaptureBackend:
     """Make a backend that records steps as CUDA graphs, which share working memory."""
     pool = torch.cuda.graph_pool_handle()
 
-    def capture_graph(advance: BufferUpdate, buffers: Sequence[Tensor]) -> Replay:
+    def capture_graph(advance_one_step: BufferUpdate, buffers: Sequence[Tensor]) -> Replay:
         side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):  # select kernels and initialize libraries before recording
             for _ in range(2):
-                advance(*buffers)
+                advance_one_step(*buffers)
         torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            copy_into(buffers, advance(*buffers))
+            copy_values_into(buffers, advance_one_step(*buffers))
         return graph.replay
 
     return capture_graph
 
 
-def copy_into(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
+def copy_values_into(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
     """Copy the next values into the current ones."""
     for buffer, value in zip(buffers, new_values, strict=True):
         if value is not buffer:

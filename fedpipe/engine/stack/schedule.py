@@ -28,7 +28,7 @@ class StepRange(NamedTuple):
     stop: int
 
 
-def get_allowed_widths(width: int) -> tuple[int, ...]:
+def get_allowed_stack_widths(width: int) -> tuple[int, ...]:
     """Get the widths of stacks up to ``width``: 1, 2, 3, 4, 6, 8, 12, 16, ..., and ``width`` itself."""
     powers = [1 << power for power in range(width.bit_length())]
     return tuple(
@@ -42,10 +42,10 @@ def make_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[in
     return [ordered_clients[first : first + width] for first in range(0, len(ordered_clients), width)]
 
 
-def count_batches(count: int, size: int, limit: int | None = None) -> int:
-    """Number of batches of ``size``, at most ``limit``. At least one, which may be empty."""
-    step_count = max(1, -(-count // size))
-    return step_count if limit is None else min(step_count, limit)
+def count_batches(num_samples: int, batch_size: int, max_batches: int | None = None) -> int:
+    """Number of batches, at most ``max_batches``. At least one, which may be empty."""
+    batches = max(1, -(-num_samples // batch_size))
+    return batches if max_batches is None else min(batches, max_batches)
 
 
 def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
@@ -79,7 +79,7 @@ def describe_stacks(
     With ``fixed_steps`` by client, the ranges are those of the complete training.
     """
     fixed_steps = fixed_steps or {}
-    allowed_widths = get_allowed_widths(width)
+    allowed_widths = get_allowed_stack_widths(width)
     return [
         {
             "clients": stack_clients,
@@ -99,31 +99,31 @@ def describe_stacks(
 
 
 def make_index_table(
-    orders: Sequence[Integers], keys: Sequence[int] | None, size: int, length: int, width: int
+    sample_orders: Sequence[Integers], noise_keys: Sequence[int] | None, batch_size: int, num_steps: int, width: int
 ) -> Integers:
-    """Make the plan of an epoch, shape (length, width, size + 1): each row's samples and noise key at each step.
+    """Plan an epoch, shape (num_steps, width, batch_size + 1): each row's samples and noise key at each step.
 
     Parameters
     ----------
-    orders
+    sample_orders
         Samples of each client, in order. Other rows are empty.
-    keys
+    noise_keys
         Noise key of each client, to which the number of a batch is added. None without noise.
-    size
+    batch_size
         Samples per batch.
-    length
+    num_steps
         Number of steps.
     width
         Number of rows.
     """
-    plan = np.full((length, width, size + 1), EMPTY, np.int64)
-    for row, order in enumerate(orders):
-        samples = np.full(length * size, EMPTY, np.int64)
-        samples[: len(order)] = order[: length * size]
-        plan[:, row, :size] = samples.reshape(length, size)
-    if keys is not None:
-        first = np.asarray([*keys, *[0] * (width - len(keys))], np.int64)
-        plan[:, :, size] = first + np.arange(length)[:, None]
+    plan = np.full((num_steps, width, batch_size + 1), EMPTY, np.int64)
+    for row, order in enumerate(sample_orders):
+        samples = np.full(num_steps * batch_size, EMPTY, np.int64)
+        samples[: len(order)] = order[: num_steps * batch_size]
+        plan[:, row, :batch_size] = samples.reshape(num_steps, batch_size)
+    if noise_keys is not None:
+        first = np.asarray([*noise_keys, *[0] * (width - len(noise_keys))], np.int64)
+        plan[:, :, batch_size] = first + np.arange(num_steps)[:, None]
     return plan
 
 

@@ -38,7 +38,7 @@ from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import CaptureBackend, GraphCache
 from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_logits_batch_size, take_first_rows
-from fedpipe.engine.torch_env.trees import make_contiguous, move_state, size_in_bytes, stack_states, unstack_client
+from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, stack_states, unstack_client
 
 
 class Stack(Executor):
@@ -121,7 +121,7 @@ class Stack(Executor):
 
     def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
         algorithm, clients, device = self._round_algorithm, task.select_samples(self._clients), self._clients.device
-        allowed_widths = schedule.get_allowed_widths(self._width)
+        allowed_widths = schedule.get_allowed_stack_widths(self._width)
         stack_run = StackRun(
             algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache
         )
@@ -134,7 +134,7 @@ class Stack(Executor):
         )
         start_time = time.perf_counter()
         for number, pass_ in enumerate(get_passes(algorithm, task.phase, self._finetune_epochs)):
-            state = stack_run.run(pass_, state, f"pass {number} of the phase '{task.phase}'")
+            state = stack_run.run_pass(pass_, state, f"pass {number} of the phase '{task.phase}'")
         seconds = measure_seconds_since(start_time, device) / len(local_clients)
         scores = {test: stack_run.score_clients(state, task.phase, test, task.metrics) for test in task.tests}
         uploads, kept_stack = {}, {}
@@ -150,9 +150,9 @@ class Stack(Executor):
         outcomes = []
         for number, client in enumerate(local_clients):
             row, client_scores = stack_clients.index(client), {test: rows[number] for test, rows in scores.items()}
-            down = size_in_bytes(algorithm.traffic(common | unstack_client(client_parts, row)))
+            down = count_bytes(algorithm.traffic(common | unstack_client(client_parts, row)))
             upload_state = unstack_client(uploads, row)
-            up = size_in_bytes(algorithm.traffic(upload_state)) if upload_state else 0
+            up = count_bytes(algorithm.traffic(upload_state)) if upload_state else 0
             outcomes.append(
                 Outcome(client, down, up, upload_state, unstack_client(kept_stack, row), client_scores, seconds)
             )

@@ -28,16 +28,16 @@ from fedpipe.engine.clients.executor import (
     Phase,
     Score,
     Test,
+    activate_eval_mode,
     advance_epochs,
-    count_by_class,
     count_local_steps,
-    eval_mode,
+    count_predictions_by_class,
     get_epochs_and_steps,
     get_logits_function,
     needs_noise_key,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
-from fedpipe.engine.clients.metrics import measure_probabilities
+from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.clients.transforms import transform_images
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import GraphCache, StackStep
@@ -95,35 +95,35 @@ class StackRun:
             client: count_local_steps(algorithm, clients, client, round_number) for client in stack_clients
         }
 
-    def run(self, pass_: Pass, state: State, name: str = "pass") -> State:
+    def run_pass(self, pass_: Pass, state: State, name: str = "pass") -> State:
         """Run a pass, which has the same name in every round."""
         match pass_:
             case Train():
-                return self._train(pass_, state, name)
+                return self._run_train_pass(pass_, state, name)
             case Measure():
-                return self._measure(pass_, state)
+                return self._run_measure_pass(pass_, state)
             case Update():
                 return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
 
-    def _map_rows(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
+    def _map_clients(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
         """Map a function over the rows. ``default`` for clients of another job."""
         return [default if client is None else get_value(client) for client in self._row_clients]
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self, training: Train, state: State, name: str) -> State:
+    def _run_train_pass(self, training: Train, state: State, name: str) -> State:
         client_epochs = {
             client: advance_epochs(self._algorithm, training, self._epochs[client], self._local_steps[client])
             for client in self._stack_clients
         }
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
-        state = vmap(client_pass.with_optimizer_state)(state)
-        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_width(training), None
+        state = vmap(client_pass.add_optimizer_state)(state)
+        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_active_clients(training), None
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
-                condition = vmap(client_pass.is_due)(state)
+                condition = vmap(client_pass.needs_another_epoch)(state)
                 active = condition if active is None else active & condition
                 if not bool(active[self._local_rows].any()):
                     break
@@ -158,18 +158,22 @@ class StackRun:
 
     def make_batch_plan(self, training: Train, epochs: Sequence[int]) -> BatchPlan:
         """Make the plan of some epochs on the device."""
-        clients, step_ranges, size = self._clients, self._split_steps_by_width(training), self._get_batch_size(training)
+        clients, step_ranges, size = (
+            self._clients,
+            self._split_steps_by_active_clients(training),
+            self._get_batch_size(training),
+        )
         has_noise = needs_noise_key(self._algorithm, training, clients.transforms)
         plans = []
         for epoch in epochs:
             shuffle = functools.partial(
                 clients.shuffle_indices, round_number=self._round, stream=training.stream, epoch=epoch
             )
-            orders = self._map_rows(functools.partial(shuffle, share=training.share), NO_SAMPLES)
+            orders = self._map_clients(functools.partial(shuffle, share=training.share), NO_SAMPLES)
             key = functools.partial(
                 clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
             )
-            keys = self._map_rows(key, 0) if has_noise else None
+            keys = self._map_clients(key, 0) if has_noise else None
             plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
@@ -201,7 +205,7 @@ class StackRun:
     def _get_batch_size(self, training: Train) -> int:
         return self._clients.resolve_batch_size(self._algorithm.federation.batch_size) * training.batches
 
-    def _split_steps_by_width(self, training: Train) -> list[StepRange]:
+    def _split_steps_by_active_clients(self, training: Train) -> list[StepRange]:
         fixed_steps = (
             get_epochs_and_steps(self._algorithm, training, self._local_steps[client])[1]
             for client in self._stack_clients
@@ -222,7 +226,7 @@ class StackRun:
         width = plan.samples.shape[1]
         narrow_state, new_state = take_first_rows(state, width), None
         if self._graph_cache is not None and active is None:
-            new_state = self._graph_cache.run(name, step, narrow_state, plan, plan.has_idle_clients)
+            new_state = self._graph_cache.run_step_range(name, step, narrow_state, plan, plan.has_idle_clients)
         if new_state is None:
             new_state = narrow_state
             for number in range(len(plan.samples)):
@@ -240,58 +244,58 @@ class StackRun:
 
     # -- measuring ---------------------------------------------------------------------------------------------------
 
-    def _measure(self, measuring: Measure, state: State) -> State:
+    def _run_measure_pass(self, measuring: Measure, state: State) -> State:
         def update_client(client: State, sums: dict[str, Tensor]) -> State:
-            with eval_mode(self._algorithm, client):
+            with activate_eval_mode(self._algorithm, client):
                 return contract.update_client(self._algorithm, measuring.then, client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
-        noise_keys = self._map_rows(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
+        noise_keys = self._map_clients(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
         sums = self._sum_over_samples(
-            self.make_terms(measuring), state, samples, noise_keys if measuring.is_augmented else None
+            self.make_sums_function(measuring), state, samples, noise_keys if measuring.is_augmented else None
         )
         return vmap(update_client)(state, sums)
 
-    def make_terms(self, measuring: Measure) -> Terms:
+    def make_sums_function(self, measuring: Measure) -> Terms:
         """Make the function of a pass's sums over the samples of a step."""
 
-        def measure(client: State, *batch: Tensor) -> dict[str, Tensor]:
-            with eval_mode(self._algorithm, client, mask=batch[2]):
+        def compute_client_sums(client: State, *batch: Tensor) -> dict[str, Tensor]:
+            with activate_eval_mode(self._algorithm, client, mask=batch[2]):
                 return contract.compute_sums(self._algorithm, measuring, client, Batch(*batch))
 
-        return lambda state, stack_batch: vmap(measure)(state, *_gather_batch(self._clients, stack_batch))
+        return lambda state, stack_batch: vmap(compute_client_sums)(state, *_gather_batch(self._clients, stack_batch))
 
     def score_clients(self, state: State, phase: Phase, test: Test, metrics: Sequence[Metric] = ()) -> list[Score]:
         """Score every client on a test set."""
         clients, step_logits = self._clients, list[Tensor]()
         samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
-        noise_keys = self._map_rows(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
+        noise_keys = self._map_clients(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
         keys = [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None  # all or none
 
         def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
-            with eval_mode(self._algorithm, client, batch.mask):
+            with activate_eval_mode(self._algorithm, client, batch.mask):
                 logits = get_logits_function(self._algorithm, phase)(client, batch.x)
             losses = F.cross_entropy(logits, batch.y, reduction="none")
             losses = torch.where(samples[2] > 0, losses, 0)  # infinity times a mask of 0 would be NaN
-            sums = {"classes": count_by_class(logits, batch), "loss": batch.sum(losses).double()}
+            sums = {"classes": count_predictions_by_class(logits, batch), "loss": batch.sum(losses).double()}
             return sums | ({"logits": logits} if metrics else {})
 
-        def score_step(state: State, row: StackBatch) -> dict[str, Tensor]:
+        def score_stack_batch(state: State, row: StackBatch) -> dict[str, Tensor]:
             terms = vmap(score)(state, *_gather_batch(clients, row))
             step_logits.extend([terms.pop("logits")] if metrics else [])
             return terms
 
-        def measure_row(row: int) -> dict[str, Any]:
+        def compute_row_metrics(row: int) -> dict[str, Any]:
             if not metrics:
                 return {}
             indices = samples[self.rows[row]]
             logits = torch.cat([logits[row] for logits in step_logits if row < len(logits)])
-            return measure_probabilities(metrics, logits[: len(indices)], clients.get_labels(indices))
+            return compute_probability_metrics(metrics, logits[: len(indices)], clients.get_labels(indices))
 
-        sums = self._sum_over_samples(score_step, state, samples, keys)
+        sums = self._sum_over_samples(score_stack_batch, state, samples, keys)
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
-        return [Score.from_counts(classes[row], loss[row], **measure_row(row)) for row in self._local_rows]
+        return [Score.from_counts(classes[row], loss[row], **compute_row_metrics(row)) for row in self._local_rows]
 
     def _sum_over_samples(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
@@ -318,7 +322,7 @@ class StackRun:
         counts = [schedule.count_batches(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
         step_ranges, orders = (
             schedule.make_step_ranges(counts, self._allowed_widths),
-            self._map_rows(lambda client: samples[client], NO_SAMPLES),
+            self._map_clients(lambda client: samples[client], NO_SAMPLES),
         )
         plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
         return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
@@ -383,14 +387,16 @@ def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientA
 def _step_live_clients(step: Callable[..., State], state: State, live: Flags | None, *batch: Tensor) -> State:
     """Take a step for live clients (None: all)."""
 
-    def get_changes(client: State, *args: Tensor) -> dict[str, Any]:
+    def compute_changed_parts(client: State, *args: Tensor) -> dict[str, Any]:
         return {part: value for part, value in step(client, *args).items() if value is not client.get(part)}
 
-    changed_parts: State = vmap(get_changes)(state, *batch)
+    changed_parts: State = vmap(compute_changed_parts)(state, *batch)
     if live is not None:
 
-        def choose(new: Tensor, old: Tensor) -> Tensor:
+        def select_live_values(new: Tensor, old: Tensor) -> Tensor:
             return torch.where(live.reshape(-1, *(1,) * (new.dim() - 1)), new, old)
 
-        changed_parts = {part: pytree.tree_map(choose, value, state[part]) for part, value in changed_parts.items()}
+        changed_parts = {
+            part: pytree.tree_map(select_live_values, value, state[part]) for part, value in changed_parts.items()
+        }
     return state | changed_parts

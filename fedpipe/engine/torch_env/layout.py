@@ -22,7 +22,7 @@ def optimize_layout(tree: Any) -> Any:
     return pytree.tree_map(_optimize_tensor_layout, tree)
 
 
-def channels_last(value: Tensor) -> Tensor:
+def to_channels_last(value: Tensor) -> Tensor:
     """Convert images or kernels to channels-last. Other tensors stay as they are."""
     if value.dim() != 4:
         return value
@@ -34,7 +34,7 @@ def channels_last(value: Tensor) -> Tensor:
 
 def _optimize_tensor_layout(value: Tensor) -> Tensor:
     if value.dim() == 4:
-        return value if is_large_kernel(value) else channels_last(value)
+        return value if is_large_kernel(value) else to_channels_last(value)
     return value.t().contiguous().t() if value.dim() == 2 and _has_colliding_rows(*value.shape) else value
 
 

@@ -49,7 +49,7 @@ def is_finite(state: Any) -> Tensor:
     return torch.stack([pair.isfinite().all() for pair in extremes]).all() if leaves else torch.tensor(True)
 
 
-def size_in_bytes(state: Any) -> int:
+def count_bytes(state: Any) -> int:
     """Count the bytes of all tensors."""
     leaves: list[Tensor] = pytree.tree_leaves(state)
     return sum(value.numel() * value.element_size() for value in leaves)

@@ -50,11 +50,13 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
         if name.startswith("algorithms.") or not all(name in cell.grid for cell in plan.cells)
     ]
     panel_names = [name for name in varied_names if name not in line_names]
-    pairs = list(zip(frame["algorithm"], _get_points(frame, line_names), strict=True))
+    pairs = list(zip(frame["algorithm"], _get_grid_points(frame, line_names), strict=True))
     names = [results.describe_configuration(label, point) for label, point in pairs]
     titles = (results.describe_configuration(plan.title(label), point) for label, point in pairs)
     lines = dict(zip(names, titles, strict=True))
-    frame = frame.assign(point=[results.describe_point(point) for point in _get_points(frame, panel_names)], line=names)
+    frame = frame.assign(
+        point=[results.describe_point(point) for point in _get_grid_points(frame, panel_names)], line=names
+    )
     protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
     drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))
     overrides = results.describe_overrides(dataclasses.replace(plan, cells=drawn_cells))
@@ -69,7 +71,7 @@ def _build_panels(
 ) -> Figure:
     """Build one panel per protocol and grid point, and a legend."""
     panels = list(itertools.product(frame["point"].unique(), protocols))
-    max_columns = int(page.width / page.em / 21)
+    max_columns = int(page.width / page.em_in_inches / 21)
     columns = len(protocols) if 1 < len(protocols) <= max_columns else max_columns
     rows, columns, height = page.arrange_panels(len(panels), columns, 22, 6)
     figure = Figure(figsize=(page.width, height))
@@ -82,7 +84,9 @@ def _build_panels(
             line_style = style.get_line_style(index) | {"markevery": (index % marker_gap, marker_gap)}
             _draw_curve(ax, line_rows, name, metric, **line_style)
         ax.set_title(
-            _wrap_title(format_metric(protocol, metric).replace(" (", "\n("), point, page.characters // columns - 4)
+            _wrap_title(
+                format_metric(protocol, metric).replace(" (", "\n("), point, page.characters_per_line // columns - 4
+            )
         )
         for group_index, group in enumerate(_find_coinciding_lines(panel)):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
@@ -102,7 +106,7 @@ def _build_small_multiples(
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
     reference_label = f"{lines[reference]} (gray, for comparison)"
-    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em / 9), 11, 8)
+    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
@@ -117,12 +121,13 @@ def _build_small_multiples(
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
             _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
-            {name, reference} <= {*group} for group in _find_coinciding_lines(_concatenate_protocols(point_rows))
+            {name, reference} <= {*group}
+            for group in _find_coinciding_lines(_merge_protocols_into_one_line(point_rows))
         )
         title = f"{lines[name]} = {lines[reference]}" if is_same_as_reference else lines[name]
-        size = style.get_small_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
+        size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
-        ax.set_title(_wrap_title(title, point, page.characters // columns - 1), pad=3, fontsize=size)
+        ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
     _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [
@@ -132,7 +137,7 @@ def _build_small_multiples(
     return figure
 
 
-def _concatenate_protocols(frame: pd.DataFrame) -> pd.DataFrame:
+def _merge_protocols_into_one_line(frame: pd.DataFrame) -> pd.DataFrame:
     """Concatenate the protocols of a line, which are compared together."""
     return frame.sort_values(["protocol", "round"]).assign(
         round=lambda rows: rows.groupby("protocol").ngroup() * 10**5 + rows["round"]
@@ -206,5 +211,5 @@ def _describe_seeds(plan: Plan) -> str:
     return f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
 
 
-def _get_points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:
+def _get_grid_points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:
     return [dict(zip(names, point, strict=True)) for point in frame[names].to_numpy()]

@@ -50,15 +50,15 @@ def build_matrices_figure(
     """Build the figure of SL and CR matrices by algorithm, with notes. A note if there are none."""
     with style.use_style(page):
         if not selected_matrices:
-            figure = Figure(figsize=(page.width, 5 * page.em))
+            figure = Figure(figsize=(page.width, 5 * page.em_in_inches))
             return style.add_notes(figure, ["No algorithm of this study has a global model, so there are no matrices."])
-        count, page_width = len(selected_matrices), page.width / page.em
+        count, page_width = len(selected_matrices), page.width / page.em_in_inches
         has_one_row = count == 1 or page.max_height < 0.75 * page.width
         rows, columns = (1, 2 * count) if has_one_row else (2, count)
         size = (page_width - 6 - 16 / rows) / columns  # without the labels and color bars
         has_names = size >= MIN_NAMED_SIZE
         height = rows * (size + (9 if has_names else 6)) + 2
-        figure = Figure(figsize=(page.width, min(height * page.em, page.max_height)))
+        figure = Figure(figsize=(page.width, min(height * page.em_in_inches, page.max_height)))
         axes = figure.subplots(rows, columns, squeeze=False).reshape(2, count)
         for matrix_axes, name in zip(axes, MATRIX_LABELS, strict=True):
             matrices = {algorithm: each.matrices[name] for algorithm, each in selected_matrices.items()}
@@ -70,7 +70,7 @@ def build_matrices_figure(
             for axis in (ax.xaxis, ax.yaxis):
                 axis.set_major_locator(MaxNLocator(min(10, int(size / 2.2)), integer=True))
                 if has_names:
-                    style.label_classes(axis, each.class_names, int(1.7 * size))
+                    style.label_axis_with_classes(axis, each.class_names, int(1.7 * size))
         for ax in axes[:, 1:].flat:
             ax.tick_params(labelleft=False)
         return style.add_notes(figure, sentences)

@@ -89,11 +89,11 @@ def render_lines(
     note
         A sentence below the panels.
     """
-    frame = _fill_columns(frame, panel="", measure=y_label, line="")
+    frame = _fill_missing_columns(frame, panel="", measure=y_label, line="")
     groups = _group_panels(frame)
     styles = _choose_line_styles(frame, emphasis)
     figure, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
-    columns = _count_columns(axes)
+    columns = _count_panel_columns(axes)
     for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
         ticks = sorted(rows["x"].astype(float).unique())
         zero = _compute_zero_position(ticks) if is_log else 0.0
@@ -132,7 +132,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached",
 
     Without a mean, the text ``missing`` replaces the bar.
     """
-    frame = _fill_columns(frame, panel="", line="", category="")
+    frame = _fill_missing_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
     figure, axes = make_panels(len(panels), 0.5 + 0.13 * len(categories) * max(1.6, len(lines)))
     height = 0.75 / len(lines)
@@ -151,7 +151,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached",
                         (3, 0),
                         textcoords="offset points",
                         va="center",
-                        fontsize=style.get_small_size(),
+                        fontsize=style.get_small_font_size(),
                     )
         ax.set_title(textwrap.fill(panel, 70 // len(panels)))
         ax.set(xlabel=x_label, yticks=range(len(categories)), yticklabels=categories, xlim=(0, None))
@@ -171,12 +171,12 @@ def render_heatmaps(
     ``frame`` has ``panel``, ``row``, ``column`` and ``value``. With ``measure``, each is a row of panels with its
     own scale. With ``row_label``, a panel has its own instead of ``y_label``. ``gamma`` below 1 separates small values.
     """
-    frame = _fill_columns(frame, panel="", measure=z_label, row_label=y_label)
+    frame = _fill_missing_columns(frame, panel="", measure=z_label, row_label=y_label)
     measures = list(frame["measure"].unique())
     groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
     columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
     figure, axes = make_panels(len(groups), 1.75, columns)
-    columns = _count_columns(axes)
+    columns = _count_panel_columns(axes)
     for measure in measures:
         measure_axes = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
         values = frame[frame["measure"] == measure]["value"]
@@ -194,7 +194,7 @@ def render_heatmaps(
     row_labels = [rows["row_label"].iloc[0] for _, rows in groups]
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
-        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_size())
+        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_font_size())
         ax.set_xlabel(x_label if index // columns == (len(axes) - 1) // columns else "")
         ax.set_ylabel(row_labels[index] if index % columns == 0 or row_labels[index - 1] != row_labels[index] else "")
     return style.add_notes(figure, [note])
@@ -243,7 +243,7 @@ def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
 @make_svg_renderer
 def render_surface(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
-    frame = _fill_columns(frame, panel="")
+    frame = _fill_missing_columns(frame, panel="")
     panels = list(frame["panel"].unique())
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)  # corners are far above
@@ -292,7 +292,7 @@ def _compute_zero_position(ticks: Sequence[float]) -> float:
 
 def _choose_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
     """The values, from the last one down, whose labels fit, and that are this fraction of their span or more apart."""
-    character_width = columns / PAGE.characters
+    character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
     for value in values[-2::-1]:
         text = f"{chosen_values[-1]:g}{value:g}"
@@ -337,7 +337,7 @@ def _describe_equal_lines(frame: pd.DataFrame) -> str:
     return " ".join(f"{', '.join(lines)}: equal values." for lines in groups if len(lines) > 1)
 
 
-def _count_columns(axes: Sequence[Axes]) -> int:
+def _count_panel_columns(axes: Sequence[Axes]) -> int:
     grid = axes[0].get_gridspec()
     return grid.ncols if grid else 1
 
@@ -347,6 +347,6 @@ def _extract_dataset_name(panel_title: str) -> str:
     return match.group() if match else ""
 
 
-def _fill_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:
+def _fill_missing_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:
     """The frame with these columns as text. Missing ones have one value."""
     return frame.assign(**{name: frame[name].astype(str) if name in frame else defaults[name] for name in defaults})

@@ -51,17 +51,17 @@ def build_partition_figure(
     clients, classes = counts.shape
     names = class_names.get_class_names(settings["dataset"], classes)
     outer_height = OUTER_HEIGHT + 0.55 * max(map(len, names))  # names of classes may be rotated
-    max_row_height = (page.max_height / page.em - outer_height) / clients
-    has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_wide_cells(counts, page)
+    max_row_height = (page.max_height / page.em_in_inches - outer_height) / clients
+    has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_room_for_numbers(counts, page)
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
-    height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em)
-    max_ticks = int(page.characters * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
+    height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em_in_inches)
+    max_ticks = int(page.characters_per_line * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
     with style.use_style(page):
-        figure = Figure(figsize=(page.width, height * page.em))
+        figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
-        style.label_classes(cells.xaxis, names, int(page.characters * CELLS_FRACTION))
-        style.label_classes(cells.yaxis, client_names, page.characters)
+        style.label_axis_with_classes(cells.xaxis, names, int(page.characters_per_line * CELLS_FRACTION))
+        style.label_axis_with_classes(cells.yaxis, client_names, page.characters_per_line)
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
         bars.set_xlabel("samples")
@@ -70,7 +70,7 @@ def build_partition_figure(
         bars.xaxis.set_major_locator(MaxNLocator(2, integer=True))
         if not has_numbers:
             figure.colorbar(image, ax=[cells, bars], label="samples of a class", aspect=30, pad=0.02)
-        figure.suptitle(textwrap.fill(_format_title(settings), page.characters), x=0.01, ha="left")
+        figure.suptitle(textwrap.fill(_format_title(settings), page.characters_per_line), x=0.01, ha="left")
         summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
         note = "Clients with a gray bar are held out, so they never train." if held_out else ""
         return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), str(summary)])
@@ -90,13 +90,15 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
     for (client, label), count in np.ndenumerate(counts):
         if count and has_numbers:
             color = style.get_text_color(np.sqrt(count / counts.max()))
-            ax.text(label, client, str(count), ha="center", va="center", fontsize=style.get_small_size(), color=color)
+            ax.text(
+                label, client, str(count), ha="center", va="center", fontsize=style.get_small_font_size(), color=color
+            )
     return image
 
 
-def _has_wide_cells(counts: Integers, page: style.Page) -> bool:
+def _has_room_for_numbers(counts: Integers, page: style.Page) -> bool:
     """Whether the numbers fit into the width of their cells."""
-    return bool(counts.shape[1] * (len(str(counts.max())) + 1) <= page.characters * CELLS_FRACTION)
+    return bool(counts.shape[1] * (len(str(counts.max())) + 1) <= page.characters_per_line * CELLS_FRACTION)
 
 
 def _format_title(settings: dict[str, Any]) -> str:

@@ -45,15 +45,15 @@ def draw_ranks(data: StudyData, stem: Path) -> None:
 def build_ranks_figure(page: style.Page, comparison: RankComparison, titles: list[str], sentences: list[str]) -> Figure:
     """Build the diagram. The better half of the methods is named at the left, from the best down."""
     with style.use_style(page):
-        return style.add_notes(_build_diagram(page, comparison, titles), sentences)
+        return style.add_notes(_build_critical_difference_diagram(page, comparison, titles), sentences)
 
 
-def _build_diagram(page: style.Page, comparison: RankComparison, titles: list[str]) -> Figure:
-    k, bars = len(titles), comparison.groups
+def _build_critical_difference_diagram(page: style.Page, comparison: RankComparison, titles: list[str]) -> Figure:
+    k, bars = len(titles), comparison.indistinguishable_groups
     left_count = (k + 1) // 2
     first_row = 1.0 + 0.7 * len(bars)  # rows below the axis of ranks
     rows = first_row + left_count
-    height = min(page.max_height, ROW_HEIGHT * (rows + 6) * page.em)
+    height = min(page.max_height, ROW_HEIGHT * (rows + 6) * page.em_in_inches)
     figure = Figure(figsize=(page.width, height))
     ax = figure.subplots()
     margin = 0.55 * (k - 1)

@@ -41,14 +41,14 @@ class Page(NamedTuple):
     font_size: float
 
     @property
-    def em(self) -> float:
+    def em_in_inches(self) -> float:
         """The font size in inches, by which panels and texts are sized."""
         return self.font_size / 72
 
     @property
-    def characters(self) -> int:
+    def characters_per_line(self) -> int:
         """The number of characters of a line that is as wide as the page."""
-        return int(1.7 * self.width / self.em)
+        return int(1.7 * self.width / self.em_in_inches)
 
     @property
     def rc_params(self) -> dict[str, Any]:
@@ -56,22 +56,22 @@ class Page(NamedTuple):
         small = max(MIN_FONT_SIZE, self.font_size - 1)
         return BASE_RC_PARAMS | {
             "axes.labelsize": self.font_size,
-            "axes.linewidth": self.em * 6,
+            "axes.linewidth": self.em_in_inches * 6,
             "axes.titlesize": self.font_size,
             "figure.titlesize": self.font_size,
             "font.size": self.font_size,
-            "grid.linewidth": self.em * 5,
+            "grid.linewidth": self.em_in_inches * 5,
             "legend.fontsize": small,
             "legend.title_fontsize": small,
-            "lines.linewidth": self.em * 11,
-            "lines.markersize": self.em * 32,
+            "lines.linewidth": self.em_in_inches * 11,
+            "lines.markersize": self.em_in_inches * 32,
             "xtick.labelsize": small,
             "ytick.labelsize": small,
         }
 
     def get_panel_width(self, columns: int) -> float:
         """Get the width of a panel in em if there are this many columns."""
-        return self.width / self.em / columns
+        return self.width / self.em_in_inches / columns
 
     def arrange_panels(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
         """Arrange panels in rows of equal length that fit the page.
@@ -93,10 +93,10 @@ class Page(NamedTuple):
             Rows, columns, and the height of the figure in inches.
         """
         count = max(1, count)
-        max_rows = max(1, int((self.max_height / self.em - top) / (height / 2)))
+        max_rows = max(1, int((self.max_height / self.em_in_inches - top) / (height / 2)))
         rows = min(-(-count // columns), max_rows)
         columns = -(-count // rows)
-        return -(-count // columns), columns, min((rows * height + top) * self.em, self.max_height)
+        return -(-count // columns), columns, min((rows * height + top) * self.em_in_inches, self.max_height)
 
 
 MIN_FONT_SIZE = 6.0  #: points, for legible print
@@ -176,7 +176,7 @@ def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -
     texts = [text for text, _ in entries]
     if texts:
         characters = max(map(len, texts)) + 9  # with the line and the gaps
-        rows = -(-len(texts) // max(1, int(1.1 * page.characters / characters)))
+        rows = -(-len(texts) // max(1, int(1.1 * page.characters_per_line / characters)))
         columns = -(-len(texts) // rows)
         handles = [handle for _, handle in entries]
         figure.legend(handles, texts, loc="outside upper left", ncols=columns, handlelength=3)
@@ -185,14 +185,14 @@ def add_legend(figure: Figure, page: Page, entries: Sequence[tuple[str, Any]]) -
 def add_notes(figure: Figure, sentences: Sequence[str]) -> Figure:
     """Add notes below a figure."""
     if sentences := [*filter(None, sentences)]:
-        size = get_small_size()
+        size = get_small_font_size()
         width = round(122 * figure.get_figwidth() / size)  # characters per line
         text = "\n".join(textwrap.fill(sentence, width) for sentence in sentences)
         figure.supxlabel(text, x=0.01, ha="left", fontsize=size)
     return figure
 
 
-def get_small_size() -> float:
+def get_small_font_size() -> float:
     """Get the font size of notes, legends and ticks in points."""
     return float(mpl.rcParams["legend.fontsize"])
 
@@ -202,7 +202,7 @@ def get_text_color(shade: float) -> str:
     return "white" if shade > 0.55 else "#222222"
 
 
-def label_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
+def label_axis_with_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
     """Label an axis with class names, or with numbers if there are many.
 
     On the horizontal axis long names are rotated. ``max_letters`` is the number of letters that fit.

@@ -143,9 +143,9 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     run_command("diagnostic", str(diagnostic.files.settings))
     table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
     assert table["owner"].unique().to_pylist() == run.participants(3)
-    expected = studies.bits(run.files.path)
+    expected = studies.hash_results(run.files.path)
     run_command("diagnostic", str(diagnostic.files.settings))
-    assert studies.bits(run.files.path) == expected, "a diagnostic changes nothing of its run"
+    assert studies.hash_results(run.files.path) == expected, "a diagnostic changes nothing of its run"
     assert files.read_parquet(diagnostic.files.table).equals(table)
 
     # declared too late: the states of round 4 are gone

@@ -15,7 +15,7 @@ from fedpipe.core.tensors import Tensors
 
 # You can run this file unchanged: it is FedAvg with a pull of each client towards the model that it trained last.
 # Change the hooks that your method changes and delete the others. They are then the same as in FedAvg. The other hooks
-# are in fedpipe/algorithms/base.py: send, personalize, training, local_passes (Train, Measure and Update passes),
+# are in fedpipe/algorithms/base.py: send, personal_passes, training, local_passes (Train, Measure and Update passes),
 # predict, global_model. Write hooks for one client, as pure functions of tensors without `if` on values. Add and scale
 # complete models, such as a + b or a * 0.5. Take norms and distances of self.net.parameters(a), because a model may
 # contain BatchNorm's running statistics. The engine averages those over the uploads, whatever `aggregate` computes.
