@@ -3,6 +3,9 @@
 A row of the metrics is one model on one test set in one round. Client -1 is a model of the server on the global test
 set. A method may have further models of the server evaluated, in addition to the study's protocols.
 
+If the personal model of all clients is the global model, as with FedAvg, its logits are computed once for all
+protocols.
+
 A client's last trained model is evaluated once, after that training, even if the round is not evaluated otherwise. The
 result (``kept.parquet``) is used until the client trains again. So this model is never stored or sent.
 """
@@ -23,10 +26,11 @@ from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import ClientTask, Executor, Phase, Score, Test
+from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, has_same_bits, start_client
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.server.device import create_tensors_on_device_of
+from fedpipe.engine.torch_env.trees import move_state
 from fedpipe.models.base import compute_class_relations
 from fedpipe.settings.base import Metric
 from fedpipe.settings.evaluation import Evaluation
@@ -189,77 +193,131 @@ def evaluate_round(
     ``send`` gives the clients' downloads, and ``next_participants`` are the clients of the next round.
     """
     tables, clients = [], clients.select_round(round_number)
+    global_tests, global_scorer = get_test_sets(settings, "global"), None
+    if global_tests and not algorithm.net.client_buffers:  # a server's model needs running statistics
+        with create_tensors_on_device_of(server):
+            global_model = algorithm.global_model(server)
+            extra_models = algorithm.extra_models(server) if global_model and "global" in global_tests else {}
+        if global_model is not None:
+            global_scorer = ModelScorer(settings, executor, clients, round_number, global_model)
     for model, phase in PHASES.items():
         test_sets = get_test_sets(settings, model)
-        if test_sets and (model != "prototype" or algorithm.has_prototype_logits):
-            task = ClientTask(
-                phase,
-                round_number + 1,
-                clients.ids,
-                get_kept_state,
-                send,
-                test_sets,
-                ids_to_cache=next_participants,
-                metrics=settings.recorded_metrics,
-                samples_round=round_number,
-            )
-            scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
-            tables.append(make_metrics_table(settings, round_number, model, scores))
-    test_sets = get_test_sets(settings, "global")
-    has_server_statistics = (
-        not algorithm.net.client_buffers
-    )  # without running statistics the server's model can't be evaluated
-    with create_tensors_on_device_of(server):
-        global_model = algorithm.global_model(server) if test_sets and has_server_statistics else None
-        needs_extra_models = global_model is not None and "global" in test_sets
-        extra_models = (
-            contract.validate_extra_models(algorithm, algorithm.extra_models(server)) if needs_extra_models else {}
+        if not test_sets or (model == "prototype" and not algorithm.has_prototype_logits):
+            continue
+        if (
+            model == "personal"
+            and global_scorer
+            and has_common_model(algorithm, clients, send, get_kept_state, round_number + 1, global_scorer.model)
+        ):
+            tables.append(make_metrics_table(settings, round_number, model, global_scorer.score_clients(test_sets)))
+            continue
+        task = ClientTask(
+            phase,
+            round_number + 1,
+            clients.ids,
+            get_kept_state,
+            send,
+            test_sets,
+            ids_to_cache=next_participants,
+            metrics=settings.recorded_metrics,
+            samples_round=round_number,
         )
+        scores = {outcome.client: outcome.scores for outcome in executor.run(task)}
+        tables.append(make_metrics_table(settings, round_number, model, scores))
     matrices_by_name = {}
-    score_model = functools.partial(_score_global_model, settings, executor, clients, round_number)
-    if global_model is not None:
-        global_scores, matrices_by_name["SL"] = score_model(global_model, test_sets)
+    if global_scorer:
+        global_scores = {-1: global_scorer.score_server()} if "global" in global_tests else {}
+        global_scores |= global_scorer.score_clients([test for test in global_tests if test != "global"])
         tables.append(make_metrics_table(settings, round_number, "global", global_scores))
-        if "head.weight" in global_model:
-            matrices_by_name["CR"] = compute_class_relations(global_model["head.weight"])
-        for model, tensors in extra_models.items():
-            tables.append(make_metrics_table(settings, round_number, model, score_model(tensors, ["global"])[0]))
+        matrices_by_name["SL"] = global_scorer.compute_soft_labels()
+        if "head.weight" in global_scorer.model:
+            matrices_by_name["CR"] = compute_class_relations(global_scorer.model["head.weight"])
+        for model, tensors in contract.validate_extra_models(algorithm, extra_models).items():
+            extra_scorer = ModelScorer(settings, executor, clients, round_number, tensors)
+            tables.append(make_metrics_table(settings, round_number, model, {-1: extra_scorer.score_server()}))
     metrics = pa.concat_tables(tables) if tables else get_metrics_schema(settings).empty_table()
     return EvaluationResult(
         metrics, make_matrices_table(round_number, "measured", {-1: matrices_by_name}) if matrices_by_name else None
     )
 
 
-def _score_global_model(
-    settings: Evaluation,
-    executor: Executor,
+def has_common_model(
+    algorithm: Algorithm,
     clients: FederatedData,
+    send: Callable[[Sequence[int]], tuple[State, State]],
+    get_kept_state: Callable[[int], State],
     round_number: int,
-    model: Tensors,
-    test_sets: Sequence[Test],
-) -> tuple[dict[int, dict[Test, Score]], Tensor]:
-    """Evaluate the global model on all test samples: scores, and the SL matrix on the global test set."""
-    sample_indices = clients.global_test
-    logits = executor.logits(model, sample_indices, round_number)
-    labels = clients.get_labels(sample_indices)
-    classes = one_hot(labels, clients.classes, logits.dtype)
-    soft_labels = classes.T @ logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
-    scores: dict[int, dict[Test, Score]] = {client: {} for client in (-1, *clients.ids)}
-    score = _make_scorer(settings, clients, sample_indices, logits)
-    if "global" in test_sets:
-        scores[-1]["global"] = score(sample_indices)
-    if "local" in test_sets:
-        local_indices = np.unique(np.concatenate(clients.test))
-        if not np.isin(local_indices, sample_indices).all():  # clients have noise in their test samples
-            score = _make_scorer(settings, clients, local_indices, executor.logits(model, local_indices, round_number))
+    global_model: Tensors,
+) -> bool:
+    """Whether the personal model of all clients is the global model, which they receive and predict with unchanged.
+
+    After ``start``, each client's model must have the tensors of the download, which have the bits of ``global_model``.
+    False if the logits of a sample depend on its batch, or on noise that each client draws.
+    """
+    has_other_predictions = type(algorithm).predict is not Algorithm.predict or algorithm.personal_passes()
+    if has_other_predictions or algorithm.net.has_batch_statistics or clients.transforms.on_test or not clients.ids:
+        return False
+    round_algorithm = algorithm.bind_round(round_number, clients.seed)
+    with torch.no_grad(), contract.explain_user_errors(round_algorithm):
+        common, client_parts = contract.validate_download(round_algorithm, send(clients.ids[:1]))
+        model = common.get("model")
+        if client_parts or not isinstance(model, Tensors) or not has_same_bits({"": model}, {"": global_model}):
+            return False
+        received_state = move_state(common, clients.device)
         for client in clients.ids:
-            scores[client]["local"] = score(clients.test[client])
-    if "validation" in test_sets:
-        sample_indices = np.unique(np.concatenate(clients.validation))
-        score = _make_scorer(settings, clients, sample_indices, executor.logits(model, sample_indices, round_number))
-        for client in clients.ids:
-            scores[client]["validation"] = score(clients.validation[client])
-    return {client: client_scores for client, client_scores in scores.items() if client_scores}, soft_labels
+            kept_state = move_state(get_kept_state(client), clients.device)
+            info = clients.get_client_info(client, round_number, kept_state[FIRST])
+            client_model = start_client(round_algorithm, kept_state, received_state, info).get("model")
+            if not isinstance(client_model, Tensors) or client_model.keys() != model.keys():
+                return False
+            if any(client_model[name] is not value for name, value in received_state["model"].items()):
+                return False
+    return True
+
+
+class ModelScorer:
+    """Scores a model of the server after a round. The logits of a set of samples are computed once."""
+
+    def __init__(
+        self, settings: Evaluation, executor: Executor, clients: FederatedData, round_number: int, model: Tensors
+    ) -> None:
+        self._settings, self._executor, self._clients = settings, executor, clients
+        self._round, self.model = round_number, model
+
+    @functools.cached_property
+    def _global_logits(self) -> Tensor:
+        """Logits of the global test set."""
+        return self._executor.logits(self.model, self._clients.global_test, self._round)
+
+    def _compute_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
+        """Logits of samples in ascending order, maybe among others: their indices and logits."""
+        if np.isin(indices, self._clients.global_test).all():  # not if clients have noise in their test samples
+            return self._clients.global_test, self._global_logits
+        return indices, self._executor.logits(self.model, indices, self._round)
+
+    def compute_soft_labels(self) -> Tensor:
+        """The SL matrix on the global test set, shape (C, C)."""
+        labels = self._clients.get_labels(self._clients.global_test)
+        classes = one_hot(labels, self._clients.classes, self._global_logits.dtype)
+        return classes.T @ self._global_logits.softmax(-1) / classes.sum(0).clamp(min=1).unsqueeze(1)
+
+    def score_server(self) -> dict[Test, Score]:
+        """Score the model on the global test set."""
+        return {"global": self._make_scorer(self._clients.global_test)(self._clients.global_test)}
+
+    def score_clients(self, tests: Sequence[Test]) -> dict[int, dict[Test, Score]]:
+        """Score the model on test sets of each client. Empty without test sets."""
+        scores: dict[int, dict[Test, Score]] = {client: {} for client in self._clients.ids if tests}
+        for test in tests:
+            indices = {client: self._clients.get_evaluation_indices(client, test) for client in self._clients.ids}
+            score = self._make_scorer(np.unique(np.concatenate([*indices.values()])))
+            for client, client_indices in indices.items():
+                scores[client][test] = score(client_indices)
+        return scores
+
+    def _make_scorer(self, indices: Integers) -> Callable[[Integers], Score]:
+        """Make a function that scores subsets of these samples, which ascend."""
+        return _make_scorer(self._settings, self._clients, *self._compute_logits(indices))
 
 
 def _make_scorer(

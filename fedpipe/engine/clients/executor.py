@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm, one_hot
@@ -133,6 +134,14 @@ class Executor(Protocol):
 
     def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
+
+
+def has_same_bits(one: State, other: State) -> bool:
+    """Whether two states have the same bits."""
+    if one.keys() != other.keys():
+        return False
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
+    return all(torch.equal(one_leaf, other_leaf) for one_leaf, other_leaf in pairs)
 
 
 def measure_seconds_since(start_time: float, device: torch.device) -> float:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from typing_extensions import override
 
 from fedpipe.algorithms.base import Algorithm
@@ -40,6 +39,7 @@ from fedpipe.engine.clients.executor import (
     get_logits_function,
     get_passes,
     get_personal_passes,
+    has_same_bits,
     make_kept_state,
     make_upload,
     measure_seconds_since,
@@ -70,7 +70,7 @@ class PersonalizedState(NamedTuple):
     def is_valid_for(self, client_run: ClientRun, state: State) -> bool:
         """Whether the passes would give the same result for this state, because all bits are equal."""
         is_same_task = self.round == client_run.round and self.clients is client_run.clients
-        return is_same_task and _has_same_bits(self.initial_state, state)
+        return is_same_task and has_same_bits(self.initial_state, state)
 
 
 class Loop(Executor):
@@ -301,11 +301,3 @@ def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientA
         gradient[name] = leaf_gradient.clone() if memory in seen_storages else leaf_gradient
         seen_storages.add(memory)
     return gradient, (loss.detach(), statistics)
-
-
-def _has_same_bits(one: State, other: State) -> bool:
-    """Whether two states have the same bits."""
-    if one.keys() != other.keys():
-        return False
-    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
-    return all(torch.equal(one_leaf, other_leaf) for one_leaf, other_leaf in pairs)
