@@ -161,7 +161,7 @@ def test_what_clients_keep_that_rest_is_sent_when_it_is_due(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DW)
+@pytest.mark.parametrize("name", [name for name in DW if name in {*studies.REPRESENTATIVE, *DECIDES}])
 def test_with_dw(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     last_round, result, _ = require_equal_files(monkeypatch, name, {"dw": {"mu": 0.7}})
     assert (last_round["large, to the host"], last_round["large, to the device"]) == (result, 0)

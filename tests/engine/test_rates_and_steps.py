@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +26,20 @@ from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.comparisons import ROUNDING
 from tests import small_studies as studies
 
-WIDTHS = [None, 3]
+WIDTHS: list[int | None] = [None, 3]
 NAMES = registry.list_components(component.ALGORITHM)
 COSINE = {"name": "cosine", "period": 3, "minimum": 0.01, "warmup": 1}
+
+
+def pair_with_widths(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: each name with a width, in turn. Representative methods have both widths."""
+    others = itertools.cycle(WIDTHS)
+    return [
+        pytest.param(name, width, marks=[] if name in studies.REPRESENTATIVE else pytest.mark.slow)
+        for name in names
+        for width in (WIDTHS if name in studies.REPRESENTATIVE else [next(others)])
+    ]
+
 
 SCHEDULES = {
     "step": ({"name": "step", "step_size": 4}, lambda rule: lr_scheduler.StepLR(rule, 4)),
@@ -74,12 +87,11 @@ def test_the_rate_of_each_round_is_pytorchs(name, warmup):
     assert len(set(expected)) > 1 or (name == "constant" and warmup < 2)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", studies.mark_others_slow(NAMES))
+@pytest.mark.parametrize(("name", "width"), pair_with_widths(NAMES))
 def test_a_round_of_a_schedule_is_one_at_its_rate(make_trial, assert_same, name, width):
     """Of every algorithm, whatever it does with the rate: bit for bit, before and after training too."""
     scheduled = make_trial(build(name), width=width, learning_rate=0.1, schedule=COSINE)
-    for number in (1, 2, 3):
+    for number in (1, 2):
         rate = Schedule(**COSINE).compute_learning_rate(0.1, number)
         plain = make_trial(build(name), width=width, learning_rate=rate)
         plain.server, plain.client_states, plain.rounds = scheduled.server, dict(scheduled.client_states), number - 1
@@ -201,8 +213,7 @@ def test_those_that_count_epochs_say_so():
     assert FedDUAL(adaptive_loss=False).local_steps_conflict is None
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", studies.mark_others_slow(BY_STEPS))
+@pytest.mark.parametrize(("name", "width"), pair_with_widths(BY_STEPS))
 def test_whole_epochs_are_as_many_steps(make_clients, make_trial, assert_same, name, width):
     """Of clients of one size, two epochs of two batches are four steps, bit for bit."""
     clients = make_clients(sizes=(8,) * 8)
@@ -278,10 +289,8 @@ def test_the_record_of_stacks_tells_the_steps(make_trial):
 # -- clipping ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
-    "name",
-    studies.mark_others_slow(name for name in NAMES if "clip_norm" not in build(name).unsupported_settings),
+    ("name", "width"), pair_with_widths(name for name in NAMES if "clip_norm" not in build(name).unsupported_settings)
 )
 def test_a_norm_that_nobody_reaches_changes_no_bit(make_trial, assert_same, name, width):
     clipped, plain = (make_trial(build(name), width=width, clip_norm=norm).run(2) for norm in (1e9, None))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -90,15 +93,33 @@ def test_killed_in_the_middle_of_a_write(write_number: int) -> None:
     assert not list_temporary_files(Path(path)), "half-written files should be gone"
 
 
+class FinishedRun(NamedTuple):
+    """The folder of a study with one run, whose rounds were deleted, and the bits that they had."""
+
+    folder: Path
+    path: str
+    expected: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """FedALA, whose rounds take so long that a kill interrupts one."""
+    folder = tmp_path_factory.mktemp("finished")
+    with contextlib.chdir(folder):
+        plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
+        path = plan.runs[0].path
+        list(studies.open_runs(plan)[0].run_segment(ROUNDS))
+        expected = studies.hash_results(path)
+        studies.delete_rounds(path)
+    return FinishedRun(folder, str(path), expected)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", range(12))
-def test_killed_at_any_moment(moment: int) -> None:
+@pytest.mark.parametrize("moment", range(8))
+def test_killed_at_any_moment(moment: int, finished_run: FinishedRun) -> None:
     """The moment is a line of output plus a fraction of a round, different in each case."""
-    plan = studies.prepare(studies.settings(("fedala",), ROUNDS, federation={"local_epochs": 3}))
-    path = str(plan.runs[0].path)
-    list(studies.open_runs(plan)[0].run_segment(ROUNDS))
-    expected = studies.hash_results(Path(path))
-    studies.delete_rounds(Path(path))
+    shutil.copytree(finished_run.folder, Path(), dirs_exist_ok=True)
+    path = finished_run.path
     worker = subprocess.Popen(
         [sys.executable, "-u", "-m", "fedpipe", *make_segment_command(path)],
         stdout=subprocess.PIPE,
@@ -109,7 +130,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     for _ in range(1 + moment % ROUNDS):
         worker.stdout.readline()
     try:
-        worker.wait(timeout=0.05 * (moment // ROUNDS))
+        worker.wait(timeout=0.07 * (moment // ROUNDS))
     except subprocess.TimeoutExpired:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
@@ -117,7 +138,7 @@ def test_killed_at_any_moment(moment: int) -> None:
     complete_count, rounds = rerun_segment(path)
     assert complete_count == max(complete, 0)
     assert rounds == list(range(complete_count + 1, ROUNDS + 1))
-    assert studies.hash_results(Path(path)) == expected
+    assert studies.hash_results(Path(path)) == finished_run.expected
 
 
 def test_more_rounds_continue_a_shorter_run() -> None:
