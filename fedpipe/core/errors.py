@@ -172,10 +172,28 @@ def suggest_name(name: str, options: Sequence[str]) -> str:
     """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them. A sentence."""
     if RENAMED_KEYS.get(name) in options:
         return f"It is now '{RENAMED_KEYS[name]}'."
-    matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if matches:
-        return f"Did you mean '{matches[0]}'?"
+    if match := find_nearest_name(name, options):
+        return f"Did you mean '{match}'?"
     return f"Use one of: {', '.join(options)}." if options else "Remove it."
+
+
+def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """Find the known name with the nearest spelling, without regard to case and punctuation.
+
+    Names of algorithms in papers have their name in params.yaml, such as ``feddistill_plus`` for ``FedDistill+``.
+    ``cutoff`` is the minimum similarity, from 0 to 1. None if there is no such name.
+    """
+    options_by_letters = {_to_letters(option): option for option in options}
+    if (letters := _to_letters(name)) in options_by_letters:
+        return options_by_letters[letters]
+    options_by_case = {option.lower(): option for option in options}
+    matches = difflib.get_close_matches(name.lower(), list(options_by_case), n=1, cutoff=cutoff)
+    return options_by_case[matches[0]] if matches else None
+
+
+def _to_letters(name: str) -> str:
+    """Letters and digits of a name in lower case, with ``plus`` for ``+``."""
+    return "".join(char for char in name.lower().replace("+", "plus") if char.isalnum())
 
 
 def _clean_location(location: Location, settings: Any) -> Location:

@@ -41,7 +41,8 @@ Protocol = Literal[
 ]
 Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
-Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+LABEL_PATTERN = r"^[a-z][a-z0-9_]*$"
+Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 
 
 class Section(BaseModel):

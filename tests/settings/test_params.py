@@ -15,10 +15,10 @@ import yaml
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import files, layout
 from fedpipe.planning import download, planner
-from fedpipe.settings import base, federation, loader, parser
+from fedpipe.settings import base, federation, loader, methods, parser
 from fedpipe.settings.params import Params
 from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
@@ -287,9 +287,17 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "label-with-hyphen",
-        {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
-        "algorithms.Fed-Prox: 'Fed-Prox' ... ^[a-z][a-z0-9_]*$",
+        {"algorithms": {"fedavg": {}, "Near-Prox": {"algorithm": "fedprox"}}},
+        "algorithms.Near-Prox: 'Near-Prox' ... ^[a-z][a-z0-9_]*$",
     ),
+    *[
+        (f"display-name-{name}", changes, f"{key}: unknown algorithm '{name}' ... '{label}'")
+        for name, label in (("FedProx", "fedprox"), ("FedDistill+", "feddistill_plus"), ("PFPS-LWC", "pfps_lwc"))
+        for key, changes in (
+            ("study.algorithms", {"study__algorithms": ["fedavg", name]}),
+            (f"algorithms.{name}", {"algorithms": {"fedavg": {}, name: {"dw": None}}}),
+        )
+    ],
     # what does not go together
     (
         "path-without-entry",
@@ -966,3 +974,10 @@ def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
     with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam .*fednova"):
         parser.parse_params(settings | {"algorithms": {"fednova": {}}})
     assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})
+
+
+def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
+    names = registry.list_components(component.ALGORITHM)
+    for name in names:
+        algorithm = registry.parse_component(component.ALGORITHM, {}, name)
+        assert suggest_name(methods.get_display_name(algorithm), names) == f"Did you mean '{name}'?"
