@@ -30,6 +30,20 @@ RENAMED_KEYS = {
     "scale": "preset",
     "paper": "full",
 }
+#: Names of keys in other libraries, such as PFLlib, Flower and LEAF, and in papers.
+OTHER_NAMES = {
+    "federation.clients": ("num_clients", "n_clients", "num_users"),
+    "federation.participation": ("join_ratio", "fraction", "frac", "fraction_fit", "client_fraction", "sample_rate"),
+    "federation.rounds": ("global_rounds", "num_rounds", "comm_rounds", "communication_rounds"),
+    "federation.local_epochs": ("epochs", "num_epochs", "local_ep"),
+    "federation.batch_size": ("batch", "local_bs"),
+    "federation.learning_rate": ("lr", "local_lr", "client_lr", "local_learning_rate"),
+    "federation.schedule": ("learning_rate_decay", "lr_decay", "scheduler", "lr_scheduler"),
+    "federation.momentum": ("local_momentum", "sgd_momentum", "client_momentum"),
+    "federation.weight_decay": ("wd", "l2"),
+    "evaluation.every": ("eval_gap", "eval_every"),
+    "study.seeds": ("seed", "random_seed"),
+}
 TYPE_PHRASES = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
@@ -81,7 +95,7 @@ def format_validation_errors(
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
-            messages.append(f"{key}: unknown key. {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
+            messages.append(f"{key}: unknown key. {suggest_key(str(location[-1]), list_known_keys(location[:-1]))}")
         elif kind == "missing" and isinstance(problem["loc"][-1], int):  # an entry of a list with fixed length
             expectations[key] = (problem["input"], [f"at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
@@ -175,6 +189,20 @@ def suggest_name(name: str, options: Sequence[str]) -> str:
     if match := find_nearest_name(name, options):
         return f"Did you mean '{match}'?"
     return f"Use one of: {', '.join(options)}." if options else "Remove it."
+
+
+def suggest_key(name: str, options: Sequence[str]) -> str:
+    """Suggest a key for an unknown one, also by its name in other libraries. ``options`` are the keys of its section.
+
+    If another section has the key, it is a dotted key.
+    """
+    key = next((key for key, other_names in OTHER_NAMES.items() if name.lower() in other_names), "")
+    own_key = key.rpartition(".")[2]
+    if own_key in options:
+        return f"Did you mean '{own_key}'?"
+    if key and not find_nearest_name(name, options, cutoff=0.7):
+        return f"Did you mean '{key}'?"
+    return suggest_name(name, options)
 
 
 def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) -> str | None:

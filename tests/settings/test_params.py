@@ -72,6 +72,29 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("unknown-section", {"datasett": {}}, "datasett: unknown key ... 'dataset'"),
     ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key ... {SECTIONS}"),
     ("unknown-key", {"federation__client": 3}, "federation.client: unknown key ... 'clients'"),
+    *[
+        (f"{key}-of-another-library", {key: 1}, f"{key}: unknown key. Did you mean '{suggestion}'?")
+        for key, suggestion in (
+            ("federation.lr", "learning_rate"),
+            ("federation.local_learning_rate", "learning_rate"),
+            ("federation.epochs", "local_epochs"),
+            ("federation.batch", "batch_size"),
+            ("federation.global_rounds", "rounds"),
+            ("federation.num_clients", "clients"),
+            ("federation.join_ratio", "participation"),
+            ("federation.sgd_momentum", "momentum"),
+            ("federation.eval_gap", "evaluation.every"),
+            ("federation.seed", "study.seeds"),
+            ("algorithms.fedavg.lr", "federation.learning_rate"),
+            ("lr", "federation.learning_rate"),
+            ("dataset.fraction", "test_fraction"),
+        )
+    ],
+    (
+        "grid-of-a-key-of-another-library",
+        {"study__grid": {"lr": [0.1]}},
+        "study.grid: 'lr' ... 'federation.learning_rate'",
+    ),
     ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
     (
         "unknown-model-key",
