@@ -116,6 +116,9 @@ def format_validation_errors(
                 kind, problem["msg"].removeprefix("Input should be ").split(", unable")[0].split(", got")[0]
             )
             words = f"a value {words}" if words.startswith(("greater", "less")) else words
+            value = problem["input"]
+            if kind in {"tuple_type", "list_type"} and type(value) in {str, int, float}:
+                words = f"a list, such as [{value}]"
             expectations.setdefault(key, (problem["input"], []))[1].append(words)
     for key, (value, phrases) in expectations.items():
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):

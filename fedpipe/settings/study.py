@@ -62,6 +62,13 @@ class Study(Section):
             reject_display_name("study.algorithms", name)
         return algorithms
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _require_list_of_seeds(cls, seeds: Any) -> Any:
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            raise ValueError(f"{seeds} can't be used. Use a list: [{seeds}], or [0, 1, 2] for three seeds.")
+        return seeds
+
     @field_validator("grid")
     @classmethod
     def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:

@@ -191,9 +191,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "text-for-list",
         {"study__algorithms": "fedavg"},
-        "study.algorithms: 'fedavg' ... list",
+        "study.algorithms: 'fedavg' can't be used. Use a list, such as [fedavg].",
     ),
-    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list"),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list: [3], or [0, 1, 2] for three seeds."),
+    ("number-for-list-of-a-model", {"model__hidden": 64}, "model.hidden: 64 ... list, such as [64]."),
     (
         "fraction-in-seeds",
         {"study__seeds": [0.5]},
@@ -652,7 +653,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "grid-no-list",
         {"study__grid": {"partition.alpha": 0.1}},
-        "study.grid.partition.alpha: 0.1 ... list",
+        "study.grid.partition.alpha: 0.1 ... list, such as [0.1].",
     ),
     (
         "grid-through-a-value",
