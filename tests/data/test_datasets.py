@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -496,6 +497,22 @@ def test_a_table_of_something_else(table: dict[str, Any], problem: str) -> None:
     with pytest.raises(ArtifactError) as error:
         load_custom_dataset(name="parquet", path="own.parquet")
     assert str(error.value).startswith(problem)
+
+
+@pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
+def test_the_error_for_a_text_table_has_the_command_that_converts_it(name: str, separator: str) -> None:
+    frame = pd.DataFrame({"text": ["a b", "b"], "label": ["x", "y"]})
+    frame.to_csv(name, sep=separator, index=False)
+    with pytest.raises(ArtifactError) as error:
+        load_custom_dataset(name="parquet", path=name)
+    parquet_path = str(Path(name).with_suffix(".parquet"))
+    message = str(error.value)
+    assert message.startswith(f"{name} can't be read as Parquet")
+    assert message.endswith(f"set dataset.path to {parquet_path}.")
+    match = re.search('Type `python -c "(.*)"`', message)
+    assert match
+    exec(match[1])
+    assert pd.read_parquet(parquet_path).equals(frame)
 
 
 def test_a_table_with_a_column_twice() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 3)  #: of gray and of color images
 INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
+CSV_SEPARATORS = {".csv": "", ".tsv": ", sep='\\t'"}  #: arguments of pandas by the suffix of a text table
 NPZ_ARRAYS = ("x", "y", "test", "x_train", "y_train", "x_test", "y_test")  #: arrays of samples in an .npz file
 
 
@@ -89,7 +90,15 @@ def load_table(path: Path) -> pa.Table:
     try:
         return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}).") from error
+        advice = _advise_on_csv(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
+        raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
+
+
+def _advise_on_csv(path: Path) -> str:
+    """Command that converts a text table to Parquet. A sentence."""
+    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
+    code = f"import pandas; pandas.read_csv({str(path)!r}{separator}).to_parquet({parquet_path!r})"
+    return f'Type `python -c "{code}"`, and set dataset.path to {parquet_path}.'
 
 
 def convert_table(
