@@ -90,7 +90,8 @@ def write_figure_partition(plan: Plan, key: str) -> None:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
     page, held_out = style.PAGES[plan.report.figure_width], plan.held_out.get(key, ())
-    partition.draw_partition(key, plan.partitions[key], stem, page, held_out)
+    dataset = next(run.dataset for run in plan.runs if run.partition == key)
+    partition.draw_partition(key, dataset, plan.partitions[key], stem, page, held_out)
 
 
 def write_figure_matrices(data: StudyData) -> None:

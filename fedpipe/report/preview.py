@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedpipe.data import class_names
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report import table_notes
@@ -18,11 +17,16 @@ LINE_WIDTH = 120  #: maximum line length with class names
 
 
 def render_preview(
-    key: str, settings: dict[str, Any], counts: Integers, clients: Sequence[str], held_out: Sequence[int] = ()
+    key: str,
+    settings: dict[str, Any],
+    counts: Integers,
+    clients: Sequence[str],
+    class_names: Sequence[str],
+    held_out: Sequence[int] = (),
 ) -> str:
     """Render one line per client and the three measures of heterogeneity.
 
-    Classes have names if they are known and fit into a line, otherwise numbers. With many classes each is one
+    Classes have numbers instead of their names if the names do not fit into a line. With many classes each is one
     character, darker for more samples.
 
     Parameters
@@ -35,6 +39,8 @@ def render_preview(
         Training samples of each client and class, shape (N, C).
     clients
         Names of the clients, N of them.
+    class_names
+        Names or numbers of the classes, C of them.
     held_out
         Numbers of the clients that are held out, which have an asterisk.
     """
@@ -43,7 +49,7 @@ def render_preview(
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shades(counts, clients)
     else:
-        lines = _render_numbers(counts, class_names.get_class_names(settings["dataset"], count), clients)
+        lines = _render_numbers(counts, class_names, clients)
         lines = lines if len(lines[0]) <= LINE_WIDTH else _render_numbers(counts, [*map(str, range(count))], clients)
     note = ["", "An asterisk marks held-out clients, which never train."] if held_out else []
     return "\n".join([head, "", *lines, *note, "", str(HeterogeneitySummary.from_counts(counts)), ""])

@@ -15,8 +15,9 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe.core.storage import files, layout
-from fedpipe.data import class_names, heterogeneity
+from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
+from fedpipe.data.class_names import get_class_names
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report.figures import style
 
@@ -27,12 +28,13 @@ MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
 def draw_partition(
-    key: str, settings: dict[str, Any], stem: Path, page: style.Page, held_out: Sequence[int] = ()
+    key: str, dataset: str, settings: dict[str, Any], stem: Path, page: style.Page, held_out: Sequence[int] = ()
 ) -> None:
-    """Draw the partition with this key and these settings. The clients ``held_out`` are marked."""
+    """Draw the partition with this key and these settings of a stored data set. Clients ``held_out`` are marked."""
     path = layout.assignment_file(key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
-    figure = build_partition_figure(assignment.class_counts, settings, page, assignment.names, held_out)
+    names = get_class_names(dataset, assignment.class_counts.shape[1])
+    figure = build_partition_figure(assignment.class_counts, settings, page, assignment.names, held_out, names)
     style.save_figure(figure, stem, page)
 
 
@@ -42,15 +44,16 @@ def build_partition_figure(
     page: style.Page,
     client_names: Sequence[str] = (),
     held_out: Sequence[int] = (),
+    class_names: Sequence[str] = (),
 ) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
-    ``settings`` are those of the plan. If there are few clients, the rows have their names. Sizes of the clients
+    ``settings`` are those of the plan. If there are few clients or classes, they have their names. Sizes of the clients
     ``held_out`` are gray.
     """
-    clients, classes = counts.shape
-    names = class_names.get_class_names(settings["dataset"], classes)
-    outer_height = OUTER_HEIGHT + 0.55 * max(map(len, names))  # names of classes may be rotated
+    clients = len(counts)
+    name_length = min(style.MAX_NAME_LENGTH, max(map(len, class_names), default=1))
+    outer_height = OUTER_HEIGHT + 0.55 * name_length  # names of classes may be rotated
     max_row_height = (page.max_height / page.em - outer_height) / clients
     has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_wide_cells(counts, page)
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
@@ -60,7 +63,7 @@ def build_partition_figure(
         figure = Figure(figsize=(page.width, height * page.em))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
-        style.label_classes(cells.xaxis, names, int(page.characters * CELLS_FRACTION))
+        style.label_classes(cells.xaxis, class_names, int(page.characters * CELLS_FRACTION))
         style.label_classes(cells.yaxis, client_names, page.characters)
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
