@@ -77,8 +77,9 @@ def partition(
         previews = [item for item in preview_partitions(params) if key in (None, item.key)]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
-        for name, settings, assignment, class_names, held_out in previews:
-            typer.echo(render_preview(name, settings, assignment.class_counts, assignment.names, class_names, held_out))
+        for name, settings, assignment, class_names, held_out, unused_keys in previews:
+            counts, clients = assignment.class_counts, assignment.names
+            typer.echo(render_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:

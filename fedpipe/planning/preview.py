@@ -24,6 +24,7 @@ class PartitionPreview(NamedTuple):
     assignment: Assignment
     class_names: tuple[str, ...]  #: names or numbers of the classes, C of them
     held_out: tuple[int, ...]  #: clients that are held out
+    unused_keys: tuple[str, ...]  #: keys of the data set that have no effect
 
 
 def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
@@ -43,7 +44,6 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
             samples = section.effective_dataset.load(section.fetcher)
             table, own_names = make_assignment_table(settings, samples), samples.class_names
         assignment = Assignment.from_table(table)
-        names = class_names.select_class_names(
-            settings["dataset"]["name"], assignment.class_counts.shape[1], own_names
-        )
-        yield PartitionPreview(key, settings, assignment, names, study_plan.held_out.get(key, ()))
+        names = class_names.select_class_names(settings["dataset"]["name"], assignment.class_counts.shape[1], own_names)
+        held_out, unused_keys = study_plan.held_out.get(key, ()), study_plan.unused_keys.get(key, ())
+        yield PartitionPreview(key, settings, assignment, names, held_out, unused_keys)

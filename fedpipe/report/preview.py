@@ -23,6 +23,7 @@ def render_preview(
     clients: Sequence[str],
     class_names: Sequence[str],
     held_out: Sequence[int] = (),
+    unused_keys: Sequence[str] = (),
 ) -> str:
     """Render one line per client and the three measures of heterogeneity.
 
@@ -43,9 +44,12 @@ def render_preview(
         Names or numbers of the classes, C of them.
     held_out
         Numbers of the clients that are held out, which have an asterisk.
+    unused_keys
+        Keys of the data set that have no effect.
     """
     clients = [f"{name}*" if client in held_out else name for client, name in enumerate(clients)]
-    head = f"{table_notes.append_partition_seed(settings)}: {key}"
+    description = table_notes.describe_partition(settings, unused_keys)
+    head = f"{table_notes.append_partition_seed(settings, description)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shades(counts, clients)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -126,6 +127,16 @@ class Drift(Choice):
         cycle = rng.make_generator(seed, "drift labels").permutation(num_classes).tolist()
         new_classes = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
         return [new_classes[label] for label in range(num_classes)]
+
+    def describe(self, num_clients: int, class_names: Sequence[str]) -> str:
+        """Describe the drift in a federation of so many clients. A sentence for captions."""
+        count = self._count_clients(num_clients)
+        change = f"images rotated by {self.angle} degrees" if self.angle else "permuted classes"
+        if self.label_map:
+            pairs = [f"{class_names[old]} to {class_names[new]}" for old, new in self.label_map.items()]
+            change += f" ({', '.join(pairs)})"
+        verb = "has" if count == 1 else "have"
+        return f"From round {self.round} on, {count} of {num_clients} clients {verb} a concept drift: {change}."
 
     def _count_clients(self, num_clients: int) -> int:
         return len(self.clients) if isinstance(self.clients, tuple) else round(self.clients * num_clients)

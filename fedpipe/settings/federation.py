@@ -302,6 +302,14 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         """Number of new clients."""
         return len(self.held_out) if isinstance(self.held_out, tuple) else round(self.held_out * self.clients)
 
+    @property
+    def held_out_note(self) -> str:
+        """Sentence about clients that are held out, for captions. Empty if there are none."""
+        if not (count := self.num_held_out):
+            return ""
+        words = "is held out, so it never trains" if count == 1 else "are held out, so they never train"
+        return f"{count} of {self.clients} clients {words}."
+
     def draw_held_out(self, seed: int) -> tuple[int, ...]:
         """Draw the new clients of a run, in ascending order. Those of a smaller fraction are among them."""
         if isinstance(self.held_out, tuple):

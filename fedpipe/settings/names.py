@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedpipe.core.components import registry
-from fedpipe.core.components.component import DATASET, PARTITION, Component
+from fedpipe.core.components.component import PARTITION, Component
 from fedpipe.core.errors import SettingsError, UserError, find_nearest_name
-from fedpipe.data import assignment, class_names, store
+from fedpipe.data import assignment, store
 from fedpipe.data.partitions.base import ColumnScheme
 from fedpipe.data.samples import Column
 from fedpipe.settings.dataset import Data
@@ -139,9 +139,7 @@ def _find_clients(
 
 def _number_classes(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, Any]:
     """Replace names of classes in `federation.drift.label_map`."""
-    component_name = registry.get_component_name(DATASET, type(dataset.effective_dataset))
-    own_names = store.read_class_names(dataset.file)
-    names = class_names.select_class_names(component_name, dataset.facts.classes, own_names)
+    names = dataset.class_names
 
     def find_class(label: Any) -> Any:
         if not isinstance(label, str):

@@ -385,8 +385,10 @@ def test_names_of_clients_and_classes_are_their_numbers() -> None:
         "held_out": [names.index("w03"), 0, 5],
         "drift": {"round": 1, "clients": [names.index("w01")], "label_map": {1: 7, 7: 1}},
     }
-    keys = [make_plan(federation={"clients": None} | part).runs[0].key for part in (named, numbers)]
-    assert keys[0] == keys[1]
+    plans = [make_plan(federation={"clients": None} | part) for part in (named, numbers)]
+    assert plans[0].runs[0].key == plans[1].runs[0].key
+    (note,) = plans[1].drift_notes
+    assert note.endswith("permuted classes (digit 1 to digit 7, digit 7 to digit 1).")
 
 
 def test_the_name_of_a_domain_means_all_of_its_clients() -> None:

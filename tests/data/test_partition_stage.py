@@ -1,5 +1,6 @@
 """The partition stage: its files, its key, and the preview, which writes nothing."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,12 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     plan = studies.prepare(params)
     assert [key for key, *_ in previews] == list(plan.partitions)
-    for key, settings, assignment, names, held_out in [*previews, *preview_partitions(Path("params.yaml"))]:
+    for key, settings, assignment, names, held_out, unused_keys in [
+        *previews,
+        *preview_partitions(Path("params.yaml")),
+    ]:
         assert names == tuple("0123456789")
-        assert held_out == ()
+        assert held_out == unused_keys == ()
         assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
         assert np.array_equal(assignment.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
 
@@ -197,6 +201,8 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     download.declare_dataset(None, Path("params.yaml"))
     output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
     assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
+    assert "input=['height', 'weight'], label=kind" in output
+    assert not {"tokens", "vocabulary", "length"} & {*re.findall("[a-z]+", output)}, "no texts"
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     drawn = []
     monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))

@@ -19,6 +19,7 @@ from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.class_names import get_class_names
 from fedpipe.data.partitions.base import Integers
+from fedpipe.planning.plan import Plan
 from fedpipe.report.figures import style
 
 CELLS_FRACTION = 0.66  #: fraction of the figure's width that the heat map's cells have, next to labels and sizes
@@ -27,14 +28,20 @@ HELD_OUT_COLOR = "#999999"  #: gray for sizes of held-out clients
 MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
-def draw_partition(
-    key: str, dataset: str, settings: dict[str, Any], stem: Path, page: style.Page, held_out: Sequence[int] = ()
-) -> None:
-    """Draw the partition with this key and these settings of a stored data set. Clients ``held_out`` are marked."""
-    path = layout.assignment_file(key)
+def draw_partition(plan: Plan, key: str, stem: Path) -> None:
+    """Draw the partition with this key. Clients that are held out are marked."""
+    path, dataset = layout.assignment_file(key), next(run.dataset for run in plan.runs if run.partition == key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
-    names = get_class_names(dataset, assignment.class_counts.shape[1])
-    figure = build_partition_figure(assignment.class_counts, settings, page, assignment.names, held_out, names)
+    page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
+    figure = build_partition_figure(
+        counts,
+        plan.partitions[key],
+        page,
+        client_names=assignment.names,
+        class_names=get_class_names(dataset, counts.shape[1]),
+        held_out=plan.held_out.get(key, ()),
+        notes=plan.drift_notes,
+    )
     style.save_figure(figure, stem, page)
 
 
@@ -45,11 +52,12 @@ def build_partition_figure(
     client_names: Sequence[str] = (),
     held_out: Sequence[int] = (),
     class_names: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
     ``settings`` are those of the plan. If there are few clients or classes, they have their names. Sizes of the clients
-    ``held_out`` are gray.
+    ``held_out`` are gray. ``notes`` are further sentences below the figure.
     """
     clients = len(counts)
     name_length = min(style.MAX_NAME_LENGTH, max(map(len, class_names), default=1))
@@ -76,7 +84,7 @@ def build_partition_figure(
         figure.suptitle(textwrap.fill(_format_title(settings), page.characters), x=0.01, ha="left")
         summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
         note = "Clients with a gray bar are held out, so they never train." if held_out else ""
-        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), str(summary)])
+        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, str(summary)])
 
 
 def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
