@@ -963,6 +963,8 @@ def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, .*\(200,\)"):
         parser.parse_params(text | {"transforms": {"flip": True}})
+    with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*Remove it\.$"):
+        parser.parse_params(text | {"transforms": {"mean": 0.5}})
     color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
     assert parser.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: \[0\.2, 0\.3\] .*one number, or 3"):
@@ -1005,3 +1007,12 @@ def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
     for name in names:
         algorithm = registry.parse_component(component.ALGORITHM, {}, name)
         assert suggest_name(methods.get_display_name(algorithm), names) == f"Did you mean '{name}'?"
+
+
+def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> None:
+    np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
+    dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
+    studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
+    download.declare_dataset(None, Path("params.yaml"))
+    with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
+        planner.make_plan(Path("params.yaml"))
