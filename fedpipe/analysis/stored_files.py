@@ -10,7 +10,6 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles, StudyFiles
-from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.data import assignment
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
@@ -20,9 +19,7 @@ from fedpipe.planning.plan import Plan
 def _read_class_names(dataset: str, file_fingerprint: str) -> tuple[str, ...]:
     from fedpipe.data import class_names, store
 
-    manifest = read_json(layout.dataset_file(dataset).with_suffix(".json"))
-    origin = read_generated_yaml(store.settings_file(dataset))
-    return class_names.get_class_names(origin, manifest["classes"])
+    return class_names.get_class_names(dataset, store.read_dataset_info(layout.dataset_file(dataset)).classes)
 
 
 def get_class_names(dataset: str) -> tuple[str, ...]:

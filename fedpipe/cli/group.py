@@ -55,6 +55,7 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Reproducible federated-learning experiments: a DAG of cached stages on Snakemake and DVC.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

@@ -74,13 +74,12 @@ def partition(
         from fedpipe.planning.preview import preview_partitions
         from fedpipe.report.preview import render_preview
 
-        previews = [
-            preview_arguments for preview_arguments in preview_partitions(params) if key in (None, preview_arguments[0])
-        ]
+        previews = [item for item in preview_partitions(params) if key in (None, item.key)]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
-        for name, settings, assignment, held_out in previews:
-            typer.echo(render_preview(name, settings, assignment.class_counts, assignment.names, held_out))
+        for name, settings, assignment, class_names, held_out, unused_keys in previews:
+            counts, clients = assignment.class_counts, assignment.names
+            typer.echo(render_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:

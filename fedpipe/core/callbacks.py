@@ -5,7 +5,6 @@ A callback only reads. It changes no number, key or file of a run.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.user_code import import_member
 
 CALLBACKS_KEY = "execution.callbacks"
 TRACKERS = ("dvclive", "mlflow", "tensorboard", "wandb")  #: also names of their packages and of fedpipe's extras
@@ -105,19 +105,13 @@ def find_callback(name: str) -> type[Callback]:
     SettingsError
         There is no such class.
     """
-    module, _, member = name.rpartition(".")
-    if not module:
+    if "." not in name:
         raise SettingsError(
             f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {', '.join(TRACKERS)}, or the path of a class, such as "
             "own.Board."
         )
-    try:
-        candidate = getattr(importlib.import_module(module), member)
-    except Exception as error:  # a user's module may raise anything
-        raise SettingsError(
-            f"{CALLBACKS_KEY}: '{name}' can't be imported ({error}). Use the path of a class, such as own.Board."
-        ) from error
-    if not (isinstance(candidate, type) and issubclass(candidate, Callback)):
+    candidate = import_member(CALLBACKS_KEY, name, _is_callback, "Use the path of a class, such as own.Board.")
+    if not _is_callback(candidate):
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' is not a callback. It must derive from fedpipe.core.callbacks.Callback."
         )
@@ -126,7 +120,12 @@ def find_callback(name: str) -> type[Callback]:
             raise SettingsError(
                 f"{CALLBACKS_KEY}: '{name}' has a method '{former_name}'. Rename it to '{method_name}'."
             )
-    return candidate
+    callback: type[Callback] = candidate
+    return callback
+
+
+def _is_callback(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Callback)
 
 
 def read_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:

@@ -30,6 +30,20 @@ RENAMED_KEYS = {
     "scale": "preset",
     "paper": "full",
 }
+#: Names of keys in other libraries, such as PFLlib, Flower and LEAF, and in papers.
+OTHER_NAMES = {
+    "federation.clients": ("num_clients", "n_clients", "num_users"),
+    "federation.participation": ("join_ratio", "fraction", "frac", "fraction_fit", "client_fraction", "sample_rate"),
+    "federation.rounds": ("global_rounds", "num_rounds", "comm_rounds", "communication_rounds"),
+    "federation.local_epochs": ("epochs", "num_epochs", "local_ep"),
+    "federation.batch_size": ("batch", "local_bs"),
+    "federation.learning_rate": ("lr", "local_lr", "client_lr", "local_learning_rate"),
+    "federation.schedule": ("learning_rate_decay", "lr_decay", "scheduler", "lr_scheduler"),
+    "federation.momentum": ("local_momentum", "sgd_momentum", "client_momentum"),
+    "federation.weight_decay": ("wd", "l2"),
+    "evaluation.every": ("eval_gap", "eval_every"),
+    "study.seeds": ("seed", "random_seed"),
+}
 TYPE_PHRASES = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
@@ -81,7 +95,7 @@ def format_validation_errors(
         key = ".".join(str(part) for part in (*([prefix] if prefix else []), *location))
         kind, context = problem["type"], problem.get("ctx", {})
         if kind in {"extra_forbidden", "unexpected_keyword_argument", "invalid_key"}:
-            messages.append(f"{key}: unknown key. {suggest_name(str(location[-1]), list_known_keys(location[:-1]))}")
+            messages.append(f"{key}: unknown key. {suggest_key(str(location[-1]), list_known_keys(location[:-1]))}")
         elif kind == "missing" and isinstance(problem["loc"][-1], int):  # an entry of a list with fixed length
             expectations[key] = (problem["input"], [f"at least {problem['loc'][-1] + 1} items"])
         elif kind in {"missing", "missing_argument"}:
@@ -102,6 +116,9 @@ def format_validation_errors(
                 kind, problem["msg"].removeprefix("Input should be ").split(", unable")[0].split(", got")[0]
             )
             words = f"a value {words}" if words.startswith(("greater", "less")) else words
+            value = problem["input"]
+            if kind in {"tuple_type", "list_type"} and type(value) in {str, int, float}:
+                words = f"a list, such as [{value}]"
             expectations.setdefault(key, (problem["input"], []))[1].append(words)
     for key, (value, phrases) in expectations.items():
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
@@ -172,10 +189,42 @@ def suggest_name(name: str, options: Sequence[str]) -> str:
     """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them. A sentence."""
     if RENAMED_KEYS.get(name) in options:
         return f"It is now '{RENAMED_KEYS[name]}'."
-    matches = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
-    if matches:
-        return f"Did you mean '{matches[0]}'?"
+    if match := find_nearest_name(name, options):
+        return f"Did you mean '{match}'?"
     return f"Use one of: {', '.join(options)}." if options else "Remove it."
+
+
+def suggest_key(name: str, options: Sequence[str]) -> str:
+    """Suggest a key for an unknown one, also by its name in other libraries. ``options`` are the keys of its section.
+
+    If another section has the key, it is a dotted key.
+    """
+    key = next((key for key, other_names in OTHER_NAMES.items() if name.lower() in other_names), "")
+    own_key = key.rpartition(".")[2]
+    if own_key in options:
+        return f"Did you mean '{own_key}'?"
+    if key and not find_nearest_name(name, options, cutoff=0.7):
+        return f"Did you mean '{key}'?"
+    return suggest_name(name, options)
+
+
+def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) -> str | None:
+    """Find the known name with the nearest spelling, without regard to case and punctuation.
+
+    Names of algorithms in papers have their name in params.yaml, such as ``feddistill_plus`` for ``FedDistill+``.
+    ``cutoff`` is the minimum similarity, from 0 to 1. None if there is no such name.
+    """
+    options_by_letters = {_to_letters(option): option for option in options}
+    if (letters := _to_letters(name)) in options_by_letters:
+        return options_by_letters[letters]
+    options_by_case = {option.lower(): option for option in options}
+    matches = difflib.get_close_matches(name.lower(), list(options_by_case), n=1, cutoff=cutoff)
+    return options_by_case[matches[0]] if matches else None
+
+
+def _to_letters(name: str) -> str:
+    """Letters and digits of a name in lower case, with ``plus`` for ``+``."""
+    return "".join(char for char in name.lower().replace("+", "plus") if char.isalnum())
 
 
 def _remove_union_branches(location: Location, settings: Any) -> Location:

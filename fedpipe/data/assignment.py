@@ -140,7 +140,7 @@ def assign_samples(
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))
-    names = None if column is None else _name_clients([column.names[value] for value in client_values])
+    names = None if column is None else name_clients([column.names[value] for value in client_values])
     return pa.table(
         {
             "sample": pa.array(sample[order], pa.int64()),
@@ -150,6 +150,39 @@ def assign_samples(
         },
         metadata=names and {NAMES_METADATA: json.dumps(names)},
     )
+
+
+def list_client_values(
+    scheme: ColumnScheme,
+    labels: Integers,
+    test: npt.NDArray[np.bool_],
+    num_clients: int | None,
+    split: str,
+    seed: int,
+    columns: Mapping[str, Column],
+) -> list[str]:
+    """List the value of each client in the scheme's column, in the order of the clients' numbers.
+
+    Parameters
+    ----------
+    scheme, labels, test, split, seed, columns
+        Arguments of :func:`assign_samples`.
+    num_clients
+        Number of clients N. None: one for each value that the scheme ``natural`` accepts.
+
+    Raises
+    ------
+    SettingsError
+        The scheme can't partition these samples.
+    """
+    column = scheme.find_column(columns)
+    samples = np.flatnonzero(~test) if split == "official" else np.arange(len(labels))
+    if num_clients is None:
+        sizes = np.bincount(column.codes[samples], minlength=len(column.names))
+        return [name for name, size in zip(column.names, sizes, strict=True) if size >= getattr(scheme, "minimum", 1)]
+    seed = seed if scheme.seed is None else scheme.seed
+    _, client_values = _partition_samples(scheme, column, labels, samples, num_clients, seed)
+    return [column.names[value] for value in client_values]
 
 
 def read_client_names(table: pa.Table, num_clients: int) -> tuple[str, ...]:
@@ -240,7 +273,7 @@ def _partition_samples(
     return pairs, client_values
 
 
-def _name_clients(values: Sequence[str]) -> list[str]:
+def name_clients(values: Sequence[str]) -> list[str]:
     """Names of the clients: their values, with a number from 1 if several clients have the same value."""
     count, seen = Counter(values), Counter[str]()
     names = []
@@ -315,6 +348,15 @@ def _draw_held_out_samples(
         for index, quota in enumerate(quotas):
             held_out[shuffled[group == index][:quota]] = True
     return held_out
+
+
+def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
+    """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
+    random = rng.make_generator(0, "subset")
+    kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
+    quotas = apportion_count(count, sizes, random.random(len(kinds)))
+    shuffled = random.permutation(len(labels))
+    return np.sort(np.concatenate([shuffled[kind[shuffled] == i][:quota] for i, quota in enumerate(quotas)]))
 
 
 def apportion_count(count: int, weights: Integers, ties: npt.NDArray[np.float64]) -> Integers:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from fedpipe.core.components import pinned_files
+from fedpipe.core.storage import layout
+from fedpipe.data import store
 
 DIGITS = "0 1 2 3 4 5 6 7 8 9"
 #: The published class names of each data set, in label order.
@@ -29,25 +28,22 @@ CLASS_NAMES = {
 }
 
 
-def get_class_names(dataset_settings: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    """Class names of a data set, or the class numbers if it has no names.
+def get_class_names(dataset: str, count: int) -> tuple[str, ...]:
+    """Class names of a stored data set, or the class numbers if it has no names.
 
     Parameters
     ----------
-    dataset_settings
-        Name and parameters of the data set. The class names of a ``folder`` are read from its path.
+    dataset
+        Name of the stored data set, such as ``digits-0123456789ab``.
     count
         Number of classes C.
     """
-    class_names = [name.replace("_", " ") for name in CLASS_NAMES.get(dataset_settings["name"], "").split()]
-    root = (
-        Path(dataset_settings["path"]) if dataset_settings["name"] == "folder" and "path" in dataset_settings else None
-    )
-    if root and pinned_files.compute_content_sha256(root) == dataset_settings.get("sha256"):
-        if levels := [*dataset_settings.get("levels", ())]:
-            pattern = "/".join("*" for _ in levels[: levels.index("label") + 1])
-            class_names = sorted({path.name for path in root.glob(pattern) if path.is_dir()})
-        else:
-            split_folders = [root / split for split in ("train", "test") if (root / split).is_dir()] or [root]
-            class_names = sorted(path.name for path in split_folders[0].iterdir() if path.is_dir())
-    return tuple(class_names) if len(class_names) == count else tuple(map(str, range(count)))
+    path = layout.dataset_file(dataset)
+    return select_class_names(dataset.rpartition("-")[0], count, store.read_class_names(path))
+
+
+def select_class_names(component_name: str, count: int, own_names: Sequence[str] = ()) -> tuple[str, ...]:
+    """Names of the first ``count`` classes of a data set: published names, ``own_names`` of its labels, or numbers."""
+    published_names = [name.replace("_", " ") for name in CLASS_NAMES.get(component_name, "").split()]
+    names = published_names or own_names
+    return tuple(names[:count]) if len(names) >= count else tuple(map(str, range(count)))

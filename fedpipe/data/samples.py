@@ -49,3 +49,4 @@ class Samples(NamedTuple):
     y: npt.NDArray[np.int64]  #: classes, shape (n,), values 0 to C-1
     test: npt.NDArray[np.bool_]  #: whether a sample belongs to the official test set, shape (n,)
     columns: Mapping[str, Column] = MappingProxyType({})  #: further columns by name, which partition schemes can read
+    class_names: tuple[str, ...] = ()  #: names of classes 0 to C-1, empty if labels are numbers without names

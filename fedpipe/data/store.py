@@ -74,6 +74,12 @@ def read_dataset_info(path: Path) -> DatasetInfo:
     return DatasetInfo(**{name: manifest[name] for name in DatasetInfo._fields} | {"shape": tuple(manifest["shape"])})
 
 
+def read_class_names(path: Path) -> tuple[str, ...]:
+    """Names of the classes of a stored data set, from its manifest. Empty if the labels are numbers without names."""
+    manifest_path = path.with_suffix(".json")
+    return tuple(files.read_json(manifest_path).get("class_names", ())) if manifest_path.is_file() else ()
+
+
 def settings_file(name: str) -> Path:
     """File in a plan with the settings of the data set with this name, such as ``imdb-0123456789ab``."""
     return layout.dataset_file(name).with_suffix(".yaml")

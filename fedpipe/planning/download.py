@@ -91,8 +91,9 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     ArtifactError
         A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
     """
-    loaded_samples = dataset.load(fetch)
-    samples = Samples(**store.to_canonical_arrays(loaded_samples), columns=loaded_samples.columns)
+    loaded = dataset.load(fetch)
+    arrays = store.to_canonical_arrays(loaded)
+    samples = Samples(**arrays, columns=loaded.columns, class_names=loaded.class_names)
     name, samples_checksum = (
         registry.get_component_name(DATASET, type(dataset)),
         store.compute_samples_sha256(samples),
@@ -107,7 +108,8 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     _check_samples(name, samples, measured_facts, dataset.info)
     path = path or store.locate_dataset(registry.component_to_key_settings(DATASET, dataset))
     sha256 = store.save_samples(path, samples)
-    files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict()})
+    named = {"class_names": samples.class_names} if samples.class_names else {}
+    files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict(), **named})
     return path
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.errors import SettingsError, suggest_key
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.params import KEYWISE_SECTIONS, STUDY_WIDE_SECTIONS, Params
 
@@ -208,5 +208,5 @@ def reject_unknown_key(location: str, key: str, study_params: Params) -> None:
     for section in ("dataset", "transforms", "federation", "evaluation"):
         known_keys += [f"{section}.{field}" for field in type(getattr(study_params, section)).model_fields]
     matches = [full for full in known_keys if full.endswith(f".{key}")]
-    hint = f"Did you mean {' or '.join(matches)}?" if matches else suggest_name(key, [*Params.model_fields])
+    hint = f"Did you mean {' or '.join(matches)}?" if matches else suggest_key(key, [*Params.model_fields])
     raise SettingsError(f"{location}: '{key}' is not a key of params.yaml. {hint}")

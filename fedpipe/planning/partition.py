@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from fedpipe.core import rng
 from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
-from fedpipe.data.assignment import Assignment, apportion_count, assign_samples, compute_assignment_sha256
-from fedpipe.data.partitions.base import Integers, Scheme
+from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256, select_subset
+from fedpipe.data.partitions.base import Scheme
 from fedpipe.data.samples import Column, Samples
 
 LISTED = 20  #: maximum number of clients in a message
@@ -147,12 +145,3 @@ def make_assignment_table(settings: dict[str, Any], samples: Samples | store.Sto
     )
     stored_indices = pa.array(sample_indices[table["sample"].to_numpy()])
     return table.set_column(table.column_names.index("sample"), "sample", stored_indices)
-
-
-def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
-    """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
-    random = rng.make_generator(0, "subset")
-    kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)
-    quotas = apportion_count(count, sizes, random.random(len(kinds)))
-    shuffled = random.permutation(len(labels))
-    return np.sort(np.concatenate([shuffled[kind[shuffled] == i][:quota] for i, quota in enumerate(quotas)]))

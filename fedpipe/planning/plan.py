@@ -154,6 +154,9 @@ class Plan:
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
     #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
     held_out: dict[Key, tuple[int, ...]] = field(default_factory=dict)
+    unused_keys: dict[Key, tuple[str, ...]] = field(default_factory=dict)  #: keys of `dataset` without effect
+    held_out_notes: tuple[str, ...] = ()  #: sentences about clients that are held out, for captions
+    drift_notes: tuple[str, ...] = ()  #: sentences about concept drifts, for captions
 
     @property
     def keep_models(self) -> str | int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,9 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             if (title := methods.get_title(label, study_params.algorithms[label])) != label
         },
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
+        unused_keys=draft.unused_keys,
+        held_out_notes=_list_notes(params.federation.held_out_note for params in draft.params),
+        drift_notes=_list_notes(map(_describe_drift, draft.params)),
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -133,7 +137,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
 
 @dataclass
 class _PlanDraft:
-    """Collects the points of a study's grid. Except the first two and `held_out`, the fields are those of `NewPlan`."""
+    """Collects the points of a study's grid. Most fields are those of `NewPlan`."""
 
     study_params: Params
     grid_keys: dict[str, list[str]]  #: keys that each name of the grid sets
@@ -141,10 +145,12 @@ class _PlanDraft:
     cells: dict[str, Cell] = field(default_factory=dict)
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  #: draws of new clients by partition
+    unused_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     run_settings: dict[str, RunSettings] = field(default_factory=dict)
     file_texts: dict[str, str] = field(default_factory=dict)
     sample_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
     components: list[Component] = field(default_factory=list)
+    params: list[Params] = field(default_factory=list)  #: settings of each point and group of methods
     warnings: list[str] = field(default_factory=list)
     fingerprints: dict[str, str] = field(default_factory=dict)
     unavailable_runs: dict[str, str] = field(default_factory=dict)
@@ -163,6 +169,7 @@ class _PlanDraft:
         for params in {
             id(params): params for params in params_by_label.values()
         }.values():  # many algorithms share settings
+            self.params.append(params)
             self.warnings += params.warnings
             self.fingerprints |= {
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
@@ -217,10 +224,26 @@ class _PlanDraft:
         if key not in self.partitions:
             self.partitions[key] = settings.partition_settings
             self.sample_counts[key] = _count_samples(params)
+            if params.dataset.unused_keys:
+                self.unused_keys[key] = params.dataset.unused_keys
             partition_file = layout.assignment_file(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
         return key
+
+
+def _describe_drift(params: Params) -> str:
+    """Describe the concept drift in a sentence for captions. Empty without drift."""
+    drift = params.federation.drift
+    return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""
+
+
+def _list_notes(notes: Iterable[str]) -> tuple[str, ...]:
+    """List the different sentences of all runs. They name the runs if only some have them."""
+    sentences = list(dict.fromkeys(notes))
+    if len(sentences) == 1:
+        return tuple(filter(None, sentences))
+    return tuple(f"In some runs, {sentence[0].lower()}{sentence[1:]}" for sentence in sentences if sentence)
 
 
 def list_presets(path: Path) -> list[str]:

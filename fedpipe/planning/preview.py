@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedpipe.core.storage import layout
 from fedpipe.core.yaml_text import read_yaml
-from fedpipe.data import store
+from fedpipe.data import class_names, store
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import planner
 from fedpipe.planning.partition import make_assignment_table
@@ -16,8 +16,19 @@ from fedpipe.settings import loader, parser
 from fedpipe.settings.dataset import format_download_command
 
 
-def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assignment, tuple[int, ...]]]:
-    """Yield key, settings, assignment and held-out clients of each partition of a study. Nothing is written.
+class PartitionPreview(NamedTuple):
+    """A partition before it is written."""
+
+    key: str
+    settings: dict[str, Any]  #: settings of ``partition.yaml``
+    assignment: Assignment
+    class_names: tuple[str, ...]  #: names or numbers of the classes, C of them
+    held_out: tuple[int, ...]  #: clients that are held out
+    unused_keys: tuple[str, ...]  #: keys of the data set that have no effect
+
+
+def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
+    """Yield each partition of a study. Nothing is written.
 
     If the data set is not stored, it is read from the source of `fedpipe download`.
     """
@@ -28,7 +39,11 @@ def preview_partitions(params: Path) -> Iterator[tuple[str, dict[str, Any], Assi
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
         path = store.locate_dataset(settings["dataset"])
         if path.is_file() or path != section.file:
-            table = make_assignment_table(settings, store.load_samples(path))
+            table, own_names = make_assignment_table(settings, store.load_samples(path)), store.read_class_names(path)
         else:
-            table = make_assignment_table(settings, section.effective_dataset.load(section.fetcher))
-        yield key, settings, Assignment.from_table(table), study_plan.held_out.get(key, ())
+            samples = section.effective_dataset.load(section.fetcher)
+            table, own_names = make_assignment_table(settings, samples), samples.class_names
+        assignment = Assignment.from_table(table)
+        names = class_names.select_class_names(settings["dataset"]["name"], assignment.class_counts.shape[1], own_names)
+        held_out, unused_keys = study_plan.held_out.get(key, ()), study_plan.unused_keys.get(key, ())
+        yield PartitionPreview(key, settings, assignment, names, held_out, unused_keys)

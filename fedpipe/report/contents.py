@@ -84,13 +84,12 @@ def write_figure_curves(data: StudyData, name: str = "curves") -> None:
 
 def write_figure_partition(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
-    from fedpipe.report.figures import partition, style
+    from fedpipe.report.figures import partition
 
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.partition_figure(plan.partition_names[key])
-    page, held_out = style.PAGES[plan.report.figure_width], plan.held_out.get(key, ())
-    partition.draw_partition(key, plan.partitions[key], stem, page, held_out)
+    partition.draw_partition(plan, key, stem)
 
 
 def write_figure_matrices(data: StudyData) -> None:

@@ -45,8 +45,8 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
         )
         matrices_by_name = _read_model_matrices(cell.merged_files)
         if matrices_by_name and len(selected_matrices) < 2:
-            (partition,) = {run.partition for run in plan.runs if run.has_cell(cell)}
-            class_names = get_class_names(plan.partitions[partition]["dataset"], len(matrices_by_name["SL"]))
+            (dataset,) = {run.dataset for run in plan.runs if run.has_cell(cell)}
+            class_names = get_class_names(dataset, len(matrices_by_name["SL"]))
             selected_matrices[results.describe_configuration(name, results.format_point(plan, cell))] = ModelMatrices(
                 cell, matrices_by_name, class_names
             )

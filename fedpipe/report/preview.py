@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedpipe.data import class_names
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.data.partitions.base import Integers
 from fedpipe.report import table_notes
@@ -18,11 +17,17 @@ LINE_WIDTH = 120  #: maximum line length with class names
 
 
 def render_preview(
-    key: str, settings: dict[str, Any], counts: Integers, clients: Sequence[str], held_out: Sequence[int] = ()
+    key: str,
+    settings: dict[str, Any],
+    counts: Integers,
+    clients: Sequence[str],
+    class_names: Sequence[str],
+    held_out: Sequence[int] = (),
+    unused_keys: Sequence[str] = (),
 ) -> str:
     """Render one line per client and the three measures of heterogeneity.
 
-    Classes have names if they are known and fit into a line, otherwise numbers. With many classes each is one
+    Classes have numbers instead of their names if the names do not fit into a line. With many classes each is one
     character, darker for more samples.
 
     Parameters
@@ -35,15 +40,20 @@ def render_preview(
         Training samples of each client and class, shape (N, C).
     clients
         Names of the clients, N of them.
+    class_names
+        Names or numbers of the classes, C of them.
     held_out
         Numbers of the clients that are held out, which have an asterisk.
+    unused_keys
+        Keys of the data set that have no effect.
     """
     clients = [f"{name}*" if client in held_out else name for client, name in enumerate(clients)]
-    head = f"{table_notes.append_partition_seed(settings)}: {key}"
+    description = table_notes.describe_partition(settings, unused_keys)
+    head = f"{table_notes.append_partition_seed(settings, description)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
         lines = _render_shaded_map(counts, clients)
     else:
-        lines = _render_count_table(counts, class_names.get_class_names(settings["dataset"], count), clients)
+        lines = _render_count_table(counts, class_names, clients)
         lines = (
             lines if len(lines[0]) <= LINE_WIDTH else _render_count_table(counts, [*map(str, range(count))], clients)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from statistics import mean
 from typing import Any
 
@@ -22,6 +22,8 @@ from fedpipe.report.table_parts import (
 from fedpipe.report.words import METRICS, join_words
 from fedpipe.settings.base import to_number
 from fedpipe.settings.dataset import Data
+
+MAX_LISTED_COLUMNS = 4  #: maximum number of input columns in a description
 
 
 def describe_measurement(plan: Plan) -> str:
@@ -61,14 +63,18 @@ def _explain_metrics(plan: Plan) -> list[str]:
 
 
 def describe_data(plan: Plan) -> str:
-    """Describe the data sets and partitions of the table."""
-    return f"Data: {'; '.join(dict.fromkeys(describe_partitions(plan).values()))}."
+    """Describe the data sets and partitions of the table, held-out clients and concept drifts."""
+    descriptions = "; ".join(dict.fromkeys(describe_partitions(plan).values()))
+    return " ".join([f"Data: {descriptions}.", *plan.held_out_notes, *plan.drift_notes])
 
 
 def describe_partitions(plan: Plan) -> dict[str, str]:
     """Describe each partition by key. Data sets with equal descriptions have their SHA-256."""
     descriptions = {
-        key: (describe_partition(partition_settings), partition_settings["dataset"].get("sha256", ""))
+        key: (
+            describe_partition(partition_settings, plan.unused_keys.get(key, ())),
+            partition_settings["dataset"].get("sha256", ""),
+        )
         for key, partition_settings in get_partitions(plan).items()
     }
     distinct_texts = [text for text, _ in dict.fromkeys(descriptions.values())]
@@ -78,14 +84,19 @@ def describe_partitions(plan: Plan) -> dict[str, str]:
     }
 
 
-def describe_partition(partition: dict[str, Any]) -> str:
-    """Describe data set, clients and partition, given the settings of ``partition.yaml``."""
+def describe_partition(partition: dict[str, Any], unused_keys: Sequence[str] = ()) -> str:
+    """Describe data set, clients and partition, given the settings of ``partition.yaml``.
+
+    Keys ``unused_keys`` of the data set have no effect.
+    """
     dataset, scheme = partition["dataset"], partition["partition"]
     samples = [f"{dataset['subset']} samples"] if "subset" in dataset else []
     fields = {name: field.default for name, field in Data.model_fields.items()}
-    described_keys = {"name", "subset", "split", "code", "sha256"}
+    described_keys = {"name", "subset", "split", "code", "sha256", *unused_keys}
     other_settings = [
-        f"{name}={value}" for name, value in dataset.items() if name not in described_keys and value != fields.get(name)
+        f"{name}={_format_setting(value)}"
+        for name, value in dataset.items()
+        if name not in described_keys and value != fields.get(name)
     ]
     scheme_parameters = {name: f"{value[:12]}…" if name == "sha256" else value for name, value in scheme.items()}
     parameters = ", ".join(
@@ -97,10 +108,16 @@ def describe_partition(partition: dict[str, Any]) -> str:
     return f"{dataset['name']} ({data_text}), {partition['clients']} clients, partition {scheme_text}"
 
 
-def append_partition_seed(partition: dict[str, Any], description: str = "") -> str:
+def _format_setting(value: Any) -> str:
+    """Format a setting of the data set. A long list, as of columns, has its length."""
+    has_columns = isinstance(value, list) and all(isinstance(part, str) for part in value)
+    return f"[{len(value)} columns]" if has_columns and len(value) > MAX_LISTED_COLUMNS else str(value)
+
+
+def append_partition_seed(partition: dict[str, Any], description: str) -> str:
     """Add the seed to a partition's description, if it has one."""
     seed = f"seed {partition['seed']}" if "seed" in partition else "all seeds"
-    return f"{description or describe_partition(partition)}, {seed}"
+    return f"{description}, {seed}"
 
 
 def warn_about_grid_edges(data: StudyData) -> list[str]:

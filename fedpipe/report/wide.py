@@ -15,7 +15,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
-from fedpipe.settings.base import Metric
+from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 MISSING = "…"  #: cell of incomplete runs
 GREEK_LETTERS = (  #: Greek letters with LaTeX names. Capitals with Latin shapes have none
@@ -46,7 +46,7 @@ class WideTable(NamedTuple):
 
     stubs: tuple[str, ...]  #: heads of the label columns
     columns: list[tuple[str, ...]]  #: heads of each column from the top level to the metric
-    protocols: list[str]  #: ids of these protocols
+    protocols: list[str]  #: id of the protocol of each column
     metrics: list[Metric]  #: metric of each column
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
@@ -204,7 +204,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
-        protocols=list(dict.fromkeys(protocol_name for _, protocol_name, _ in columns)),
+        protocols=[protocol_name for _, protocol_name, _ in columns],
         metrics=[metric for _, _, metric in columns],
         labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
@@ -278,20 +278,33 @@ def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
 
 
 def _render_head(wide_table: WideTable) -> Iterator[str]:
-    """Render the levels of the head. All except the last have rules below cells that span columns."""
-    has_single_protocol = len({heads[-1] for heads in wide_table.columns}) == 1
-    columns = [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads in wide_table.columns]
-    stub_count = len(wide_table.stubs)
-    for level in range(1, len(columns[0])):
+    """Render the levels of the head. Below cells that span the columns of several cells are rules."""
+    columns = _build_latex_heads(wide_table)
+    stub_count, level_count = len(wide_table.stubs), len(columns[0])
+    for level in range(1, level_count):
         cells, rules, start = [""] * stub_count, [], stub_count + 1
-        for heads, group in itertools.groupby(column_heads[:level] for column_heads in columns):
-            width = len(list(group))
+        groups = [(heads, len(list(group))) for heads, group in itertools.groupby(head[:level] for head in columns)]
+        for heads, width in groups:
             cells.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(heads[-1])}}}")
             rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
             start += width
         yield " & ".join(cells).lstrip() + r" \\"
-        yield " ".join(rules)
+        if len(groups) < len(list(itertools.groupby(head[: level + 1] for head in columns))):
+            yield " ".join(rules)
     yield " & ".join([*map(escape_latex, wide_table.stubs), *(escape_latex(heads[-1]) for heads in columns)]) + r" \\"
+
+
+def _build_latex_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
+    """Build the heads of the columns. With new clients, samples, model and clients have a level each to save width."""
+    columns, protocols, metrics = wide_table.columns, wide_table.protocols, wide_table.metrics
+    if any(protocol.startswith(NEW_CLIENTS_PREFIX) for protocol in protocols):
+        has_metrics = len({*metrics}) > 1
+        return [
+            (*heads[:-1], *words.split_protocol(protocol), *([words.METRICS[metric].name] if has_metrics else []))
+            for heads, protocol, metric in zip(columns, protocols, metrics, strict=True)
+        ]
+    has_single_protocol = len({heads[-1] for heads in columns}) == 1
+    return [heads[:-1] if has_single_protocol and len(heads) > 1 else heads for heads in columns]
 
 
 def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
@@ -300,7 +313,9 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     metric_labels = [
-        words.format_metric(protocol, metric) for metric in plan.metrics for protocol in wide_table.protocols
+        words.format_metric(protocol, metric)
+        for metric in plan.metrics
+        for protocol in dict.fromkeys(wide_table.protocols)
     ]
     caption_lines = [
         f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",

@@ -66,6 +66,21 @@ def format_metric(protocol: str, metric: Metric = "accuracy") -> str:
     return f"{SAMPLES[samples]} {METRICS[metric].name} ({clients}{MODELS[model]})"
 
 
+def split_protocol(protocol: str) -> tuple[str, str, str]:
+    """Split a protocol into levels of the head of a table: samples, model and clients. Each may be empty.
+
+    Examples
+    --------
+    >>> split_protocol("new-personal-on-local"), split_protocol("global-on-global")
+    (('Local test', 'personalized', 'new'), ('Global test', 'global model', ''))
+    """
+    model, _, samples = protocol.removeprefix(NEW_CLIENTS_PREFIX).partition("-on-")
+    if model not in MODELS or samples not in SAMPLES:
+        return protocol, "", ""
+    clients = "new" if protocol.startswith(NEW_CLIENTS_PREFIX) else "" if protocol == "global-on-global" else "seen"
+    return SAMPLES[samples], MODELS[model], clients
+
+
 def explain_metrics(protocols: Iterable[str], metrics: Sequence[Metric] = ("accuracy",)) -> str:
     """Explain the name of each metric in params.yaml and results.csv. Those of new clients are only in results.csv."""
     protocols = list(dict.fromkeys(protocols))

@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
+    WithJsonSchema,
     field_validator,
     model_serializer,
 )
@@ -41,7 +42,11 @@ Protocol = Literal[
 ]
 Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
-Label = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+LABEL_PATTERN = r"^[a-z][a-z0-9_]*$"
+Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
+#: JSON Schema of a number of a client or class. Names are numbers after `fedpipe.settings.names.resolve_names`.
+NUMBER_OR_NAME = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})
+ClientNumber = Annotated[int, Field(ge=0, strict=True), NUMBER_OR_NAME]
 
 
 class Section(BaseModel):

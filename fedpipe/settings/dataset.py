@@ -20,7 +20,7 @@ from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.data import store
+from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
 from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
@@ -32,6 +32,7 @@ SPLIT_KEYS = (
     "stratified",
     "validation_fraction",
 )  #: keys about the split
+TEXT_KEYS = ("tokens", "vocabulary", "length")  #: parameters of tables that only texts use
 NOISE_KEYS = ("feature_noise", "label_noise", "label_noise_kind")  #: keys about noise in the clients' samples
 GENERATED_DATASET = "generated"  #: synthetic data set that replaces a missing one
 DOWNLOAD_COMMAND = "fedpipe download"  #: command that obtains a study's data
@@ -188,6 +189,18 @@ class Data(Section):
         """
         declared_facts = self.effective_dataset.info
         return store.read_dataset_info(self.file) if declared_facts is None else declared_facts
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names or numbers of its classes."""
+        component_name = registry.get_component_name(DATASET, type(self.effective_dataset))
+        own_names = store.read_class_names(self.file)
+        return class_names.select_class_names(component_name, self.facts.classes, own_names)
+
+    @property
+    def unused_keys(self) -> tuple[str, ...]:
+        """Its keys that have no effect, because the inputs are not texts."""
+        return tuple(key for key in TEXT_KEYS if key in self.run_settings) if self.facts.vocabulary is None else ()
 
     @property
     def columns(self) -> Mapping[str, Column]:

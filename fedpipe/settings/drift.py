@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import Choice, sort_clients
+from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, sort_clients
 
 DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
 DEFAULT_ANGLE = 180
 
 Class = Annotated[int, Field(ge=0)]
-DriftingClients = Annotated[float, Field(gt=0, le=1)] | tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+DriftingClients = Annotated[float, Field(gt=0, le=1)] | tuple[ClientNumber, ...]
 
 
 class Drift(Choice):
@@ -29,15 +30,15 @@ class Drift(Choice):
     clients: DriftingClients = Field(
         0.5,
         description="Clients that drift: a fraction of all clients, drawn with the study's seed, or a list of their "
-        "numbers.",
+        "numbers or names.",
     )
     kind: Literal["labels", "rotation"] = Field(
         "labels", description="labels: classes are permuted. rotation: images are rotated."
     )
-    label_map: dict[Class, Class] | None = Field(
+    label_map: dict[Class, Annotated[Class, NUMBER_OR_NAME]] | None = Field(
         None,
-        description="New class of each class that changes (labels), such as `{1: 2, 2: 1}`. By default a random cycle "
-        "of all classes, drawn with the study's seed.",
+        description="New class of each class that changes (labels), such as `{1: 2, 2: 1}`, or by names `{cat: dog, "
+        "dog: cat}`. By default a random cycle of all classes, drawn with the study's seed.",
     )
     angle: Literal[90, 180, 270] | None = Field(
         None, description=f"Counterclockwise angle in degrees (rotation). Default {DEFAULT_ANGLE}."
@@ -126,6 +127,16 @@ class Drift(Choice):
         cycle = rng.make_generator(seed, "drift labels").permutation(num_classes).tolist()
         new_classes = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
         return [new_classes[label] for label in range(num_classes)]
+
+    def describe(self, num_clients: int, class_names: Sequence[str]) -> str:
+        """Describe the drift in a federation of so many clients. A sentence for captions."""
+        count = self._count_clients(num_clients)
+        change = f"images rotated by {self.angle} degrees" if self.angle else "permuted classes"
+        if self.label_map:
+            pairs = [f"{class_names[old]} to {class_names[new]}" for old, new in self.label_map.items()]
+            change += f" ({', '.join(pairs)})"
+        verb = "has" if count == 1 else "have"
+        return f"From round {self.round} on, {count} of {num_clients} clients {verb} a concept drift: {change}."
 
     def _count_clients(self, num_clients: int) -> int:
         return len(self.clients) if isinstance(self.clients, tuple) else round(self.clients * num_clients)

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from fedpipe.core import rng
-from fedpipe.settings.base import Choice, Section, late_field, sort_clients
+from fedpipe.settings.base import Choice, ClientNumber, Section, late_field, sort_clients
 from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
@@ -132,13 +132,18 @@ class Schedule(Choice):
         return base
 
 
-HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[Annotated[int, Field(ge=0, strict=True)], ...]
+HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[ClientNumber, ...]
 
 
 class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
     """Clients, rounds, local training and aggregation."""
 
-    clients: int = Field(10, ge=1, strict=True, description="Number of clients N.")
+    clients: int = Field(
+        10,
+        ge=1,
+        strict=True,
+        description="Number of clients N. With `partition: {scheme: natural}`, the default is all clients of the data.",
+    )
     participation: float = Field(
         1.0, gt=0, le=1, description="Fraction p of clients in a round: max(1, round(p N)) clients."
     )
@@ -198,8 +203,8 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     held_out: HeldOut = late_field(
         0.0,
         description="New clients, which never participate and are evaluated: a fraction of the clients, drawn with the "
-        "study's seed, or a list of their numbers. `participation` is a fraction of the others. `report.clients` "
-        "shows them.",
+        "study's seed, or a list of their numbers or names. `participation` is a fraction of the others. "
+        "`report.clients` shows them.",
     )
     drift: Drift | None = late_field(
         None,
@@ -296,6 +301,14 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
     def num_held_out(self) -> int:
         """Number of new clients."""
         return len(self.held_out) if isinstance(self.held_out, tuple) else round(self.held_out * self.clients)
+
+    @property
+    def held_out_note(self) -> str:
+        """Sentence about clients that are held out, for captions. Empty if there are none."""
+        if not (count := self.num_held_out):
+            return ""
+        words = "is held out, so it never trains" if count == 1 else "are held out, so they never train"
+        return f"{count} of {self.clients} clients {words}."
 
     def draw_held_out(self, seed: int) -> tuple[int, ...]:
         """Draw the new clients of a run, in ascending order. Those of a smaller fraction are among them."""

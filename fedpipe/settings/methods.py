@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from pydantic import (
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind, list_parameters
-from fedpipe.core.errors import SettingsError, format_validation_errors, suggest_name
-from fedpipe.settings.base import Label, Protocol, Section
+from fedpipe.core.errors import SettingsError, find_nearest_name, format_validation_errors, suggest_name
+from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
 
 #: Keys of `federation` that a method can't override, because they determine the data
 DATA_KEYS = {"federation.clients", "federation.held_out", "federation.drift"}
@@ -181,6 +182,20 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 
 
+def reject_display_name(key: str, name: str) -> None:
+    """Raise a ValueError if an algorithm has its name in papers, such as FedProx, instead of that in params.yaml."""
+    match = find_nearest_name(name, registry.list_components(ALGORITHM), cutoff=0.8)
+    if match and not re.fullmatch(LABEL_PATTERN, name):
+        raise ValueError(f"{key}: unknown algorithm '{name}'. Did you mean '{match}'?")
+
+
+def _reject_display_names(entries: Any) -> Any:
+    for label, entry in entries.items() if isinstance(entries, Mapping) else ():
+        if not (isinstance(entry, Mapping) and ALGORITHM.selector in entry):
+            reject_display_name(f"algorithms.{label}", str(label))
+    return entries
+
+
 def _parse_methods(entries: dict[str, Any]) -> dict[str, Method]:
     """Parse all entries, and report the mistakes of all at once."""
     methods, mistakes = {}, []
@@ -213,6 +228,7 @@ ModelSection = Annotated[Any, *_component_section(MODEL)]
 #: Entries with an algorithm and its parameters, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],
+    BeforeValidator(_reject_display_names),
     AfterValidator(_parse_methods),
     PlainSerializer(lambda methods: {label: _dump_component(ALGORITHM, methods[label].algorithm) for label in methods}),
     Field(default_factory=dict),

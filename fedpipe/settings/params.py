@@ -283,7 +283,7 @@ class Params(Section):
                 f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
                 f"which clients share samples, because one would train on validation samples of another. Use 0."
             )
-        self.transforms.check(facts.shape)
+        self.transforms.check(facts.shape, facts.vocabulary is not None)
         if self.model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(

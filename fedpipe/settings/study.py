@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from fedpipe.settings.base import Label, Section, require_unique, to_number
+from fedpipe.settings.methods import reject_display_name
 from fedpipe.settings.report import Statistic
 
 #: Columns of a study's tables. An axis can't have these names.
@@ -53,12 +54,20 @@ class Study(Section):
 
     @field_validator("algorithms", mode="before")
     @classmethod
-    def _reject_dotted_paths(cls, algorithms: Any) -> Any:
-        path = next((name for name in algorithms if "." in str(name)), None) if isinstance(algorithms, list) else None
-        if path:
-            entry = f"{str(path).rpartition('.')[2].lower()}: {{algorithm: {path}}}"
-            raise ValueError(f"'{path}' needs a label. Add an entry such as `{entry}` to algorithms.")
+    def _check_algorithm_names(cls, algorithms: Any) -> Any:
+        for name in map(str, algorithms) if isinstance(algorithms, list) else ():
+            if "." in name:
+                entry = f"{name.rpartition('.')[2].lower()}: {{algorithm: {name}}}"
+                raise ValueError(f"'{name}' needs a label. Add an entry such as `{entry}` to algorithms.")
+            reject_display_name("study.algorithms", name)
         return algorithms
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _require_list_of_seeds(cls, seeds: Any) -> Any:
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            raise ValueError(f"{seeds} can't be used. Use a list: [{seeds}], or [0, 1, 2] for three seeds.")
+        return seeds
 
     @field_validator("grid")
     @classmethod

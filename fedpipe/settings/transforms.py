@@ -45,14 +45,17 @@ class Transforms(Section):
         """Whether images are augmented at random."""
         return bool(self.crop or self.flip or self.rotation)
 
-    def check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
         """Raise a SettingsError if inputs of this shape can't be transformed."""
         for name in ("mean", "std", "crop", "flip", "rotation"):
-            value = getattr(self, name)
+            is_normalization = name in {"mean", "std"}
+            value = list(getattr(self, name)) if is_normalization else getattr(self, name)
             if value and len(shape) != 3:
+                advice = " Numbers are used as they are, so standardize them in your file."
                 raise SettingsError(
                     f"transforms.{name}: {value} is for images, but inputs have shape {shape}. Remove it."
+                    f"{advice if is_normalization and not has_tokens else ''}"
                 )
-            if name in {"mean", "std"} and len(value) not in {0, 1, shape[0]}:
+            if is_normalization and len(value) not in {0, 1, shape[0]}:
                 counts = "one number" if shape[0] == 1 else f"one number, or {shape[0]} (one per channel)"
-                raise SettingsError(f"transforms.{name}: {list(value)} can't be used. Use {counts}.")
+                raise SettingsError(f"transforms.{name}: {value} can't be used. Use {counts}.")

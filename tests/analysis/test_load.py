@@ -22,7 +22,6 @@ import yaml
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 import fedpipe
-from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles
@@ -460,21 +459,11 @@ def test_a_folder_without_a_study_is_an_error(tmp_path: Path) -> None:
         fedpipe.load(tmp_path)
 
 
-def test_classes_have_the_names_that_the_data_set_gives_them(tmp_path: Path) -> None:
-    assert class_names.get_class_names({"name": "fashion_mnist"}, 10)[9] == "Ankle boot"
-    hundred = class_names.get_class_names({"name": "cifar100"}, 100)
+def test_classes_have_the_names_that_the_data_set_gives_them() -> None:
+    assert class_names.select_class_names("fashion_mnist", 10)[9] == "Ankle boot"
+    hundred = class_names.select_class_names("cifar100", 100)
     assert list(hundred) == sorted(hundred)
     assert len(set(hundred)) == 100
-    assert class_names.get_class_names({"name": "npz", "path": "own.npz"}, 3) == ("0", "1", "2")
-    for name in ("cat", "ant"):
-        (tmp_path / "images/train" / name).mkdir(parents=True)
-        (tmp_path / "images/train" / name / "1.png").write_bytes(b"")
-    origin = {
-        "name": "folder",
-        "path": str(tmp_path / "images"),
-        "sha256": pinned_files.compute_content_sha256(tmp_path / "images"),
-    }
-    assert class_names.get_class_names(origin, 2) == ("ant", "cat")
-    assert class_names.get_class_names(origin | {"sha256": "0" * 64}, 2) == ("0", "1"), (
-        "the folder has changed, so its names are unknown"
-    )
+    assert class_names.select_class_names("npz", 3) == ("0", "1", "2")
+    assert class_names.select_class_names("npz", 2, ["ant", "cat", "dog"]) == ("ant", "cat"), "dogs are not in a subset"
+    assert class_names.get_class_names(f"npz-{0:012x}", 2) == ("0", "1"), "not stored"

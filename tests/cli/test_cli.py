@@ -274,6 +274,11 @@ def test_every_command_has_help(command: str) -> None:
     assert "--help" in text
 
 
+@pytest.mark.parametrize("command", ["", "run", "status"])
+def test_help_has_a_short_option(command: str) -> None:
+    assert run_command(*command.split(), "-h") == run_command(*command.split(), "--help")
+
+
 def test_every_command_says_what_it_does() -> None:
     assert set(COMMANDS) >= PHASES
     text = run_command("--help")

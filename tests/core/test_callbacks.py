@@ -165,6 +165,7 @@ def test_callbacks_get_single_rounds_when_they_are_evaluated(folder: Path) -> No
     ("names", "message"),
     [
         (["own.Nothing"], r"'own\.Nothing' can't be imported \(module 'own' has no attribute"),
+        (["own.Diry"], r"'own\.Diry' can't be imported .*Did you mean 'own\.Diary'"),
         (["other.Board"], r"'other\.Board' can't be imported \(No module named 'other'\)"),
         (["own.json"], r"'own\.json' is not a callback"),
         (["neptune"], r"unknown callback 'neptune'.*dvclive, mlflow, tensorboard, wandb"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import os
 import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -326,11 +328,16 @@ def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> 
 # -- users' data sets --------------------------------------------------------------------------------------------------
 
 
-def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
-    """Declare and store a user's data set like `fedpipe download`, and load its samples."""
+def store_custom_dataset(**settings: Any) -> Path:
+    """Declare and store a user's data set like `fedpipe download`."""
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
-    path = download.obtain_dataset(source, Fetcher())
+    return download.obtain_dataset(source, Fetcher())
+
+
+def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
+    """Store a user's data set, and load its samples."""
+    path = store_custom_dataset(**settings)
     stored = store.load_samples(path)
     return Samples(**store.to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
 
@@ -498,6 +505,22 @@ def test_a_table_of_something_else(table: dict[str, Any], problem: str) -> None:
     assert str(error.value).startswith(problem)
 
 
+@pytest.mark.parametrize(("name", "separator"), [("own.csv", ","), ("my own.tsv", "\t")])
+def test_the_error_for_a_text_table_has_the_command_that_converts_it(name: str, separator: str) -> None:
+    frame = pd.DataFrame({"text": ["a b", "b"], "label": ["x", "y"]})
+    frame.to_csv(name, sep=separator, index=False)
+    with pytest.raises(ArtifactError) as error:
+        load_custom_dataset(name="parquet", path=name)
+    parquet_path = str(Path(name).with_suffix(".parquet"))
+    message = str(error.value)
+    assert message.startswith(f"{name} can't be read as Parquet")
+    assert message.endswith(f"set dataset.path to {parquet_path}.")
+    match = re.search('Type `python -c "(.*)"`', message)
+    assert match
+    exec(match[1])
+    assert pd.read_parquet(parquet_path).equals(frame)
+
+
 def test_a_table_with_a_column_twice() -> None:
     table = pa.table([["a"], [0], [1]], names=["text", "label", "label"])
     write_parquet(Path("own.parquet"), table)
@@ -563,16 +586,32 @@ def test_a_text_can_be_a_sequence_of_characters() -> None:
         parser.parse_dataset({"name": "parquet", "path": "own.parquet", "tokens": "letters"})
 
 
-def test_classes_of_a_folder_with_levels_have_the_names_of_their_level() -> None:
+def test_classes_have_the_names_of_their_labels() -> None:
+    """They are stored with the samples, so that neither the file nor the folder is needed later."""
     write_folder("north/dog/1.png", "north/ant/1.png", "south/dog/1.png")
-    settings = {"name": "folder", "path": "pictures", "levels": ["hospital", "label"]}
-    sha256 = parser.parse_dataset(settings).effective_dataset.find_missing_sha256(Fetcher())
-    assert class_names.get_class_names(settings | {"sha256": sha256}, 2) == ("ant", "dog")
-    assert class_names.get_class_names(settings | {"sha256": sha256, "levels": ["label", "size"]}, 2) == (
-        "north",
-        "south",
-    )
-    assert class_names.get_class_names(settings | {"sha256": "0" * 64}, 2) == ("0", "1"), "the folder has changed"
+    texts = {"text": ["a", "b", "c"]}
+    pd.DataFrame(texts | {"label": ["dog", "ant", "dog"]}).to_parquet("names.parquet")
+    pd.DataFrame(texts | {"label": pd.Categorical(["dog", "ant", "dog"])}).to_parquet("categories.parquet")
+    pd.DataFrame(texts | {"label": [True, False, True]}).to_parquet("truths.parquet")
+    pd.DataFrame(texts | {"label": [1, 0, 1]}).to_parquet("numbers.parquet")
+    features = {"label": {"names": ["ant", "dog", "cow"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    write_parquet(Path("features.parquet"), pa.table(texts | {"label": [1, 0, 1]}).replace_schema_metadata(metadata))
+    save_arrays("bytes.npz", x=PIXELS[:3], y=np.array([b"dog", b"ant", b"dog"]))
+    save_arrays("floats.npz", x=PIXELS[:3], y=np.array([2.0, 0.5, 2.0]))
+
+    def read_names(path: str, **settings: Any) -> tuple[str, ...]:
+        suffix = Path(path).suffix
+        name = {".parquet": "parquet", ".npz": "npz", "": "folder"}[suffix]
+        return class_names.get_class_names(store_custom_dataset(name=name, path=path, **settings).stem, 2)
+
+    for path in ("names.parquet", "categories.parquet", "features.parquet", "bytes.npz"):
+        assert read_names(path) == ("ant", "dog"), path
+    assert read_names("truths.parquet") == ("False", "True")
+    assert read_names("floats.npz") == ("0.5", "2")
+    assert read_names("numbers.parquet") == ("0", "1")
+    assert read_names("pictures") == ("north", "south")
+    assert read_names("pictures", levels=["hospital", "label"]) == ("ant", "dog")
 
 
 def test_a_folder_is_known_by_its_files() -> None:

@@ -9,6 +9,7 @@ import pytest
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
+from fedpipe.data.class_names import get_class_names
 from fedpipe.planning import download, planner
 from tests import small_studies as studies
 from tests.data.repositories import encode_image, write_repository
@@ -52,6 +53,7 @@ def test_images_with_writers() -> None:
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES)
     assert samples.y.tolist() == [number % 3 for number in range(60)]
     assert samples.columns.keys() == {"writer_id"}
+    assert get_class_names(plan.runs[0].dataset, 3) == ("a", "b", "c")
     assert samples.columns["writer_id"].names == ("f000", "f001", "f002", "f003")
     before = plan.runs[0].key
     Path("repository").rename("elsewhere")
@@ -76,9 +78,11 @@ def test_images_in_files() -> None:
         path = Path(f"repository/train/{'ab'[row % 2]}/{row}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_image(pixels))
-    samples = load_samples(declare())
+    plan = declare()
+    samples = load_samples(plan)
     assert np.array_equal(samples.x[:, 0].numpy(), IMAGES[[0, 2, 4, 1, 3, 5]])
     assert samples.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert get_class_names(plan.runs[0].dataset, 2) == ("a", "b")
 
 
 def test_texts() -> None:

@@ -341,3 +341,94 @@ def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
     assert names == {-1: "server"} | dict(enumerate(sorted({*WRITERS})))
     owned = results.partitions.query("client_name == 'w07'")["sample"]
     assert np.array_equal(np.sort(owned), np.flatnonzero(WRITERS == "w07"))
+
+
+# -- names and the number of clients in params.yaml --------------------------------------------------------------------
+
+
+def make_plan(partition: dict[str, Any] | None = None, **sections: Any) -> planner.NewPlan:
+    """Plan the study of params.yaml with other settings. A value of None removes the key."""
+    settings = planner.loader.read_params(Path("params.yaml"))
+    for name, section in ({"partition": partition or {}} | sections).items():
+        merged = settings.get(name, {}) | section
+        settings[name] = {key: value for key, value in merged.items() if value is not None}
+    return planner.make_plan(settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("write", "dataset", "minimum"),
+    [(write_npz, {}, 1), (write_npz, {"subset": 300}, 15), (write_split_npz, {"split": "official"}, 25)],
+    ids=["all", "subset", "training-samples"],
+)
+def test_without_a_number_of_clients_each_writer_is_a_client(
+    write: Callable[[], dict[str, Any]], dataset: dict[str, Any], minimum: int
+) -> None:
+    declare(write() | dataset, {"scheme": "natural", "column": "writer", "minimum": minimum})
+    plan = make_plan(federation={"clients": None})
+    (clients,) = {settings["clients"] for settings in plan.partitions.values()}
+    assert clients == 18 if minimum == 1 else 6 < clients < 18
+    assert make_plan(federation={"clients": clients}).runs[0].key == plan.runs[0].key
+    with pytest.raises(SettingsError, match=rf"^federation\.clients: {clients + 1} is more than the {clients} clients"):
+        make_plan(federation={"clients": clients + 1})
+    with pytest.raises(SettingsError, match=r"^partition\.minimum: no client .* 500 samples"):
+        make_plan({"minimum": 500}, federation={"clients": None})
+
+
+def test_names_of_clients_and_classes_are_their_numbers() -> None:
+    declare(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
+    names = sorted({*WRITERS})
+    named = {
+        "held_out": ["w03", "few", names[5]],
+        "drift": {"round": 1, "clients": ["w01"], "label_map": {"digit 1": 7, "digit 7": "digit 1"}},
+    }
+    numbers = {
+        "held_out": [names.index("w03"), 0, 5],
+        "drift": {"round": 1, "clients": [names.index("w01")], "label_map": {1: 7, 7: 1}},
+    }
+    plans = [make_plan(federation={"clients": None} | part) for part in (named, numbers)]
+    assert plans[0].runs[0].key == plans[1].runs[0].key
+    (note,) = plans[1].drift_notes
+    assert note.endswith("permuted classes (digit 1 to digit 7, digit 7 to digit 1).")
+
+
+def test_the_name_of_a_domain_means_all_of_its_clients() -> None:
+    domains = np.array(["photo", "sketch"])[np.arange(len(LABELS)) % 2]
+    np.savez("own.npz", x=PIXELS, y=LABELS, domain=domains)
+    declare({"name": "npz", "path": "own.npz"}, {"scheme": "by-domain"})
+    study = {"seeds": [0, 1]}
+    expected = make_plan(federation={"held_out": [0, 1, 2, 4]}, study=study).runs[0].key
+    assert make_plan(federation={"held_out": ["photo", "sketch 2"]}, study=study).runs[0].key == expected
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"federation": {"held_out": ["w33"]}}, "federation.held_out: 'w33' is not a client. Did you mean"),
+        (
+            {"federation": {"clients": 6, "held_out": ["w03"]}, "study": {"seeds": [0, 1]}},
+            "federation.held_out: names can't be used, because the seeds draw different clients. Set partition.seed",
+        ),
+        (
+            {"federation": {"drift": {"round": 1, "label_map": {"digit": "digit 1"}}}},
+            "federation.drift.label_map: 'digit' is not a class. Did you mean",
+        ),
+        (
+            {"partition": {"scheme": "iid"}, "federation": {"drift": {"round": 1, "clients": ["w03"]}}},
+            "federation.drift.clients: 'w03' can't be used, because only clients of the partitions natural and",
+        ),
+        (
+            {"dataset": {"sha256": "0" * 64}, "federation": {"held_out": ["w03"]}},
+            f"dataset.sha256: {'0' * 64} is declared, but own.parquet has the SHA-256",
+        ),
+        ({"federation": {"clients": 0, "held_out": ["w03"]}}, "federation.clients: 0 can't be used."),
+    ],
+    ids=["client", "seeds", "class", "no-names", "not-stored", "clients"],
+)
+def test_a_mistake_about_names_is_one_message(sections: dict[str, Any], problem: str) -> None:
+    declare(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
+    partition = sections.pop("partition", None)
+    sections["federation"] = {"clients": None} | sections["federation"]
+    with pytest.raises(SettingsError) as error:
+        make_plan(partition, **sections)
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)

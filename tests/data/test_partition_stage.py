@@ -1,9 +1,11 @@
 """The partition stage: its files, its key, and the preview, which writes nothing."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -11,13 +13,15 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
-from fedpipe.data import heterogeneity
+from fedpipe.data import class_names, heterogeneity
 from fedpipe.data.assignment import Assignment
 from fedpipe.data.heterogeneity import HeterogeneitySummary
+from fedpipe.planning import download
 from fedpipe.planning.preview import preview_partitions
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.report import preview
-from fedpipe.settings import parser
+from fedpipe.report import contents, preview
+from fedpipe.report.figures import style
+from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
 
@@ -102,8 +106,12 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     assert [path.name for path in Path().iterdir()] == ["params.yaml"]
     plan = studies.prepare(params)
     assert [key for key, *_ in previews] == list(plan.partitions)
-    for key, settings, assignment, held_out in [*previews, *preview_partitions(Path("params.yaml"))]:
-        assert held_out == ()
+    for key, settings, assignment, names, held_out, unused_keys in [
+        *previews,
+        *preview_partitions(Path("params.yaml")),
+    ]:
+        assert names == tuple("0123456789")
+        assert held_out == unused_keys == ()
         assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
         assert np.array_equal(assignment.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
 
@@ -135,7 +143,7 @@ SETTINGS = {
 
 
 def test_the_preview_of_few_classes_has_their_numbers() -> None:
-    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"]) == (
+    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"], "01") == (
         "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
         "client  0   1  samples\n"
         "   ann  4   ·        4\n"
@@ -147,7 +155,7 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
 
 def test_the_preview_marks_clients_that_are_held_out() -> None:
     counts = np.array([[4, 0], [3, 13]])
-    lines = preview.render_preview("0a", SETTINGS, counts, ["ann", "bob"], [1]).splitlines()
+    lines = preview.render_preview("0a", SETTINGS, counts, ["ann", "bob"], "01", [1]).splitlines()
     assert lines[2:8] == [
         "client  0   1  samples",
         "   ann  4   ·        4",
@@ -166,21 +174,37 @@ def test_the_preview_marks_clients_that_are_held_out() -> None:
 
 def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.ones((2, 10), dtype=np.int64)
-    settings = SETTINGS | {"dataset": {"name": "fashion_mnist", "split": "official"}}
-    head = preview.render_preview("0a", settings, counts, "01").splitlines()[2]
+    names = class_names.select_class_names("fashion_mnist", 10)
+    head = preview.render_preview("0a", SETTINGS, counts, "01", names).splitlines()[2]
     assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
     assert head.endswith("  Ankle boot  samples")
     assert len(head) <= preview.LINE_WIDTH
     monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
-    assert preview.render_preview("0a", settings, counts, "01").splitlines()[2].split()[1:4] == ["0", "1", "2"]
-    own = SETTINGS | {"dataset": {"name": "folder", "sha256": "0" * 64}}
-    assert preview.render_preview("0a", own, counts, "01").splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert preview.render_preview("0a", SETTINGS, counts, "01", names).splitlines()[2].split()[1:4] == ["0", "1", "2"]
 
 
 def test_the_preview_of_many_classes_has_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
-    lines = preview.render_preview("0a", SETTINGS, counts, ["0", "writer 12"]).splitlines()
+    lines = preview.render_preview("0a", SETTINGS, counts, ["0", "writer 12"], ["dog"] * 30).splitlines()
     assert lines[2] == "   client |classes 0 to 29               | samples"
     assert lines[3] == "        0 |.+@                           |     151"
     assert lines[4] == "writer 12 |   @:.                        |     122"
+
+
+def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    animals = ["dog", "ant"] * 20
+    pd.DataFrame({"height": np.arange(40.0), "weight": np.arange(40.0), "kind": animals}).to_parquet("own.parquet")
+    dataset = {"name": "parquet", "path": "own.parquet", "input": ["height", "weight"], "label": "kind"}
+    params = studies.settings(dataset=dataset | {"split": "pooled"}, federation={"clients": 2})
+    studies.write(params, Path())
+    download.declare_dataset(None, Path("params.yaml"))
+    output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
+    assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
+    assert "input=['height', 'weight'], label=kind" in output
+    assert not {"tokens", "vocabulary", "length"} & {*re.findall("[a-z]+", output)}, "no texts"
+    plan = studies.prepare(loader.read_params(Path("params.yaml")))
+    drawn = []
+    monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))
+    contents.write_figure_partition(plan, *plan.partitions)
+    assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["ant", "dog"]

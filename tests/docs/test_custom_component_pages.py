@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typing_extensions import override
 
 from fedpipe import testing
-from fedpipe.algorithms.base import Algorithm
+from fedpipe.algorithms.base import Algorithm, Batch, Gradient, Pass, State, Train
+from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
 from fedpipe.models.base import FunctionalNetwork
 from fedpipe.planning import planner
+from fedpipe.settings.federation import Schedule
 from tests.docs.page_blocks import blocks, read
 
 MODELS, ALGORITHMS = "docs/custom-model.md", "docs/custom-algorithm.md"
@@ -111,3 +115,48 @@ def test_an_algorithm_of_the_page_keeps_all_of_the_contract(algorithms: ModuleTy
 def test_a_study_with_an_own_algorithm_is_planned(algorithms: ModuleType, study: str) -> None:
     Path("params.yaml").write_text(study)
     assert len(planner.make_plan(Path("params.yaml")).runs) == 1 + 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSteps(FedAvg):
+    """Steps along the gradient at a fixed rate."""
+
+    @override
+    def local_passes(self) -> Sequence[Pass]:
+        return (Train(self.loss, step=self.step),)
+
+    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        g = gradient(client)
+        return client | {"model": client["model"] | (client["model"].only(g) - 0.1 * g)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescendingSteps(PlainSteps):
+    """Steps of the federation's optimizer."""
+
+    @override
+    def step(self, client: State, batch: Batch, gradient: Gradient) -> State:
+        return gradient.descend(client, gradient(client))
+
+
+def test_settings_of_the_federation_apply_to_descend_and_not_to_the_gradient() -> None:
+    """As in the page's table."""
+    changes: dict[str, Any] = {
+        "clip_norm": 0.001,
+        "weight_decay": 0.5,
+        "optimizer": "adam",
+        "momentum": 0.9,
+        "learning_rate": 0.3,
+        "schedule": Schedule(name="exponential", gamma=0.5),
+    }
+    rows = re.findall(r"^\| (`[^|]*) \| no", read(ALGORITHMS), flags=re.M)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == [*changes]
+
+    def train(algorithm: Algorithm, **federation: Any) -> Any:
+        return testing.make_trial(algorithm, **federation).run(2).server["model"]
+
+    plain, descending = train(PlainSteps()), train(DescendingSteps())
+    testing.assert_same(descending, train(FedAvg()))
+    for key, value in changes.items():
+        testing.assert_same(train(PlainSteps(), **{key: value}), plain)
+        assert testing.describe_difference(train(DescendingSteps(), **{key: value}), descending), key

@@ -342,7 +342,7 @@ def test_a_class_with_hidden_parameters_is_rejected() -> None:
     ("text", "reason"),
     [
         ("import nn_of_mine\n", "No module named 'nn_of_mine', own_models.py, line 1"),
-        ("def make(:\n", "invalid syntax (own_models.py, line 1)"),
+        ("def make(:\n", "SyntaxError: invalid syntax, own_models.py, line 1: `def make(:`"),
         ("\nx = y\n", "NameError: name 'y' is not defined, own_models.py, line 2"),
     ],
 )

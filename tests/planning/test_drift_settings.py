@@ -166,3 +166,14 @@ def test_a_drawn_map_is_one_cycle_of_all_classes(num_classes: int) -> None:
         assert seen[-1] == 0
     assert Drift(round=2, label_map={1: 2, 2: 1}).draw_label_map(0, 4) == [0, 2, 1, 3]
     assert not (np.array(Drift(round=2).draw_label_map(1, num_classes)) == np.arange(num_classes)).any()
+
+
+def test_the_plan_has_a_sentence_for_captions() -> None:
+    assert make_plan().drift_notes == ()
+    labels = {"round": 2, "clients": 0.3, "label_map": {1: 2, 2: 1}}
+    (note,) = make_plan(labels).drift_notes
+    assert note == "From round 2 on, 3 of 10 clients have a concept drift: permuted classes (1 to 2, 2 to 1)."
+    (note,) = make_plan({"round": 2, "clients": [4], "kind": "rotation"}).drift_notes
+    assert note == "From round 2 on, 1 of 10 clients has a concept drift: images rotated by 180 degrees."
+    notes = make_plan({"round": 2}, study={"grid": {"federation.drift.round": [2, 3]}}).drift_notes
+    assert [note.partition(" on,")[0] for note in notes] == [f"In some runs, from round {number}" for number in (2, 3)]

@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 from fedpipe.core.storage import files, layout
+from fedpipe.data.class_names import select_class_names
 from fedpipe.report import contents, curves, plots
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
@@ -395,8 +396,9 @@ FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 
 def test_partition_names_few_classes_of_published_data_sets():
     def svg(name, classes):
-        settings = SETTINGS | {"dataset": {"name": name}}
-        figure = partition.build_partition_figure(np.ones((3, classes), dtype=np.int64), settings, NEURIPS)
+        names = select_class_names(name, classes)
+        counts = np.ones((3, classes), dtype=np.int64)
+        figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, class_names=names)
         figure.draw_without_rendering()
         return figure.axes[0].xaxis
 
@@ -411,8 +413,8 @@ def test_partition_names_few_classes_of_published_data_sets():
 def test_matrices_name_few_classes_of_published_data_sets(make):
     tree = make(["fedavg"], [0])
     tree.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    partitions = {key: settings | {"dataset": {"name": "imdb"}} for key, settings in tree.plan.partitions.items()}
-    tree.change(partitions=partitions)
+    runs = tuple(dataclasses.replace(run, dataset=f"imdb-{0:012x}") for run in tree.plan.runs)
+    tree.change(runs=runs)
     result = matrices.read_figure_matrices(StudyData(tree.plan))
     assert result["fedavg"].class_names == ("negative", "positive")
     figure = matrices.build_matrices_figure(result, [], NEURIPS)
@@ -538,8 +540,10 @@ def test_curves_fit_the_page(make, width, lines):
 @pytest.mark.parametrize("shape", [(2, 2), (10, 10), (20, 100), (100, 10)], ids=str)
 def test_partitions_fit_the_page(width, shape):
     counts = np.random.default_rng(0).integers(0, 4000, shape)
-    settings = SETTINGS | {"dataset": {"name": "fashion_mnist" if shape[1] == 10 else "cifar100"}}
-    check_page(partition.build_partition_figure(counts, settings, style.PAGES[width]), style.PAGES[width])
+    names = select_class_names("fashion_mnist" if shape[1] == 10 else "cifar100", shape[1])
+    for class_names in (names, [name * 9 for name in names]):
+        page = style.PAGES[width]
+        check_page(partition.build_partition_figure(counts, SETTINGS, page, class_names=class_names), page)
 
 
 @pytest.mark.parametrize("width", style.PAGES)

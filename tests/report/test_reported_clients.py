@@ -16,6 +16,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import curves, tables, wide
 from fedpipe.report.data import StudyData
+from fedpipe.report.figures import curves as curves_figure
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import ReportedClients
 from tests import small_studies as studies
@@ -113,3 +114,16 @@ def test_the_plan_can_be_read_again(plan: NewPlan) -> None:
     read = Plan.read(plan.study_files.plan)
     assert read.protocols == plan.protocols
     assert read.report.clients == "both"
+
+
+def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
+    assert plan.held_out_notes == ("2 of 6 clients are held out, so they never train.",)
+    drift_note = "From round 2 on, 3 of 6 clients have a concept drift: permuted classes."
+    for clients in ("seen", "both"):
+        data = report(plan, clients)
+        data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
+        figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
+        captions = [tables.render_markdown(data), wide.render_latex(data), figure.get_supxlabel()]
+        for caption in captions:
+            text = " ".join(caption.split())
+            assert f"{plan.held_out_notes[0]} {drift_note}" in text

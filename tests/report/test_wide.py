@@ -3,12 +3,15 @@
 import csv
 import dataclasses
 import io
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 from typer.testing import CliRunner
 
 from fedpipe.cli import app
@@ -401,3 +404,68 @@ def test_latex_compiles(paper):
     Path("page.tex").write_text(page)
     subprocess.run(["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "page.tex"], check=True)
     assert Path("page.pdf").is_file()
+
+
+TEXT_WIDTH = 397.5  #: of a page of NeurIPS in points
+COLUMN_SEPARATION = 12  #: two times \tabcolsep in points
+
+
+def measure(cell):
+    """Width of a cell in Times at 10 pt, and the number of its columns."""
+    span, _, text = re.fullmatch(r"(?:\\multicolumn\{(\d+)\}\{(c)\})?(.*)", cell).groups()
+    for command, char in ((r"\$\\pm\$", "±"), (r"\\(textbf|underline|textsuperscript)", ""), (r"[{}]", "")):
+        text = re.sub(command, char, text)
+    font = FontProperties(family="STIXGeneral", size=10)
+    return TextPath((0, 0), text, prop=font).get_extents().width if text else 0.0, int(span or 1)
+
+
+def estimate_width(text):
+    """Width of a tabular. A cell that spans columns and is wider than them widens the last of them, as in LaTeX."""
+    body = text.split("\\toprule\n")[1].split("\\bottomrule")[0]
+    rows = [f" {line}".removesuffix(r" \\").split(" & ") for line in body.splitlines() if line.endswith(r"\\")]
+    widths = [0.0] * len(rows[-1])
+    cells = []
+    for row in rows:
+        start = 0
+        for width, span in map(measure, map(str.strip, row)):
+            cells.append((span, start, width))
+            start += span
+        assert start == len(widths)
+    for span, start, width in sorted(cells):
+        gap = width - sum(widths[start : start + span]) - COLUMN_SEPARATION * (span - 1)
+        widths[start + span - 1] += max(0.0, gap)
+    return sum(widths) + COLUMN_SEPARATION * (len(widths) - 1)
+
+
+def test_seen_and_new_clients_fit_the_width_of_a_page(make):
+    """Two columns for each protocol of clients, with deviations over seeds."""
+    protocols = ["personal-on-local", "new-personal-on-local", LAST, "finetuned-on-local", "new-finetuned-on-local"]
+    tree = make(["fedavg", "scaffold"], (0, 1))
+    tree.change(protocols=tuple(protocols), report=tree.plan.report.model_copy(update={"clients": "both"}))
+    for index in range(4):
+        counts = {name: [(60 + 7 * index, 100)] * (1 if name == LAST else 2) for name in protocols}
+        tree.write(index, [counts])
+    text = latex(tree)
+    head = text.split("\\toprule\n")[1].split("\\midrule")[0].splitlines()
+    assert head == [
+        r"& \multicolumn{2}{c}{Local test} & \multicolumn{1}{c}{Global test} & \multicolumn{2}{c}{Local test} \\",
+        r"& \multicolumn{2}{c}{personalized} & \multicolumn{1}{c}{global model} & \multicolumn{2}{c}{fine-tuned} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-4} \cmidrule(lr){5-6}",
+        r"algorithm & seen & new &  & seen & new \\",
+    ]
+    assert estimate_width(text) < TEXT_WIDTH
+    assert "% Metrics: Local test accuracy (personalized), Local test accuracy (new clients, personalized)" in text
+    assert table(tree)[0][2] == "Local test accuracy (new clients, personalized)"
+
+
+def test_heads_of_new_clients_have_a_level_for_metrics():
+    protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
+    metrics = ["accuracy", "nll"] * 2
+    empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [])
+    assert list(wide._render_head(empty))[2:] == [
+        r"& \multicolumn{4}{c}{personalized} \\",
+        r"\cmidrule(lr){2-5}",
+        r"& \multicolumn{2}{c}{seen} & \multicolumn{2}{c}{new} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}",
+        r"algorithm & accuracy & NLL & accuracy & NLL \\",
+    ]

@@ -15,10 +15,10 @@ import yaml
 
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import files, layout
 from fedpipe.planning import download, planner
-from fedpipe.settings import base, federation, loader, parser
+from fedpipe.settings import base, federation, loader, methods, parser
 from fedpipe.settings.params import Params
 from fedpipe.settings.schema import build_json_schema
 from tests import small_studies as studies
@@ -72,6 +72,29 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("unknown-section", {"datasett": {}}, "datasett: unknown key ... 'dataset'"),
     ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key ... {SECTIONS}"),
     ("unknown-key", {"federation__client": 3}, "federation.client: unknown key ... 'clients'"),
+    *[
+        (f"{key}-of-another-library", {key: 1}, f"{key}: unknown key. Did you mean '{suggestion}'?")
+        for key, suggestion in (
+            ("federation.lr", "learning_rate"),
+            ("federation.local_learning_rate", "learning_rate"),
+            ("federation.epochs", "local_epochs"),
+            ("federation.batch", "batch_size"),
+            ("federation.global_rounds", "rounds"),
+            ("federation.num_clients", "clients"),
+            ("federation.join_ratio", "participation"),
+            ("federation.sgd_momentum", "momentum"),
+            ("federation.eval_gap", "evaluation.every"),
+            ("federation.seed", "study.seeds"),
+            ("algorithms.fedavg.lr", "federation.learning_rate"),
+            ("lr", "federation.learning_rate"),
+            ("dataset.fraction", "test_fraction"),
+        )
+    ],
+    (
+        "grid-of-a-key-of-another-library",
+        {"study__grid": {"lr": [0.1]}},
+        "study.grid: 'lr' ... 'federation.learning_rate'",
+    ),
     ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
     (
         "unknown-model-key",
@@ -168,9 +191,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "text-for-list",
         {"study__algorithms": "fedavg"},
-        "study.algorithms: 'fedavg' ... list",
+        "study.algorithms: 'fedavg' can't be used. Use a list, such as [fedavg].",
     ),
-    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list"),
+    ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list: [3], or [0, 1, 2] for three seeds."),
+    ("number-for-list-of-a-model", {"model__hidden": 64}, "model.hidden: 64 ... list, such as [64]."),
     (
         "fraction-in-seeds",
         {"study__seeds": [0.5]},
@@ -287,9 +311,17 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "label-with-hyphen",
-        {"algorithms": {"fedavg": {}, "Fed-Prox": {}}},
-        "algorithms.Fed-Prox: 'Fed-Prox' ... ^[a-z][a-z0-9_]*$",
+        {"algorithms": {"fedavg": {}, "Near-Prox": {"algorithm": "fedprox"}}},
+        "algorithms.Near-Prox: 'Near-Prox' ... ^[a-z][a-z0-9_]*$",
     ),
+    *[
+        (f"display-name-{name}", changes, f"{key}: unknown algorithm '{name}' ... '{label}'")
+        for name, label in (("FedProx", "fedprox"), ("FedDistill+", "feddistill_plus"), ("PFPS-LWC", "pfps_lwc"))
+        for key, changes in (
+            ("study.algorithms", {"study__algorithms": ["fedavg", name]}),
+            (f"algorithms.{name}", {"algorithms": {"fedavg": {}, name: {"dw": None}}}),
+        )
+    ],
     # what does not go together
     (
         "path-without-entry",
@@ -621,7 +653,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "grid-no-list",
         {"study__grid": {"partition.alpha": 0.1}},
-        "study.grid.partition.alpha: 0.1 ... list",
+        "study.grid.partition.alpha: 0.1 ... list, such as [0.1].",
     ),
     (
         "grid-through-a-value",
@@ -931,6 +963,8 @@ def test_transforms_are_for_images() -> None:
     text = {"dataset": {"name": "imdb"}, "model": {"name": "bilstm", "vocabulary": 10_000}}
     with pytest.raises(SettingsError, match=r"^transforms\.flip: True is for images, .*\(200,\)"):
         parser.parse_params(text | {"transforms": {"flip": True}})
+    with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*Remove it\.$"):
+        parser.parse_params(text | {"transforms": {"mean": 0.5}})
     color = {"dataset": {"name": "cifar10"}, "model": {"name": "cnn4"}}
     assert parser.parse_params(color | {"transforms": {"mean": [0.5], "std": [0.2, 0.2, 0.3]}})
     with pytest.raises(SettingsError, match=r"^transforms\.std: \[0\.2, 0\.3\] .*one number, or 3"):
@@ -966,3 +1000,19 @@ def test_adam_where_sgd_is_meant_has_to_be_insisted_on() -> None:
     with pytest.raises(SettingsError, match=r"^federation\.optimizer: adam .*fednova"):
         parser.parse_params(settings | {"algorithms": {"fednova": {}}})
     assert parser.parse_params(settings | {"algorithms": {"fednova": {"adam": True}}})
+
+
+def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
+    names = registry.list_components(component.ALGORITHM)
+    for name in names:
+        algorithm = registry.parse_component(component.ALGORITHM, {}, name)
+        assert suggest_name(methods.get_display_name(algorithm), names) == f"Did you mean '{name}'?"
+
+
+def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> None:
+    np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
+    dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
+    studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
+    download.declare_dataset(None, Path("params.yaml"))
+    with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
+        planner.make_plan(Path("params.yaml"))

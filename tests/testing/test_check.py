@@ -368,9 +368,15 @@ def test_all_breaches_are_told_at_once(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("class Own(:\n", "own.Own: 'own.Own' can't be imported (invalid syntax (own.py, line 1))"),
-        ("import torch\n1 / 0\n", "can't be imported (ZeroDivisionError: division by zero, own.py, line 2)"),
-        ("import nowhere\n", "can't be imported (No module named 'nowhere', own.py, line 1)"),
+        (
+            "class Own(:\n",
+            "own.Own: 'own.Own' can't be imported (SyntaxError: invalid syntax, own.py, line 1: `class Own(:`). "
+            "Correct this line.",
+        ),
+        ("import torch\n1 / 0\n", "(ZeroDivisionError: division by zero, own.py, line 2). Correct this line."),
+        ("import nowhere\n", "(No module named 'nowhere', own.py, line 1). Install nowhere, or remove the import."),
+        (f"{HEAD}class Owm(FedAvg):\n pass\n", "no attribute 'Own'). Did you mean 'own.Owm'?"),
+        (f"{HEAD}class Near(FedAvg):\n pass\n", "no attribute 'Own'). Use one of: own.Prox, own.Near."),
         (
             f"{HEAD}@dataclass\nclass Own(FedAvg):\n mu: float = 1\n",
             "(TypeError: cannot inherit non-frozen dataclass from a frozen one, own.py, line 32). Write "

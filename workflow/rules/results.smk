@@ -92,6 +92,7 @@ for PLAN in STUDY_DAG.plan.plans:
             preset=PLAN.preset,
             key=dag.with_partition_key(PLAN, str),
             width=PLAN.report.figure_width,  # a change draws the figure again
+            drift=str(PLAN.drift_notes),
             held_out=dag.with_partition_key(
                 PLAN, lambda key: str(PLAN.held_out.get(key, ()))
             ),

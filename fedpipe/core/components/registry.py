@@ -12,9 +12,7 @@ import importlib
 import inspect
 import json
 import pkgutil
-import traceback
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -32,6 +30,7 @@ from fedpipe.core.components.component import (
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
 from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers, suggest_name
+from fedpipe.core.user_code import import_member
 
 
 @functools.cache
@@ -54,30 +53,27 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
     """
     key = key or kind.section
     if "." in name:
-        module_name, _, class_name = name.rpartition(".")
-        try:
-            candidate = getattr(importlib.import_module(module_name), class_name)
-        except Exception as error:  # a user's module may raise anything
-            raise SettingsError(
-                f"{key}: '{name}' can't be imported ({_describe_import_error(error, module_name)}). "
-                f"{_advise_on_import(kind, error)}."
-            ) from error
-        if (
-            kind.function_module
-            and inspect.isfunction(candidate)
-            and "<" not in candidate.__qualname__
-            and _has_model_arguments(candidate)
-        ):
+        base_class, module_name = _get_base_class(kind), name.rpartition(".")[0]
+
+        def is_component_class(value: Any) -> bool:
+            return inspect.isclass(value) and issubclass(value, base_class)
+
+        candidate = import_member(
+            key,
+            name,
+            lambda value: is_component_class(value) or _is_network_function(kind, value),
+            _advise_on_path(kind),
+        )
+        if _is_network_function(kind, candidate):
             family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
             return family
-        if not (inspect.isclass(candidate) and issubclass(candidate, _get_base_class(kind))):
+        if not is_component_class(candidate):
             alternative = (
                 ", or be a function (shape, classes) that returns a body and a head" if kind.function_module else ""
             )
             kind_phrase = f"{'an' if kind is ALGORITHM else 'a'} {kind.name}"
             raise SettingsError(
-                f"{key}: '{name}' is not {kind_phrase}. It must derive from "
-                f"{_get_base_class(kind).__qualname__}{alternative}."
+                f"{key}: '{name}' is not {kind_phrase}. It must derive from {base_class.__qualname__}{alternative}."
             )
         if not f"{candidate.__module__}.".startswith(f"{module_name}."):
             raise SettingsError(
@@ -90,7 +86,8 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             raise SettingsError(f"{key}: '{name}' has fields. Make it a @dataclass(frozen=True, kw_only=True).")
         if "code" in vars(candidate).get("__dataclass_fields__", {}):
             raise SettingsError(f"{key}: '{name}' has a field 'code'. Rename it, because keys use this name.")
-        return candidate
+        component_class: type[Component] = candidate
+        return component_class
     if name not in list_components(kind):
         raise SettingsError(f"{key}: unknown {kind.name} '{name}'. {suggest_name(name, list_components(kind))}")
     module = importlib.import_module(f"{kind.package}.{name.replace('-', '_')}")
@@ -104,6 +101,16 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
     return classes[0]
 
 
+def _is_network_function(kind: ComponentKind, value: Any) -> bool:
+    """Whether a model can be made from a function: it has a name and takes shape and classes."""
+    return (
+        bool(kind.function_module)
+        and inspect.isfunction(value)
+        and "<" not in value.__qualname__
+        and _has_model_arguments(value)
+    )
+
+
 def _has_model_arguments(function: Any) -> bool:
     """Whether a function has the arguments shape and classes. torchvision's functions have not."""
     try:
@@ -113,34 +120,14 @@ def _has_model_arguments(function: Any) -> bool:
     return True
 
 
-def _describe_import_error(error: Exception, module: str) -> str:
-    """Describe an import error with the line of the module."""
-    if isinstance(error, SyntaxError):
-        return str(error)
-    stem = module.rpartition(".")[2]
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename).stem == stem]
-    message = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return f"{message}, {stem}.py, line {lines[-1]}" if lines else str(error)
-
-
-def _advise_on_import(kind: ComponentKind, error: Exception) -> str:
-    """Advice for a failed import."""
-    if isinstance(error, TypeError) and "non-frozen dataclass from a frozen one" in str(error):
-        traceback_entry = error.__traceback__
-        while traceback_entry and traceback_entry.tb_next:
-            traceback_entry = traceback_entry.tb_next
-        rejected_class = (
-            traceback_entry.tb_frame.f_locals.get("cls") if traceback_entry else None
-        )  # frames of `dataclass`, which raised it
-        location = f"above class {rejected_class.__name__}" if inspect.isclass(rejected_class) else "above the class"
-        return f"Write `@dataclass(frozen=True, kw_only=True)` {location}"
+def _advise_on_path(kind: ComponentKind) -> str:
+    """Advice for a dotted path without a component."""
     if kind.function_module:
         return (
             "Use a function (shape, classes) -> (body, head) such as own.network, a class such as my_module.MyClass, "
-            f"or a model of `fedpipe list {kind.plural}`"
+            f"or a model of `fedpipe list {kind.plural}`."
         )
-    return "Use the path of a class, such as my_module.MyClass"
+    return "Use the path of a class, such as my_module.MyClass."
 
 
 def is_component(kind: ComponentKind, name: str) -> bool:

@@ -19,6 +19,7 @@ class Natural(ColumnScheme):
 
     The column is an array of the .npz file, a column of the table, or a level of the folder. Its values can be texts
     or numbers. They are the clients' names in tables and previews. Clients are numbered in the order of their names.
+    Without ``federation.clients``, all of them are clients.
 
     If ``federation.clients`` is less than the number of values, the seed decides which values become clients. The other
     samples are unused. If ``dataset.split`` is official, a client's test samples are those of the test set with its

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CHANNELS = (1, 3)  #: of gray and of color images
 INPUT_COLUMNS = ("text", "image")  #: default columns of inputs in a table
+CSV_SEPARATORS = {".csv": "", ".tsv": ", sep='\\t'"}  #: arguments of pandas by the suffix of a text table
 NPZ_ARRAYS = ("x", "y", "test", "x_train", "y_train", "x_test", "y_test")  #: arrays of samples in an .npz file
 
 
@@ -31,6 +32,7 @@ class TableSamples(NamedTuple):
     texts: list[str] | None  #: n texts, or None if the rows contain images or numbers
     arrays: npt.NDArray[Any] | None  #: images in uint8, shape (n, c, h, w), or float32, shape (n, features)
     labels: npt.NDArray[np.int64]  #: shape (n,)
+    class_names: tuple[str, ...]  #: names of the classes, empty if labels are numbers without names
     test: npt.NDArray[np.bool_]  #: shape (n,)
     columns: Mapping[str, Column]  #: all other columns with one value per row
 
@@ -73,9 +75,10 @@ def read_npz(path: Path) -> Samples:
         raise ArtifactError(
             f"{path} contains {content}. Use x_train and y_train (and x_test and y_test), or x and y (and test)."
         )
-    labels = encode_labels(path, _flatten_column(y))
+    labels, class_names = encode_labels(path, _flatten_column(y))
     tests = int(test.sum()) if "x_train" in arrays else 0
-    return Samples(_convert_input_layout(path, x), labels, test, _find_other_columns(other_arrays, len(labels), tests))
+    columns = _find_other_columns(other_arrays, len(labels), tests)
+    return Samples(_convert_input_layout(path, x), labels, test, columns, class_names)
 
 
 def load_table(path: Path) -> pa.Table:
@@ -89,7 +92,15 @@ def load_table(path: Path) -> pa.Table:
     try:
         return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}).") from error
+        advice = _advise_on_csv(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
+        raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
+
+
+def _advise_on_csv(path: Path) -> str:
+    """Command that converts a text table to Parquet. A sentence."""
+    parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
+    code = f"import pandas; pandas.read_csv({str(path)!r}{separator}).to_parquet({parquet_path!r})"
+    return f'Type `python -c "{code}"`, and set dataset.path to {parquet_path}.'
 
 
 def convert_table_to_samples(
@@ -139,19 +150,20 @@ def convert_table_to_samples(
         raise ArtifactError(
             f"{source}: the column {incomplete_columns[0]} has rows without a value. Give each row one."
         )
-    labels = encode_labels(source, table[label].to_numpy())
+    labels, class_names = encode_labels(source, table[label].to_numpy())
+    class_names = class_names or tuple(read_class_names(table, label))
     split = table["split"].to_pylist() if "split" in names else ["train"] * len(table)
     if invalid_splits := sorted({str(value) for value in split} - {"train", "test"}):
         raise ArtifactError(f"{source}: the column split contains '{invalid_splits[0]}'. Use 'train' or 'test'.")
     test = np.array([value == "test" for value in split], dtype=np.bool_)
     other_columns = _read_other_columns(table, sample_columns)
     if len(input_names) > 1 or _is_numeric_column(table[input_names[0]].type, input_names[0]):
-        return TableSamples(None, _read_features(table, source, input_names), labels, test, other_columns)
+        return TableSamples(None, _read_features(table, source, input_names), labels, class_names, test, other_columns)
     cells = table[input_names[0]].to_pylist()
     if input_names[0] == "text" or all(isinstance(cell, str) for cell in cells):
         if not all(isinstance(text, str) for text in cells):
             raise ArtifactError(f"{source}: the column text contains {table['text'].type}. Use strings.")
-        return TableSamples(cells, None, labels, test, other_columns)
+        return TableSamples(cells, None, labels, class_names, test, other_columns)
     cells = [cell["bytes"] if isinstance(cell, dict) else cell for cell in cells]
 
     def make_image_opener(cell: bytes) -> Callable[[], IO[bytes]]:
@@ -160,23 +172,31 @@ def convert_table_to_samples(
     images = read_images(
         [(f"{source}, row {row}", make_image_opener(cell)) for row, cell in enumerate(cells)], image_size
     )
-    return TableSamples(None, images, labels, test, other_columns)
+    return TableSamples(None, images, labels, class_names, test, other_columns)
 
 
-def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Convert labels to classes 0 to C-1. Integers stay as they are, other values are numbered in sorted order."""
+def encode_labels(path: Path | str, labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Convert labels to classes 0 to C-1, and return the names of the classes.
+
+    Integers stay as they are and have no names. Other values are numbered in sorted order.
+    """
     if not len(labels) or labels.ndim != 1:
         raise ArtifactError(f"{path} has labels of shape {labels.shape}. Use one label per sample.")
     if np.issubdtype(labels.dtype, np.integer):
         if labels.min() < 0:
             raise ArtifactError(f"{path}: label {labels.min()} can't be used. Number the classes from 0.")
-        return labels.astype(np.int64)
+        return labels.astype(np.int64), ()
     if labels.dtype.kind in "fcmM" and (is_nan := np.isnan(labels)).any():
         raise ArtifactError(
             f"{path}: the label is NaN for {is_nan.sum()} of {len(labels)} samples, first for sample "
             f"{is_nan.argmax()}. Give each sample a class."
         )
-    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
+    values, classes = np.unique(labels, return_inverse=True)
+    return classes.astype(np.int64), tuple(map(_format_label, values))
+
+
+def _format_label(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value).removesuffix(".0")
 
 
 def _convert_input_layout(path: Path | str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -50,7 +50,8 @@ def read_folder(path: Path, image_size: int | None = None) -> Samples:
             f"{path} contains no images. Put images into the folder of each class: {', '.join(classes)}."
         )
     x = _read_image_files([file for file, _, _ in files], image_size)
-    return Samples(x, np.array([label for _, label, _ in files]), np.array([test for _, _, test in files]))
+    labels, test = np.array([label for _, label, _ in files]), np.array([test for _, _, test in files])
+    return Samples(x, labels, test, class_names=tuple(classes))
 
 
 def read_levels(path: Path, levels: Sequence[str], image_size: int | None = None) -> Samples:
@@ -88,7 +89,7 @@ def read_levels(path: Path, levels: Sequence[str], image_size: int | None = None
         raise ArtifactError(f"{path}: the folder of split '{invalid_splits[0]}' can't be used. Use train and test.")
     test = np.array([split.names[code] == "test" for code in split.codes], dtype=np.bool_)
     x = _read_image_files(files, image_size)
-    return Samples(x, labels.codes, test, columns)
+    return Samples(x, labels.codes, test, columns, labels.names)
 
 
 def _read_image_files(files: Sequence[Path], image_size: int | None) -> npt.NDArray[np.uint8]:

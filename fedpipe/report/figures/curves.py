@@ -63,7 +63,8 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     page = style.PAGES[plan.report.figure_width]
     build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_panels
     with style.use_style(page):
-        return style.add_notes(build(page, frame, lines, protocols, metric), [_describe_seeds(plan), *overrides])
+        sentences = [_describe_seeds(plan), *plan.held_out_notes, *plan.drift_notes, *overrides]
+        return style.add_notes(build(page, frame, lines, protocols, metric), sentences)
 
 
 def _build_panels(

@@ -37,6 +37,8 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
     ]
     sentences = [
         f"Global models after round {rounds}, seed {plan.seeds[0]}.",
+        *plan.held_out_notes,
+        *plan.drift_notes,
         *results.describe_overrides(dataclasses.replace(plan, cells=cells)),
     ]
     page = style.PAGES[plan.report.figure_width]

@@ -15,9 +15,11 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
 from fedpipe.core.storage import files, layout
-from fedpipe.data import class_names, heterogeneity
+from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
+from fedpipe.data.class_names import get_class_names
 from fedpipe.data.partitions.base import Integers
+from fedpipe.planning.plan import Plan
 from fedpipe.report.figures import style
 
 CELLS_FRACTION = 0.66  #: fraction of the figure's width that the heat map's cells have, next to labels and sizes
@@ -26,13 +28,20 @@ HELD_OUT_COLOR = "#999999"  #: gray for sizes of held-out clients
 MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
-def draw_partition(
-    key: str, settings: dict[str, Any], stem: Path, page: style.Page, held_out: Sequence[int] = ()
-) -> None:
-    """Draw the partition with this key and these settings. The clients ``held_out`` are marked."""
-    path = layout.assignment_file(key)
+def draw_partition(plan: Plan, key: str, stem: Path) -> None:
+    """Draw the partition with this key. Clients that are held out are marked."""
+    path, dataset = layout.assignment_file(key), next(run.dataset for run in plan.runs if run.partition == key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
-    figure = build_partition_figure(assignment.class_counts, settings, page, assignment.names, held_out)
+    page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
+    figure = build_partition_figure(
+        counts,
+        plan.partitions[key],
+        page,
+        client_names=assignment.names,
+        class_names=get_class_names(dataset, counts.shape[1]),
+        held_out=plan.held_out.get(key, ()),
+        notes=plan.drift_notes,
+    )
     style.save_figure(figure, stem, page)
 
 
@@ -42,15 +51,17 @@ def build_partition_figure(
     page: style.Page,
     client_names: Sequence[str] = (),
     held_out: Sequence[int] = (),
+    class_names: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Build the figure of counts (N, C): a heat map, the clients' sizes, and the heterogeneity.
 
-    ``settings`` are those of the plan. If there are few clients, the rows have their names. Sizes of the clients
-    ``held_out`` are gray.
+    ``settings`` are those of the plan. If there are few clients or classes, they have their names. Sizes of the clients
+    ``held_out`` are gray. ``notes`` are further sentences below the figure.
     """
-    clients, classes = counts.shape
-    names = class_names.get_class_names(settings["dataset"], classes)
-    outer_height = OUTER_HEIGHT + 0.55 * max(map(len, names))  # names of classes may be rotated
+    clients = len(counts)
+    name_length = min(style.MAX_NAME_LENGTH, max(map(len, class_names), default=1))
+    outer_height = OUTER_HEIGHT + 0.55 * name_length  # names of classes may be rotated
     max_row_height = (page.max_height / page.em_in_inches - outer_height) / clients
     has_numbers = max_row_height >= MIN_ROW_HEIGHT and _has_room_for_numbers(counts, page)
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
@@ -60,7 +71,7 @@ def build_partition_figure(
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
-        style.label_axis_with_classes(cells.xaxis, names, int(page.characters_per_line * CELLS_FRACTION))
+        style.label_axis_with_classes(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
         style.label_axis_with_classes(cells.yaxis, client_names, page.characters_per_line)
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
@@ -73,7 +84,7 @@ def build_partition_figure(
         figure.suptitle(textwrap.fill(_format_title(settings), page.characters_per_line), x=0.01, ha="left")
         summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
         note = "Clients with a gray bar are held out, so they never train." if held_out else ""
-        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), str(summary)])
+        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, str(summary)])
 
 
 def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:

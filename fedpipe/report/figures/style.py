@@ -30,6 +30,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 MAX_NAMED_CLASSES = 10  #: maximum number of classes with names instead of numbers
+MAX_NAME_LENGTH = 20  #: maximum number of letters of a class or client
 COLOR_MAP = "Blues"  #: one hue from light to dark, which is ordered in gray print too
 
 
@@ -205,8 +206,10 @@ def get_text_color(shade: float) -> str:
 def label_axis_with_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
     """Label an axis with class names, or with numbers if there are many.
 
-    On the horizontal axis long names are rotated. ``max_letters`` is the number of letters that fit.
+    Names have at most `MAX_NAME_LENGTH` letters. On the horizontal axis long names are rotated. ``max_letters`` is the
+    number of letters that fit.
     """
+    names = [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in names]
     size = len(names)
     if size <= MAX_NAMED_CLASSES and [*names] != [*map(str, range(size))]:
         is_rotated = isinstance(axis, XAxis) and size * max(map(len, names)) > max_letters

@@ -1,0 +1,162 @@
+"""Replaces names of clients and classes in section federation by numbers, and counts the clients of the data set.
+
+Keys contain the numbers, so that both spellings have the same key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedpipe.core.components import registry
+from fedpipe.core.components.component import PARTITION, Component
+from fedpipe.core.errors import SettingsError, UserError, find_nearest_name
+from fedpipe.data import assignment, store
+from fedpipe.data.partitions.base import ColumnScheme
+from fedpipe.data.samples import Column
+from fedpipe.settings.dataset import Data
+from fedpipe.settings.federation import Federation
+
+MAX_LISTED = 10  #: maximum number of known names in a message
+
+
+def resolve_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace names of clients and classes by numbers. Fill in the number of clients of the scheme ``natural``.
+
+    If the data set or the partition can't be used, for example because the data set is not stored, the result lacks the
+    settings with names. Then the validation reports why.
+
+    Raises
+    ------
+    SettingsError
+        There is no client or class with this name.
+    """
+    if not isinstance(settings.get("federation") or {}, Mapping):
+        return settings
+    federation = _to_mapping(settings.get("federation"))
+    drift, scheme_settings = _to_mapping(federation.get("drift")), _to_mapping(settings.get("partition"))
+    client_lists: dict[str, Any] = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
+    named_lists = {key: value for key, value in client_lists.items() if _has_names(value)}
+    label_map: Any = drift.get("label_map")
+    needs_count = scheme_settings.get(PARTITION.selector) == "natural" and "clients" not in federation
+    if not (needs_count or named_lists or _has_names(label_map)):
+        return settings
+    try:
+        Federation.model_validate({"clients": federation.get("clients", 1)})
+        dataset, scheme = _parse_data(settings)
+    except (ValidationError, UserError):
+        unnamed = {key: value for key, value in federation.items() if key not in {"held_out", "drift"}}
+        return settings | {"federation": unnamed}
+    changes: dict[str, Any] = {}
+    if needs_count:
+        changes["clients"] = _count_clients(dataset, scheme)
+    num_clients = changes.get("clients", federation.get("clients", Federation.model_fields["clients"].default))
+    numbers = {
+        key: _find_clients(f"federation.{key}", value, settings, dataset, scheme, num_clients)
+        for key, value in named_lists.items()
+    }
+    if "held_out" in numbers:
+        changes["held_out"] = numbers["held_out"]
+    if "drift.clients" in numbers:
+        drift |= {"clients": numbers["drift.clients"]}
+    if _has_names(label_map):
+        drift |= {"label_map": _number_classes(label_map, dataset)}
+    return settings | {"federation": {**federation, **changes, **({"drift": drift} if drift else {})}}
+
+
+def _to_mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _has_names(value: Any) -> bool:
+    """Whether a list or mapping contains text."""
+    parts = [*value, *value.values()] if isinstance(value, Mapping) else value
+    return isinstance(parts, (list, tuple)) and any(isinstance(part, str) for part in parts)
+
+
+def _parse_data(settings: dict[str, Any]) -> tuple[Data, Component]:
+    """Parse the data set and the partition. Raise an error if the names of their clients and classes are not known."""
+    dataset = Data.model_validate(settings.get("dataset") or {})
+    scheme = registry.parse_component(PARTITION, settings.get("partition") or {})
+    if isinstance(scheme, ColumnScheme):
+        scheme.find_column(dataset.columns)
+    assert dataset.facts
+    return dataset, scheme
+
+
+def _list_client_values(dataset: Data, scheme: Component, num_clients: int | None, seed: int) -> list[str]:
+    """List the value of each client (:func:`~fedpipe.data.assignment.list_client_values`) in a stored data set."""
+    assert isinstance(scheme, ColumnScheme)
+    samples = store.load_samples(dataset.file)
+    labels, test = np.asarray(samples.y), np.asarray(samples.test)
+    subset = dataset.subset
+    indices = np.arange(len(labels)) if subset is None else assignment.select_subset(labels, test, subset)
+    columns = {name: Column(column.codes[indices], column.names) for name, column in samples.columns.items()}
+    return assignment.list_client_values(
+        scheme, labels[indices], test[indices], num_clients, dataset.split, seed, columns
+    )
+
+
+def _count_clients(dataset: Data, scheme: Component) -> int:
+    """Count the clients of the data set with the scheme ``natural``."""
+    if values := _list_client_values(dataset, scheme, None, 0):
+        return len(values)
+    minimum = vars(scheme)["minimum"]
+    raise SettingsError(f"partition.minimum: no client of the data set has {minimum} samples. Use a smaller minimum.")
+
+
+def _find_clients(
+    key: str, clients: Iterable[Any], settings: dict[str, Any], dataset: Data, scheme: Component, num_clients: Any
+) -> list[Any]:
+    """Numbers of clients. A value of the column, such as a domain, means all of its clients."""
+    if not isinstance(scheme, ColumnScheme):
+        name = next(client for client in clients if isinstance(client, str))
+        raise SettingsError(
+            f"{key}: '{name}' can't be used, because only clients of the partitions natural and by-domain have names. "
+            "Use numbers from 0."
+        )
+    seeds = _to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
+    seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
+    draws = {tuple(_list_client_values(dataset, scheme, num_clients, seed)) for seed in seeds or [0]}
+    if len(draws) > 1:
+        raise SettingsError(
+            f"{key}: names can't be used, because the seeds draw different clients. Set partition.seed, or remove "
+            "federation.clients to use all clients of the data set."
+        )
+    values = draws.pop()
+    names = assignment.name_clients(values)
+    numbers: list[Any] = []
+    for client in clients:
+        matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]
+        if isinstance(client, str) and not matches:
+            raise SettingsError(f"{key}: '{client}' is not a client. {_suggest_listed(client, [*names, *values])}")
+        numbers += matches or [client]
+    return numbers
+
+
+def _number_classes(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, Any]:
+    """Replace names of classes in `federation.drift.label_map`."""
+    names = dataset.class_names
+
+    def find_class(label: Any) -> Any:
+        if not isinstance(label, str):
+            return label
+        if label not in names:
+            raise SettingsError(
+                f"federation.drift.label_map: '{label}' is not a class. {_suggest_listed(label, names)}"
+            )
+        return names.index(label)
+
+    return {find_class(old): find_class(new) for old, new in label_map.items()}
+
+
+def _suggest_listed(name: str, names: Sequence[str]) -> str:
+    """Suggest the nearest name, or list the first ones. A sentence."""
+    if nearest_name := find_nearest_name(name, names):
+        return f"Did you mean '{nearest_name}'?"
+    distinct_names = list(dict.fromkeys(names))
+    listed_names = ", ".join(distinct_names[:MAX_LISTED])
+    return f"Use one of: {listed_names}{', …' if len(distinct_names) > MAX_LISTED else ''}."
