@@ -36,6 +36,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mobilenet": ((3, 16, 16), {}),
     "resnet18": ((3, 40, 40), {}),  # at 32x32 its last layers normalize two values, and errors grow by 1e8
     "shufflenet": ((3, 16, 16), {}),
+    "timm": ((3, 32, 32), {"architecture": "test_vit"}),
+    "torchvision": ((3, 40, 40), {"architecture": "shufflenet_v2_x0_5"}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
 UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
