@@ -104,7 +104,14 @@ class Torchvision(Backbone):
             if layer.mode != "row":
                 raise RuntimeError(f"stochastic depth of mode {layer.mode} is not supported")
             return SampleDropout(layer.p)
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.register_forward_pre_hook(_require_plain_products, with_kwargs=True)
         return None
+
+
+def _require_plain_products(_: nn.Module, inputs: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Compute attention by products, because PyTorch can't vectorize its other kernels over clients."""
+    return inputs, arguments | {"need_weights": True}
 
 
 def _make_linear_head(network: torchvision.models.SqueezeNet) -> None:

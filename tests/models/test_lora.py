@@ -88,7 +88,7 @@ def test_a_network_with_batch_norm_uses_the_pretrained_statistics() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"lora": {"layers": ["qvk"]}}, "model.lora.layers: test_vit has no linear layer 'qvk'. Did you mean 'attn.qkv'?"),
+        ({"lora": {"layers": ["qvk"]}}, "model.lora.layers: test_vit has no linear layer 'qvk'. Use one of: attn.qkv, attn.proj"),
         ({"lora": {"layers": ["qkv"]}, "frozen": True}, "model.lora: it can't be used with model.frozen"),
         (
             {"lora": {"layers": ["qkv"]}, "name": "torchvision", "architecture": "swin_t"},
