@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -196,8 +196,8 @@ class Backbone(Model):
         actual_sha256 = pinned_files.compute_content_sha256(path)
         if not actual_sha256.startswith(published.hash_prefix):
             raise SettingsError(
-                f"model.weights: {path} is damaged or another file, because its SHA-256 is {actual_sha256} and does not "
-                f"begin with {published.hash_prefix}. Delete it, and run `fedpipe download`."
+                f"model.weights: {path} is damaged or another file, because its SHA-256 is {actual_sha256} and "
+                f"does not begin with {published.hash_prefix}. Delete it, and run `fedpipe download`."
             )
         if self.sha256 not in (None, actual_sha256):
             raise SettingsError(
@@ -251,7 +251,9 @@ class Backbone(Model):
                 f"or remove model.{key}."
             )
         if self.frozen and self.lora is not None:
-            raise SettingsError("model.lora: it can't be used with model.frozen, which trains only the head. Remove one.")
+            raise SettingsError(
+                "model.lora: it can't be used with model.frozen, which trains only the head. Remove one."
+            )
         if not has_published_weights:
             return
         if self.norm == "group":
@@ -315,11 +317,10 @@ class Backbone(Model):
         for name, layer in list(body.named_modules()):
             if (replacement := self.replace_layer(layer)) is not None:
                 body.set_submodule(name, replacement)
-        if self.norm == "group":
-            if not replace_batch_norm(body, make_group_norm):
-                raise SettingsError(
-                    f"model.norm: group can't be used, because {self.architecture} has no BatchNorm. Use batch."
-                )
+        if self.norm == "group" and not replace_batch_norm(body, make_group_norm):
+            raise SettingsError(
+                f"model.norm: group can't be used, because {self.architecture} has no BatchNorm. Use batch."
+            )
         freeze_buffers(body)
         return Network(body, head)
 
@@ -351,7 +352,11 @@ class Backbone(Model):
 def suggest_architecture(name: str, architectures: list[str]) -> str:
     """Suggest an architecture. A library has too many to print them all."""
     advice = suggest_name(name, architectures)
-    return advice if advice.startswith("Did you mean") or len(architectures) < 10 else f"Use one such as {architectures[0]}."
+    return (
+        advice
+        if advice.startswith("Did you mean") or len(architectures) < 10
+        else f"Use one such as {architectures[0]}."
+    )
 
 
 def _is_path(weights: str) -> bool:
@@ -404,8 +409,8 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
         )
     if random_operations.names:
         raise SettingsError(
-            f"model.architecture: {model.architecture} can't be used, because its operation {random_operations.names[0]} "
-            "draws random numbers that do not depend on the study's seeds. Use another architecture."
+            f"model.architecture: {model.architecture} can't be used, because {random_operations.names[0]} in its "
+            "layers draws random numbers that do not depend on the study's seeds. Use another architecture."
         )
     if unused := [adapter for adapter in adapters if adapter not in called]:
         unused_name = next(path for path, layer in network.body.named_modules() if layer is unused[0])

@@ -13,9 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MAX_GROUPS = 32  #: largest number of groups of GroupNorm
 
 
-
 class FrozenBatchNorm(nn.Module):
     """BatchNorm of a frozen body, which always uses its running statistics. Its tensors are constants."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -44,14 +48,16 @@ def make_group_norm(layer: nn.modules.batchnorm._BatchNorm) -> nn.GroupNorm:
 
 def replace_batch_norm(body: nn.Module, replace: Callable[[nn.modules.batchnorm._BatchNorm], nn.Module]) -> int:
     """Replace each BatchNorm of a body, and count them."""
-    layers = [(name, layer) for name, layer in body.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    layers = [
+        (name, layer) for name, layer in body.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    ]
     for name, layer in layers:
         body.set_submodule(name, replace(layer))
     return len(layers)
 
 
 def disable_inplace_layers(body: nn.Module) -> None:
-    """Let activations and dropout write to new tensors, because torch.func can't overwrite a tensor that is not batched."""
+    """Let layers write to new tensors, because torch.func can't overwrite a tensor that is not batched."""
     for layer in body.modules():
         if isinstance(getattr(layer, "inplace", None), bool):
             layer.inplace = False  # type: ignore[assignment]
@@ -68,7 +74,7 @@ def freeze_buffers(body: nn.Module) -> None:
 
 
 class ParametersOnMeta(TorchFunctionMode):
-    """Layers have parameters without values, so that they are built at once. Other tensors, such as rates, have values."""
+    """Layers are built at once, because their parameters have no values. Other tensors, such as rates, have values."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,11 +82,11 @@ class ParametersOnMeta(TorchFunctionMode):
         return function(*args, **{**(kwargs or {}), **({"device": "meta"} if function is torch.empty else {})})
 
 
-class RandomOperations(TorchDispatchMode):
+class RandomOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operations that use PyTorch's random generator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(

@@ -232,7 +232,9 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported, use nn.Dropout")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             if not type(layer).forward.__module__.startswith("torch.nn."):
-                raise NotImplementedError(f"{name}: {type(layer).__name__} does more than BatchNorm. Use nn.BatchNorm2d")
+                raise NotImplementedError(
+                    f"{name}: {type(layer).__name__} does more than BatchNorm. Use nn.BatchNorm2d"
+                )
             replacements[layer] = BatchNorm(layer, name, mode, track)
         elif isinstance(layer, nn.modules.dropout._DropoutNd):
             is_channelwise = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))

@@ -14,9 +14,9 @@ from fedpipe.core.errors import SettingsError, suggest_name
 
 
 class LoRALinear(nn.Module):
-    """A frozen linear layer and the product of two trained matrices of a low rank.
+    r"""A frozen linear layer and the product of two trained matrices of a low rank.
 
-    .. math:: y = W x + b + \\frac{\\alpha}{r} B A x
+    .. math:: y = W x + b + \frac{\alpha}{r} B A x
 
     A is drawn like the weights of a linear layer and B is zero, so that the initial layer is the frozen one. Source: Hu
     et al., LoRA: Low-rank adaptation of large language models (ICLR 2022), section 4.1.

@@ -27,7 +27,8 @@ class Timm(Backbone):
     architectures. Images can have any number of channels. Vision transformers are built for the image size of the data
     set, and the position embeddings of published weights are resized to it. Attention is computed by plain products,
     which are deterministic. `fedpipe plan` rejects architectures that can't be trained in fedpipe, such as those
-    without a linear head. Jobs read weights from the cache of Hugging Face's hub or of PyTorch, so they need no network.
+    without a linear head. Jobs read weights from the cache of Hugging Face's hub or of PyTorch, so they need no
+    network.
 
     Parameters
     ----------
@@ -60,8 +61,8 @@ class Timm(Backbone):
         description = _import_library().get_pretrained_cfg(self.architecture)
         if description is None or not (description.hf_hub_id or description.url) or description.custom_load == "hf":
             raise SettingsError(
-                f"model.weights: timm has no weights of {self.architecture} that fedpipe can load. Use null, or another "
-                "architecture or tag of `timm.list_pretrained()`."
+                f"model.weights: timm has no weights of {self.architecture} that fedpipe can load. Use null, or "
+                "another architecture or tag of `timm.list_pretrained()`."
             )
         return description
 

@@ -32,7 +32,8 @@ class Torchvision(Backbone):
     GoogLeNet, Inception, MaxViT, MNASNet, MobileNet, RegNet, ResNet, ShuffleNet V2, SqueezeNet, Swin, VGG and ViT. The
     auxiliary heads of GoogLeNet and Inception are left out, and so is the ReLU after the last layer of SqueezeNet. The
     image size of ViT and MaxViT is that of the data set. Their published weights need the size with which they were
-    trained. For small images, prefer a network such as `feddw_resnet18`, because most of these begin with a stride of 4.
+    trained. For small images, prefer a network such as `feddw_resnet18`, because most of these begin with a stride of
+    4.
     """
 
     library: ClassVar[str] = "torchvision"
@@ -53,8 +54,8 @@ class Torchvision(Backbone):
             height, width = weights.meta["min_size"]
             if has_size and weights.name == self.weights and shape[1:] != (height, width):
                 raise SettingsError(
-                    f"model.weights: {self.weights} of {self.architecture} needs images of {height}x{width} pixels, but "
-                    f"the data set has {shape[1]}x{shape[2]}. Set dataset.image_size to {height}, or use timm."
+                    f"model.weights: {self.weights} of {self.architecture} needs images of {height}x{width} pixels, "
+                    f"but the data set has {shape[1]}x{shape[2]}. Set dataset.image_size to {height}, or use timm."
                 )
         if self.architecture in self.list_architectures():
             require_images(self, shape, channels=3)
@@ -119,17 +120,21 @@ def _make_linear_head(network: torchvision.models.SqueezeNet) -> None:
     dropout, convolution = network.classifier[0], cast(nn.Conv2d, network.classifier[1])
     linear = nn.Linear(convolution.in_channels, convolution.out_channels)
     linear.weight = nn.Parameter(convolution.weight.detach().flatten(1))
-    linear.bias = convolution.bias
+    linear.bias = cast(nn.Parameter, convolution.bias)
     network.classifier = nn.Sequential(dropout, nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear)
 
 
-def _load_body(network: nn.Module, head_name: str, tensors: Mapping[str, Tensor], unused_names: tuple[str, ...]) -> None:
+def _load_body(
+    network: nn.Module, head_name: str, tensors: Mapping[str, Tensor], unused_names: tuple[str, ...]
+) -> None:
     """Load all tensors of the body. The head keeps its random weights."""
     state = OrderedDict(
         (OLD_DENSENET_NAME.sub(r"\1\2", name), value)
         for name, value in tensors.items()
         if not name.startswith((f"{head_name}.", *unused_names))
     )
-    state.update((f"{head_name}.{name}", value) for name, value in network.get_submodule(head_name).state_dict().items())
+    state.update(
+        (f"{head_name}.{name}", value) for name, value in network.get_submodule(head_name).state_dict().items()
+    )
     state._metadata = {"": {"version": 2}}  # type: ignore[attr-defined]  # MNASNet rejects files without a version
     network.load_state_dict(state)

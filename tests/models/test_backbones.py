@@ -109,7 +109,9 @@ def test_a_network_without_values_has_the_names_and_shapes_of_the_real_one() -> 
 
 
 def test_tables_of_positions_are_constants() -> None:
-    net = FunctionalNetwork(lambda: build_model(architecture="swin_t").build_without_weights((3, 32, 32), 3), device="meta")
+    net = FunctionalNetwork(
+        lambda: build_model(architecture="swin_t").build_without_weights((3, 32, 32), 3), device="meta"
+    )
     assert not net.buffer_names
     assert not any("relative_position_index" in name for name in net.names)
     assert any("relative_position_bias_table" in name for name in net.names)
@@ -192,8 +194,18 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
 @pytest.mark.parametrize(
     ("name", "shape", "parameters", "message"),
     [
-        ("torchvision", (3, 32, 32), {"architecture": "resnet81"}, "model.architecture: unknown architecture 'resnet81'"),
-        ("timm", (3, 32, 32), {"architecture": "vit_tiny"}, "model.architecture: unknown architecture 'vit_tiny' of timm"),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet81"},
+            "model.architecture: unknown architecture 'resnet81'",
+        ),
+        (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "vit_tiny"},
+            "model.architecture: unknown architecture 'vit_tiny' of timm",
+        ),
         (
             "torchvision",
             (3, 32, 32),
@@ -201,9 +213,24 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
             "model.weights: unknown weights 'IMAGENET1K_V3' of resnet18. Did you mean 'IMAGENET1K_V1'?",
         ),
         ("timm", (3, 32, 32), {"architecture": "test_vit", "weights": "imagenet"}, "model.weights: unknown weights"),
-        ("timm", (3, 32, 32), {"architecture": "test_vit4", "weights": "pretrained"}, "model.weights: timm has no weights"),
-        ("torchvision", (1, 32, 32), {"architecture": "resnet18"}, "model.name: 'torchvision' can't take inputs of shape"),
-        ("torchvision", (64,), {"architecture": "resnet18"}, "model.name: 'torchvision' can't take inputs of shape (64,)"),
+        (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "test_vit4", "weights": "pretrained"},
+            "model.weights: timm has no weights",
+        ),
+        (
+            "torchvision",
+            (1, 32, 32),
+            {"architecture": "resnet18"},
+            "model.name: 'torchvision' can't take inputs of shape",
+        ),
+        (
+            "torchvision",
+            (64,),
+            {"architecture": "resnet18"},
+            "model.name: 'torchvision' can't take inputs of shape (64,)",
+        ),
         (
             "torchvision",
             (3, 16, 16),
@@ -229,7 +256,12 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
             "model.norm: group can't be used with the weights IMAGENET1K_V1",
         ),
         ("torchvision", (3, 32, 32), {"architecture": "swin_t", "norm": "group"}, "model.norm: group can't be used"),
-        ("torchvision", (3, 32, 32), {"architecture": "resnet18", "frozen": True}, "model.frozen: it can't be used with"),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "frozen": True},
+            "model.frozen: it can't be used with",
+        ),
         (
             "torchvision",
             (3, 32, 32),
@@ -257,7 +289,9 @@ def test_noise_without_a_seed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> No
     """DenseNet calls `F.dropout` if its rate is positive."""
     get_model = library.get_model
     monkeypatch.setattr(library, "get_model", lambda *args, **kwargs: get_model(*args, **kwargs, drop_rate=0.1))
-    with pytest.raises(SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*native_dropout|bernoulli"):
+    with pytest.raises(
+        SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*native_dropout|bernoulli"
+    ):
         build_model(architecture="densenet169").check((3, 32, 32), 10)
 
 

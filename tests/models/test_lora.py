@@ -48,7 +48,10 @@ def test_clients_train_the_matrices_and_the_head() -> None:
 
 
 def test_the_initial_network_is_the_pretrained_one() -> None:
-    net, plain = make_network(), FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64)
+    net, plain = (
+        make_network(),
+        FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
+    )
     x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     model = net.make_initial_model(1)
     torch.testing.assert_close(net.features(model, x), plain.features(plain.make_initial_model(1), x))
@@ -58,7 +61,10 @@ def test_the_initial_network_is_the_pretrained_one() -> None:
 
 
 def test_the_matrices_change_the_weights_by_their_product() -> None:
-    net, plain = make_network(), FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64)
+    net, plain = (
+        make_network(),
+        FunctionalNetwork(lambda: build_model().build_initial_network(SHAPE, CLASSES), torch.float64),
+    )
     random = torch.Generator().manual_seed(0)
     x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=random)
     model = Tensors(
@@ -68,12 +74,16 @@ def test_the_matrices_change_the_weights_by_their_product() -> None:
     merged = dict(plain.make_initial_model(1)) | {name: model[name] for name in ("head.weight", "head.bias")}
     for block in range(BLOCKS):
         layer = f"body.blocks.{block}.attn.qkv"
-        merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + 6 / RANK * model[f"{layer}.lora_b"] @ model[f"{layer}.lora_a"]
+        merged[f"{layer}.weight"] = (
+            merged[f"{layer}.weight"] + 6 / RANK * model[f"{layer}.lora_b"] @ model[f"{layer}.lora_a"]
+        )
     torch.testing.assert_close(net(model, x), plain(Tensors(merged), x))
 
 
 def test_a_network_with_batch_norm_uses_the_pretrained_statistics() -> None:
-    network = published.randomize(build_model(name="torchvision", architecture="resnet18", weights=None, sha256=None).build(SHAPE, 3))
+    network = published.randomize(
+        build_model(name="torchvision", architecture="resnet18", weights=None, sha256=None).build(SHAPE, 3)
+    )
     torch.save(network, "resnet.pt")
     with pytest.raises(SettingsError, match=r"^model\.lora\.layers: resnet18 has no linear layer 'conv1'"):
         build_model(
@@ -88,13 +98,19 @@ def test_a_network_with_batch_norm_uses_the_pretrained_statistics() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"lora": {"layers": ["qvk"]}}, "model.lora.layers: test_vit has no linear layer 'qvk'. Use one of: attn.qkv, attn.proj"),
+        (
+            {"lora": {"layers": ["qvk"]}},
+            "model.lora.layers: test_vit has no linear layer 'qvk'. Use one of: attn.qkv, attn.proj",
+        ),
         ({"lora": {"layers": ["qkv"]}, "frozen": True}, "model.lora: it can't be used with model.frozen"),
         (
             {"lora": {"layers": ["qkv"]}, "name": "torchvision", "architecture": "swin_t"},
             "model.lora.layers: 'features.1.0.attn.qkv' of swin_t can't be adapted",
         ),
-        ({"lora": {"layers": ["qkv"]}, "weights": None, "sha256": None}, "model.lora: it can't be used with random weights"),
+        (
+            {"lora": {"layers": ["qkv"]}, "weights": None, "sha256": None},
+            "model.lora: it can't be used with random weights",
+        ),
         ({"lora": {"layers": []}}, "model.lora.layers: "),
         ({"lora": {"layers": ["qkv"], "rank": 0}}, "model.lora.rank: 0 "),
         ({"lora": {"layer": ["qkv"]}}, "model.lora.layer: "),
