@@ -24,6 +24,7 @@ from fedpipe.models.conversion import (
     FrozenBatchNorm,
     ParametersOnMeta,
     RandomOperations,
+    UnsupportedArchitectureError,
     disable_inplace_layers,
     freeze_buffers,
     make_group_norm,
@@ -112,7 +113,9 @@ class Backbone(Model):
         Raises
         ------
         RuntimeError
-            The tensors do not fit, or the architecture has no body and head.
+            The tensors or the inputs do not fit.
+        UnsupportedArchitectureError
+            The architecture has no linear head, or a layer that is not supported.
         """
         raise NotImplementedError
 
@@ -303,10 +306,14 @@ class Backbone(Model):
 
     @override
     def build_without_weights(self, shape: tuple[int, ...], num_classes: int) -> Network:
-        """Make the network on the meta device, within a fraction of a second for any size."""
-        with ParametersOnMeta():
-            network = self._freeze(self._split(shape, num_classes, None))
-        return network.to("meta")
+        """Make the network on the meta device, in about a second for any size."""
+        try:
+            with ParametersOnMeta():
+                network = self._split(shape, num_classes, None)
+        except RuntimeError:  # a few networks compute with their parameters
+            with torch.random.fork_rng(devices=[]):
+                network = self._split(shape, num_classes, None)
+        return self._freeze(network).to("meta")
 
     def _split(self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None) -> Network:
         """Build the library's network as a body and a head, with layers that clients can train."""
@@ -396,6 +403,10 @@ def check_network(model: Backbone, shape: tuple[int, ...], num_classes: int) -> 
             logits = network.head(features)
     except SettingsError:
         raise
+    except UnsupportedArchitectureError as error:
+        raise SettingsError(
+            f"model.architecture: {model.architecture} can't be used, because {error}. Use another architecture."
+        ) from None
     except Exception as error:  # libraries raise errors of all kinds
         raise SettingsError(
             f"model.architecture: {model.architecture} can't take inputs of shape {shape} ({type(error).__name__}: "

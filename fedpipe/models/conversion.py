@@ -13,6 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MAX_GROUPS = 32  #: largest number of groups of GroupNorm
 
 
+class UnsupportedArchitectureError(Exception):
+    """An architecture can't be trained. The message is a reason, without a subject of its own."""
+
+
 class FrozenBatchNorm(nn.Module):
     """BatchNorm of a frozen body, which always uses its running statistics. Its tensors are constants."""
 

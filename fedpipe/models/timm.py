@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.models.backbone import Backbone, PublishedWeights
+from fedpipe.models.conversion import UnsupportedArchitectureError
 from fedpipe.models.layers import SampleDropout
 
 PRETRAINED = "pretrained"  #: value of ``weights`` for the library's weights
@@ -139,7 +140,7 @@ class Timm(Backbone):
                 layer.fused_attn = False  # its kernels on a GPU are not deterministic, and can't be vectorized
         head = network.get_classifier()
         if not isinstance(head, nn.Linear):
-            raise RuntimeError(f"its classifier is {type(head).__name__} instead of a linear layer")
+            raise UnsupportedArchitectureError(f"its classifier is {type(head).__name__} instead of a linear layer")
         return network, next(name for name, layer in network.named_modules() if layer is head)
 
     @override
@@ -147,7 +148,7 @@ class Timm(Backbone):
         layers = _import_library().layers
         if isinstance(layer, layers.DropPath):
             if not layer.scale_by_keep:
-                raise RuntimeError("stochastic depth without scaling is not supported")
+                raise UnsupportedArchitectureError("its stochastic depth does not scale the remaining samples")
             return SampleDropout(layer.drop_prob or 0.0)
         if isinstance(layer, layers.BatchNormAct2d):
             return _split_activation(layer)

@@ -17,6 +17,7 @@ from typing_extensions import override
 from fedpipe.core.errors import SettingsError
 from fedpipe.models.backbone import Backbone, PublishedWeights
 from fedpipe.models.blocks import require_images
+from fedpipe.models.conversion import UnsupportedArchitectureError
 from fedpipe.models.layers import SampleDropout
 
 SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}  #: argument with the image size, by family
@@ -103,7 +104,7 @@ class Torchvision(Backbone):
     def replace_layer(self, layer: nn.Module) -> nn.Module | None:
         if isinstance(layer, StochasticDepth):
             if layer.mode != "row":
-                raise RuntimeError(f"stochastic depth of mode {layer.mode} is not supported")
+                raise UnsupportedArchitectureError(f"its stochastic depth drops complete batches (mode {layer.mode})")
             return SampleDropout(layer.p)
         if isinstance(layer, nn.MultiheadAttention):
             layer.register_forward_pre_hook(_require_plain_products, with_kwargs=True)

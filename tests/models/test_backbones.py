@@ -232,6 +232,12 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
             "model.name: 'torchvision' can't take inputs of shape (64,)",
         ),
         (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "resnetv2_18"},
+            "model.architecture: resnetv2_18 can't be used, because its classifier is Conv2d instead of a linear layer",
+        ),
+        (
             "torchvision",
             (3, 16, 16),
             {"architecture": "alexnet"},
