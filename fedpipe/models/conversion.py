@@ -14,7 +14,7 @@ MAX_GROUPS = 32  #: largest number of groups of GroupNorm
 
 
 class UnsupportedArchitectureError(Exception):
-    """An architecture can't be trained. The message is a reason, without a subject of its own."""
+    """An architecture can't be trained. The message is the reason."""
 
 
 class FrozenBatchNorm(nn.Module):

@@ -11,6 +11,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+import fedpipe
 from fedpipe.cli import app
 from fedpipe.core.storage import layout
 from fedpipe.models.torchvision import Torchvision
@@ -75,6 +76,8 @@ def test_named_clients_train_matrices_of_a_transformer() -> None:
     for run, head in zip(plan.runs, (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
         (row,) = layout.read_merged_table(run.files.merged_files(1).rounds).to_pylist()
         assert row["bytes_up"] == row["bytes_down"] == 4 * (matrices + head), "float32, per participant"
+    network = fedpipe.load().model("fedavg")
+    assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
 
 
 def test_the_weights_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,19 +80,19 @@ def test_the_matrices_change_the_weights_by_their_product() -> None:
     torch.testing.assert_close(net(model, x), plain(Tensors(merged), x))
 
 
-def test_a_network_with_batch_norm_uses_the_pretrained_statistics() -> None:
-    network = published.randomize(
-        build_model(name="torchvision", architecture="resnet18", weights=None, sha256=None).build(SHAPE, 3)
-    )
-    torch.save(network, "resnet.pt")
-    with pytest.raises(SettingsError, match=r"^model\.lora\.layers: resnet18 has no linear layer 'conv1'"):
-        build_model(
-            name="torchvision",
-            architecture="resnet18",
-            weights="resnet.pt",
-            sha256=compute_file_sha256(Path("resnet.pt")),
-            lora={"layers": ["conv1"]},
-        ).check(SHAPE, 3)
+def test_a_network_with_batch_norm_uses_the_statistics_of_its_weights() -> None:
+    section = {"name": "torchvision", "architecture": "mobilenet_v3_small", "weights": None, "sha256": None}
+    tensors = published.randomize(build_model(**section).build(SHAPE, CLASSES))
+    torch.save(tensors, "mobilenet.pt")
+    section |= {"weights": "mobilenet.pt", "sha256": compute_file_sha256(Path("mobilenet.pt"))}
+    model, plain = build_model(**section, lora={"layers": ["classifier.0"]}), build_model(**section)
+    model.check(SHAPE, CLASSES)
+    net = FunctionalNetwork(lambda: model.build_initial_network(SHAPE, CLASSES), torch.float64)
+    assert net.names == ("body.classifier.0.lora_a", "body.classifier.0.lora_b", "head.weight", "head.bias")
+    assert not net.buffer_names
+    reference = FunctionalNetwork(lambda: plain.build_initial_network(SHAPE, CLASSES), torch.float64)
+    x = torch.rand(2, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(net.make_initial_model(0), x), reference(reference.make_initial_model(0), x))
 
 
 @pytest.mark.parametrize(
