@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 import fedpipe
 from fedpipe.cli import app
 from fedpipe.core.storage import layout
+from fedpipe.engine import collect
 from fedpipe.models.torchvision import Torchvision
 from fedpipe.planning import planner
 from tests import small_studies as studies
-from tests.analysis.conftest import finish
 from tests.data.conftest import offline  # noqa: F401
 from tests.data.repositories import encode_image, write_repository
 from tests.docs.page_blocks import blocks
@@ -70,10 +70,12 @@ def test_named_clients_train_matrices_of_a_transformer() -> None:
     output = call("download")
     assert "params.yaml now contains dataset.sha256" in output
     assert "params.yaml now contains model.sha256" in output
-    plan = finish(yaml.safe_load(Path("params.yaml").read_text()))
+    plan = studies.prepare(yaml.safe_load(Path("params.yaml").read_text()))
     assert "f003" in call("partition", "--preview")
     matrices = 6 * (8 * 64 + 192 * 8)
-    for run, head in zip(plan.runs, (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
+    for run, head in zip(studies.open_runs(plan), (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
+        list(run.run_segment(1))
+        collect.collect_rounds(run.files, 1, plan.keep_models)
         (row,) = layout.read_merged_table(run.files.merged_files(1).rounds).to_pylist()
         assert row["bytes_up"] == row["bytes_down"] == 4 * (matrices + head), "float32, per participant"
     network = fedpipe.load().model("fedavg")
