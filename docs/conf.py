@@ -23,6 +23,7 @@ docs/tutorial
 docs/studies
 docs/protocols
 docs/custom-data
+docs/pretrained
 docs/custom-model
 docs/custom-algorithm
 docs/check-method

@@ -110,10 +110,11 @@ class Model(Component):
 
     def _load_weights(self, network: Network, tensors: Mapping[str, Tensor]) -> None:
         """Load all tensors of a file into a network."""
-        network_tensors = {
-            name: value for name, value in network.state_dict().items() if not name.endswith(BATCH_COUNTER)
+        constants = {name for name, value in network.state_dict().items() if not value.is_floating_point()}  # positions
+        network_tensors = {name: value for name, value in network.state_dict().items() if name not in constants}
+        file_tensors = {
+            name: value for name, value in tensors.items() if name not in constants and not name.endswith(BATCH_COUNTER)
         }
-        file_tensors = {name: value for name, value in tensors.items() if not name.endswith(BATCH_COUNTER)}
         expected_tensors = (
             f"The network has {len(network_tensors)} tensors, from '{next(iter(network_tensors))}' to "
             f"'{next(reversed(network_tensors))}'."
@@ -155,6 +156,26 @@ class Model(Component):
             with torch.random.fork_rng(devices=[]):
                 self.build_initial_network(shape, num_classes)
 
+    @property
+    def has_missing_weights(self) -> bool:
+        """Whether weights that a library publishes are missing on this machine."""
+        return False
+
+    def obtain_weights(self, fetch_from_mirror: Callable[[str], Path | None]) -> Path | None:
+        """Get the weights that a library publishes. None if the model has no such weights.
+
+        Parameters
+        ----------
+        fetch_from_mirror
+            Local path of a mirror's file with this name. None if the mirror has none.
+
+        Raises
+        ------
+        SettingsError
+            They can't be downloaded, or have another SHA-256.
+        """
+        return None
+
     def weights_file(self) -> Path:
         """Path of the weights file, whose SHA-256 is checked.
 
@@ -181,7 +202,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 @functools.lru_cache(maxsize=1)
 def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
     try:
-        tensors = dict(torch.load(path, weights_only=True, map_location="cpu"))
+        tensors = _load_file(path)
         non_tensors = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         reason = f"'{non_tensors[0]}' is not a tensor" if non_tensors else ""
     except Exception as error:  # a user's file may contain anything
@@ -191,6 +212,15 @@ def _read_tensors_cached(path: Path, fingerprint: str) -> dict[str, Tensor]:
             f"model.weights: {path} can't be read ({reason}). Use a state dict, which contains tensors by name."
         )
     return tensors
+
+
+def _load_file(path: Path) -> dict[str, Any]:
+    """Load a file of `torch.save`, or of the library safetensors."""
+    if path.suffix != ".safetensors":
+        return dict(torch.load(path, weights_only=True, map_location="cpu"))
+    from safetensors.torch import load_file
+
+    return dict(load_file(path))
 
 
 class FunctionalNetwork:

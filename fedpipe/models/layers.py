@@ -152,14 +152,15 @@ class BatchNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout whose noise is a function of the batch's key; ``is_channelwise`` channels, or single values.
+    """Dropout whose noise is a function of the batch's key, for single values, channels or samples.
 
-    A layer that a network calls several times has different noise each time.
+    A layer that a network calls several times has different noise each time. ``axes`` is the number of axes with
+    separate noise: 1 for samples, 2 for channels, and None for single values.
     """
 
-    def __init__(self, p: float, index: int, mode: Mode, is_channelwise: bool) -> None:
+    def __init__(self, p: float, index: int, mode: Mode, axes: int | None) -> None:
         super().__init__()
-        self.p, self._index, self._mode, self._is_channelwise = p, index, mode, is_channelwise
+        self.p, self._index, self._mode, self._axes = p, index, mode, axes
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply dropout to ``x``. In training a fraction p is zero and the rest is divided by 1 - p."""
@@ -167,7 +168,8 @@ class Dropout(nn.Module):
             return x
         if self._mode.noise_key is None:
             raise RuntimeError("training a network with dropout needs a noise key")
-        shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self._is_channelwise else x.shape
+        axes = x.dim() if self._axes is None else self._axes
+        shape = (*x.shape[:axes], *(1,) * (x.dim() - axes))
         key = mix(self._mode.noise_key) + (
             self._index + CALL_STRIDE * self._mode.calls[self._index]
         )  # keys of batches are consecutive
@@ -175,6 +177,17 @@ class Dropout(nn.Module):
         is_single_client = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
         keep_mask = (uniform_in_chunks if is_single_client else uniform)(key, shape) >= self.p
         return x * (keep_mask.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
+
+
+class SampleDropout(nn.modules.dropout._DropoutNd):
+    """Stochastic depth: dropout of complete samples of a residual branch. :func:`replace_stateful_layers` replaces it.
+
+    Source: Huang et al., Deep networks with stochastic depth (ECCV 2016), with one draw per sample.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply dropout to the samples of ``x``, shape (B, ...)."""
+        return x * F.dropout(x.new_ones(len(x), *(1,) * (x.dim() - 1)), self.p, self.training)
 
 
 class AdaptiveAvgPool2d(nn.Module):
@@ -218,10 +231,15 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
         if isinstance(layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise NotImplementedError(f"{name}: {type(layer).__name__} is not supported, use nn.Dropout")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if not type(layer).forward.__module__.startswith("torch.nn."):
+                raise NotImplementedError(
+                    f"{name}: {type(layer).__name__} does more than BatchNorm. Use nn.BatchNorm2d"
+                )
             replacements[layer] = BatchNorm(layer, name, mode, track)
         elif isinstance(layer, nn.modules.dropout._DropoutNd):
             is_channelwise = isinstance(layer, (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-            replacements[layer] = Dropout(layer.p, index, mode, is_channelwise)
+            axes = 1 if isinstance(layer, SampleDropout) else 2 if is_channelwise else None
+            replacements[layer] = Dropout(layer.p, index, mode, axes)
         elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
             replacements[layer] = AdaptiveAvgPool2d(layer.output_size)
         elif isinstance(layer, nn.Conv2d) and is_large_kernel(layer.weight):

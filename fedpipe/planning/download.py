@@ -163,6 +163,8 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         is_study_dataset and _write_sha256(params, ("dataset",), "sha256", sha256, messages)
     ):
         messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
+    if is_study_dataset:
+        _declare_published_weights(params, settings, section.fetcher, messages)
     for kind in (PARTITION, MODEL) if is_study_dataset else ():
         pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
         if pin is None or pin.sha256:
@@ -184,6 +186,17 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         ):
             messages.append(f"{obtain_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
     return "\n".join(messages)
+
+
+def _declare_published_weights(params: Path, settings: dict[str, Any], fetcher: Fetcher, messages: list[str]) -> None:
+    """Get the weights that a library publishes for the study's model, and fill in their SHA-256."""
+    model: Any = registry.parse_component(MODEL, settings.get(MODEL.section, {}))
+    if (path := model.obtain_weights(fetcher.fetch_unpinned)) is None:
+        return
+    sha256 = pinned_files.compute_content_sha256(path)
+    messages.append(f"{path} is stored.")
+    if model.sha256 is None and not _write_sha256(params, (MODEL.section,), "sha256", sha256, messages):
+        messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
 
 
 def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:

@@ -15,6 +15,7 @@ PAGES = (
         "docs/protocols.md",
         "docs/diagnostics.md",
         "docs/custom-model.md",
+        "docs/pretrained.md",
         "docs/custom-algorithm.md",
     ),
     *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/check-method.md", "docs/README.md"),

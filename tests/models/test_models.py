@@ -25,6 +25,8 @@ TOKEN_FAMILIES = ("bilstm", "fasttext", "lstm")
 SHAPES = dict.fromkeys(TOKEN_FAMILIES, (6,)) | {
     "feddw_resnet18": (3, 6, 5),
     "resnet18": (3, 6, 5),
+    "timm": (3, 32, 16),
+    "torchvision": (3, 33, 32),
     "vgg16": (3, 32, 33),
 }
 SHAPE = (3, 20, 16)  #: an input with unequal sides for all other families
@@ -32,10 +34,12 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "bilstm": {"vocabulary": 30},
     "fasttext": {"vocabulary": 30},
     "lstm": {"vocabulary": 30},
+    "timm": {"architecture": "test_vit"},
+    "torchvision": {"architecture": "shufflenet_v2_x0_5"},
     "vgg16": {"weights": None},  # frozen, which is fast. test_vgg16.py trains it
 }
 NAMES = registry.list_components(component.MODEL)
-NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet")
+NORMALISED = ("feddw_resnet18", "mobilenet", "resnet18", "shufflenet", "torchvision")
 CHAINS = ("cnn", "cnn4", "cnn5", "feddw_cnn", "lenet", "mlp")  #: each layer's input is the output of the previous one
 COPIES = 2
 MNIST, CIFAR, TINY, IMDB, NEWS = (1, 28, 28), (3, 32, 32), (3, 64, 64), (200,), (200,)
@@ -212,7 +216,7 @@ def test_names_are_those_of_body_and_head(name: str) -> None:
     assert network.head_names == ("head.weight", "head.bias")
     assert all(name.startswith("body.") for name in network.body_names)
     assert tuple(make_initial_model(name, 1)) == network.names + network.buffer_names
-    assert bool(network.norm_names) == (name in NORMALISED)
+    assert bool(network.norm_names) == (name in (*NORMALISED, "timm"))
     assert all(name in network.norm_names for name in network.buffer_names)
 
 

@@ -36,6 +36,8 @@ SMALL: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "mobilenet": ((3, 16, 16), {}),
     "resnet18": ((3, 40, 40), {}),  # at 32x32 its last layers normalize two values, and errors grow by 1e8
     "shufflenet": ((3, 16, 16), {}),
+    "timm": ((3, 32, 32), {"architecture": "test_vit"}),
+    "torchvision": ((3, 32, 32), {"architecture": "mobilenet_v3_small", "norm": "group"}),
     "vgg16": ((3, 32, 32), {"weights": None, "frozen": False}),
 }
 UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -63,9 +65,10 @@ def train_round(
     kind: Callable[..., Executor],
     device: torch.device = fake_device.HOST,
     dtype: Literal["float32", "float64"] = "float64",
+    case: tuple[tuple[int, ...], dict[str, Any]] | None = None,
 ) -> tuple[Tensors, list[tuple[State, tuple[Any, ...]]]]:
     """The initial model, and for each of two clients the upload after a round and the scores of its model."""
-    shape, parameters = (SMALL | UNSTACKABLE)[name]
+    shape, parameters = case or (SMALL | UNSTACKABLE)[name]
     family: Model = registry.build_component(component.MODEL, name, parameters)  # type: ignore[assignment]
     family.check(shape, 3)
     random = np.random.default_rng(0)
@@ -98,6 +101,25 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
     assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
     has_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
     assert sum(has_changed) > len(has_changed) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "side", "parameters"),
+    [
+        ("torchvision", 32, {"architecture": "squeezenet1_1"}),  # dropout
+        ("torchvision", 32, {"architecture": "efficientnet_b0", "norm": "group"}),  # stochastic depth
+        ("torchvision", 32, {"architecture": "resnet18"}),
+        ("timm", 32, {"architecture": "test_resnet"}),
+        ("timm", 32, {"architecture": "test_byobnet"}),  # BatchNorm with activation
+        ("timm", 32, {"architecture": "test_convnext"}),
+    ],
+)
+def test_the_stack_trains_networks_of_libraries(name: str, side: int, parameters: Any, assert_same: Any) -> None:
+    """Networks in which rounding errors grow little, such as those with GroupNorm."""
+    case = (3, side, side), parameters
+    (_, loop), (_, stack) = train_round(name, Loop, case=case), train_round(name, make_stack, case=case)
+    assert_same(stack, loop, tolerance=1e-7)
 
 
 @for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")

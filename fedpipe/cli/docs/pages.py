@@ -107,6 +107,7 @@ def render_components_page(kind: ComponentKind) -> str:
     subject = (
         f"All of them except {' and '.join(components_without_common)}" if components_without_common else "All of them"
     )
+    common_docs = _get_parameter_docs(next(iter(documented_components.values())))
     common_sections = (
         [f"{subject} have\n\n{render_parameter_table(next(iter(documented_components.values())), common)}"]
         if common
@@ -121,7 +122,7 @@ def render_components_page(kind: ComponentKind) -> str:
                     _render_docstring(component),
                     convert_inline_to_markdown(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
-                    render_parameter_table(component, set(_get_parameter_defaults(component)) - common),
+                    render_parameter_table(component, _select_own_parameters(component, common, common_docs)),
                 ),
             )
         )
@@ -299,6 +300,16 @@ def render_parameter_table(component: type[Component], names: set[str]) -> str:
         if name in names
     ]
     return "\n".join(["| parameter | default | |", "|---|---|---|", *rows]) if rows else ""
+
+
+def _select_own_parameters(component: type[Component], common: set[str], common_docs: dict[str, str]) -> set[str]:
+    """Select the parameters that not all components have, or that have another meaning in this one."""
+    docs = _get_parameter_docs(component)
+    return {
+        name
+        for name in _get_parameter_defaults(component)
+        if name not in common or docs.get(name) != common_docs.get(name)
+    }
 
 
 def _get_parameter_docs(component: type[Component]) -> dict[str, str]:

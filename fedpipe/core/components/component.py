@@ -85,7 +85,7 @@ MODEL = ComponentKind(
     "model",
     "name",
     "cnn",
-    helpers=("blocks", "from_function", "purity"),
+    helpers=("backbone", "blocks", "conversion", "from_function", "lora", "purity"),
     function_module="fedpipe.models.from_function",
 )
 PARTITION = ComponentKind(

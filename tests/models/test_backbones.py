@@ -1,0 +1,309 @@
+"""Networks of torchvision and timm are split into body and head, and compute what their library computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision import models as library
+
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.models.backbone import Backbone
+from fedpipe.models.base import FunctionalNetwork
+from fedpipe.models.conversion import FrozenBatchNorm, make_group_norm
+from fedpipe.models.layers import SampleDropout
+from tests.models.published import randomize
+
+CLASSES = 7
+#: The smallest network of each family of torchvision, with the side of small images.
+SMALLEST = {
+    "alexnet": 64,
+    "convnext_tiny": 32,
+    "densenet121": 32,
+    "efficientnet_b0": 32,
+    "googlenet": 32,
+    "inception_v3": 75,
+    "maxvit_t": 224,
+    "mnasnet0_5": 32,
+    "mobilenet_v2": 32,
+    "mobilenet_v3_small": 32,
+    "regnet_y_400mf": 32,
+    "resnet18": 32,
+    "resnext50_32x4d": 32,
+    "shufflenet_v2_x0_5": 32,
+    "squeezenet1_1": 32,
+    "swin_t": 32,
+    "swin_v2_t": 32,
+    "vgg11": 32,
+    "vit_b_32": 32,
+    "wide_resnet50_2": 32,
+}
+FAST = ("googlenet", "mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1")
+FAMILIES = [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in SMALLEST]
+
+
+def build_model(name: str = "torchvision", **parameters: Any) -> Backbone:
+    model = registry.build_component(component.MODEL, name, parameters)
+    assert isinstance(model, Backbone)
+    return model
+
+
+def make_inputs(shape: tuple[int, ...], count: int = 2) -> Tensor:
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_the_smallest_network_of_each_family_is_tested() -> None:
+    modules = {library.get_model_builder(name).__module__ for name in SMALLEST}
+    assert modules == {library.get_model_builder(name).__module__ for name in library.list_models(module=library)}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_body_and_head_compute_the_logits_of_torchvision(architecture: str) -> None:
+    shape = (3, SMALLEST[architecture], SMALLEST[architecture])
+    model = build_model(architecture=architecture)
+    model.check(shape, CLASSES)
+    arguments: dict[str, Any] = {}
+    if architecture in ("googlenet", "inception_v3"):
+        arguments = {"aux_logits": False, "init_weights": True, "transform_input": False}
+    elif architecture.startswith(("vit", "maxvit")):
+        arguments = {"image_size": shape[1]} if architecture.startswith("vit") else {"input_size": shape[1:]}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = model.build(shape, CLASSES).eval()
+        torch.manual_seed(0)
+        reference = library.get_model(architecture, weights=None, num_classes=CLASSES, **arguments).eval()
+    if isinstance(reference, library.SqueezeNet):
+        reference.classifier[2] = nn.Identity()  # without its last ReLU
+    with torch.no_grad():
+        features, x = network.body(make_inputs(shape)), make_inputs(shape)
+        assert isinstance(network.head, nn.Linear)
+        assert features.shape == (2, network.head.in_features)
+        if architecture.startswith("vit"):
+            nn.init.normal_(network.head.weight)  # torchvision begins with zeros
+            reference.heads.head.weight.copy_(network.head.weight)
+        torch.testing.assert_close(network(x), reference(x), rtol=1e-4, atol=1e-5)
+        assert network(x).abs().sum() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", library.list_models(module=library)[::3])  # a check takes half a second
+def test_every_network_of_torchvision_takes_its_own_image_size(architecture: str) -> None:
+    model = build_model(architecture=architecture)
+    entries = model._list_entries()  # type: ignore[attr-defined]
+    side = max(224 if architecture.startswith("maxvit") else 75, *(entry.meta["min_size"][0] for entry in entries))
+    model.check((3, side, side), CLASSES)
+    assert [entry.name for entry in entries] == model.list_weights() != []
+
+
+def test_a_network_without_values_has_the_names_and_shapes_of_the_real_one() -> None:
+    model = build_model(architecture="mobilenet_v3_small", norm="group")
+    empty, real = model.build_without_weights((3, 32, 32), 3), model.build((3, 32, 32), 3)
+    assert all(value.is_meta for value in empty.state_dict().values())
+    assert {name: value.shape for name, value in empty.named_parameters()} == {
+        name: value.shape for name, value in real.named_parameters()
+    }
+
+
+def test_tables_of_positions_are_constants() -> None:
+    net = FunctionalNetwork(
+        lambda: build_model(architecture="swin_t").build_without_weights((3, 32, 32), 3), device="meta"
+    )
+    assert not net.buffer_names
+    assert not any("relative_position_index" in name for name in net.names)
+    assert any("relative_position_bias_table" in name for name in net.names)
+
+
+def test_stochastic_depth_drops_samples() -> None:
+    layers = [layer for layer in build_model(architecture="efficientnet_b0").build((3, 32, 32), 3).modules()]
+    assert max(layer.p for layer in layers if isinstance(layer, SampleDropout)) > 0.1
+    dropout = SampleDropout(0.5)
+    x = torch.ones(64, 2, 3, 3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        y = dropout(x)
+    assert sorted(set(y.flatten(1).sum(1).tolist())) == [0, 36]
+    assert torch.equal(dropout.eval()(x), x)
+
+
+# -- normalization -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(64, 32), (24, 24), (40, 20), (37, 1), (58, 29), (7, 7)])
+def test_the_groups_divide_the_channels(channels: int, groups: int) -> None:
+    layer = make_group_norm(nn.BatchNorm2d(channels, eps=1e-3))
+    assert (layer.num_groups, layer.num_channels, layer.eps) == (groups, channels, 1e-3)
+
+
+def test_group_norm_replaces_batch_norm() -> None:
+    network = build_model(architecture="resnet18", norm="group").build((3, 32, 32), 3)
+    kinds = [type(layer) for layer in network.modules()]
+    assert kinds.count(nn.GroupNorm) == 20
+    assert nn.BatchNorm2d not in kinds
+    assert not list(network.buffers())
+
+
+def test_a_frozen_batch_norm_is_batch_norm_in_evaluation() -> None:
+    layer = nn.BatchNorm2d(3, eps=0.1)
+    layer.load_state_dict(randomize(layer))
+    x = make_inputs((3, 4, 4))
+    frozen = FrozenBatchNorm(layer)
+    torch.testing.assert_close(frozen(x), layer.eval()(x))
+    assert not any(value.requires_grad for value in frozen.parameters())
+    assert frozen.state_dict().keys() == layer.state_dict().keys() - {"num_batches_tracked"}
+
+
+# -- timm --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shape"),
+    [
+        ("test_vit", (1, 32, 32)),
+        pytest.param("test_vit2", (3, 32, 48), marks=pytest.mark.slow),
+        pytest.param("test_resnet", (3, 32, 32), marks=pytest.mark.slow),
+        ("test_efficientnet", (3, 32, 32)),
+        ("test_convnext", (2, 32, 32)),
+        pytest.param("test_nfnet", (3, 32, 32), marks=pytest.mark.slow),
+        pytest.param("test_mambaout", (3, 32, 32), marks=pytest.mark.slow),
+    ],
+)
+def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tuple[int, ...]) -> None:
+    import timm
+
+    model = build_model("timm", architecture=architecture)
+    model.check(shape, CLASSES)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = model.build(shape, CLASSES).eval()
+        torch.manual_seed(0)
+        arguments = {"img_size": shape[1:]} if "vit" in architecture else {}
+        reference = timm.create_model(architecture, num_classes=CLASSES, in_chans=shape[0], **arguments).eval()
+    x = make_inputs(shape)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), reference(x), rtol=1e-4, atol=1e-5)
+        assert network.body(x).shape == (2, network.head.in_features)
+
+
+# -- errors before any job ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters", "message"),
+    [
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet81"},
+            "model.architecture: unknown architecture 'resnet81'",
+        ),
+        (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "vit_tiny"},
+            "model.architecture: unknown architecture 'vit_tiny' of timm",
+        ),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "weights": "IMAGENET1K_V3"},
+            "model.weights: unknown weights 'IMAGENET1K_V3' of resnet18. Did you mean 'IMAGENET1K_V1'?",
+        ),
+        ("timm", (3, 32, 32), {"architecture": "test_vit", "weights": "imagenet"}, "model.weights: unknown weights"),
+        (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "test_vit4", "weights": "pretrained"},
+            "model.weights: timm has no weights",
+        ),
+        (
+            "torchvision",
+            (1, 32, 32),
+            {"architecture": "resnet18"},
+            "model.name: 'torchvision' can't take inputs of shape",
+        ),
+        (
+            "torchvision",
+            (64,),
+            {"architecture": "resnet18"},
+            "model.name: 'torchvision' can't take inputs of shape (64,)",
+        ),
+        (
+            "timm",
+            (3, 32, 32),
+            {"architecture": "resnetv2_18"},
+            "model.architecture: resnetv2_18 can't be used, because its classifier is Conv2d instead of a linear layer",
+        ),
+        (
+            "torchvision",
+            (3, 16, 16),
+            {"architecture": "alexnet"},
+            "model.architecture: alexnet can't take inputs of shape (3, 16, 16)",
+        ),
+        (
+            "torchvision",
+            (3, 40, 40),
+            {"architecture": "vit_b_16"},
+            "model.architecture: vit_b_16 can't take inputs of shape (3, 40, 40)",
+        ),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "vit_b_16", "weights": "IMAGENET1K_V1", "sha256": "0" * 64},
+            "model.weights: IMAGENET1K_V1 of vit_b_16 needs images of 224x224 pixels",
+        ),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "weights": "IMAGENET1K_V1", "sha256": "0" * 64, "norm": "group"},
+            "model.norm: group can't be used with the weights IMAGENET1K_V1",
+        ),
+        ("torchvision", (3, 32, 32), {"architecture": "swin_t", "norm": "group"}, "model.norm: group can't be used"),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "frozen": True},
+            "model.frozen: it can't be used with",
+        ),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "weights": "IMAGENET1K_V1"},
+            "model.sha256: missing for IMAGENET1K_V1 of resnet18. Run `fedpipe download`",
+        ),
+    ],
+)
+def test_a_mistake_names_the_key_and_its_cure(
+    name: str,
+    shape: tuple[int, ...],
+    parameters: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(SettingsError) as error:
+        build_model(name, **parameters).check(shape, 10)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_noise_without_a_seed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DenseNet calls `F.dropout` if its rate is positive."""
+    get_model = library.get_model
+    monkeypatch.setattr(library, "get_model", lambda *args, **kwargs: get_model(*args, **kwargs, drop_rate=0.1))
+    with pytest.raises(
+        SettingsError, match=r"^model\.architecture: densenet169 can't be used, .*native_dropout|bernoulli"
+    ):
+        build_model(architecture="densenet169").check((3, 32, 32), 10)
+
+
+def test_a_missing_library_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpipe.models import timm as module
+
+    module._list_architectures.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(SettingsError, match=r"^model\.name: 'timm' needs .*`pip install 'fedpipe\[timm\]'`"):
+        build_model("timm", architecture="test_vit").check((3, 32, 32), 10)

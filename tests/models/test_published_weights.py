@@ -1,0 +1,220 @@
+"""Weights of torchvision and timm: downloaded by `fedpipe download`, pinned in the key, and read without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from fedpipe.core.components import component, registry
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.files import compute_file_sha256
+from fedpipe.models.backbone import Backbone
+from fedpipe.planning import download, planner
+from tests import small_studies as studies
+from tests.models import published
+
+ARCHITECTURE = "shufflenet_v2_x0_5"
+TORCHVISION = {"name": "torchvision", "architecture": ARCHITECTURE, "weights": "IMAGENET1K_V1"}
+TIMM = {"name": "timm", "architecture": "test_vit", "weights": "pretrained"}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder with empty caches of the libraries, and without the hub."""
+    import huggingface_hub.constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(torch.hub, "_hub_dir", None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def write_study(model: dict[str, Any], **sections: Any) -> None:
+    random = np.random.default_rng(0)
+    np.savez("images.npz", x=random.integers(0, 256, (24, 3, 32, 32), dtype=np.uint8), y=np.arange(24) % 3)
+    params = studies.settings(
+        ("fedavg",),
+        1,
+        dataset={"name": "npz", "path": "images.npz", "split": "pooled"} | sections.pop("dataset", {}),
+        transforms={"mean": [0.5], "std": [0.5]},
+        federation={"clients": 2, "participation": 1.0, "batch_size": 5},
+        **sections,
+    )
+    studies.write(params | {"partition": {"scheme": "iid"}, "model": model}, Path())
+
+
+def declare(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """Write a study and run `fedpipe download`. Returns the section of the model."""
+    write_study(model, **sections)
+    download.declare_dataset(None, Path("params.yaml"))
+    return cast(dict[str, Any], yaml.safe_load(Path("params.yaml").read_text())["model"])
+
+
+def open_run() -> Any:
+    (run,) = studies.open_runs(studies.prepare(yaml.safe_load(Path("params.yaml").read_text())))
+    return run
+
+
+def build_model(**parameters: Any) -> Backbone:
+    return cast(Backbone, registry.parse_component(component.MODEL, parameters))
+
+
+def test_torchvisions_weights_are_downloaded_once_and_start_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, tensors = published.write_torchvision_weights(ARCHITECTURE, Path("publisher"))
+    with published.serve(Path("publisher")) as address:
+        published.publish(monkeypatch, f"{address}/{path.name}")
+        section = declare(TORCHVISION)
+    assert section["sha256"] == compute_file_sha256(path)
+    assert declare(section) == section, "without a network"
+    run = open_run()
+    model = run.load_server_state(0)["model"] if run.initialize() is None else {}
+    body = {name: value for name, value in tensors.items() if not name.startswith("fc.") and "num_batches" not in name}
+    assert model.keys() == {f"body.{name}" for name in body} | {"head.weight", "head.bias"}
+    assert all(torch.equal(model[f"body.{name}"], value) for name, value in body.items())
+    assert model["head.weight"].shape == (3, 1024)
+    assert not torch.equal(model["head.weight"], run.make_initial_model(1)["head.weight"]), "drawn from the seed"
+
+
+def test_weights_of_a_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("mirror/torchvision"))
+    published.publish(monkeypatch, f"http://127.0.0.1:9/{path.name}")
+    section = declare(TORCHVISION, dataset={"mirror": "mirror"})
+    assert section["sha256"] == compute_file_sha256(path)
+    assert build_model(**section).weights_file() == Path("torch/hub/checkpoints", path.name).absolute()
+
+
+@pytest.mark.parametrize("source", ["cache", "mirror"])
+def test_timms_weights_start_the_run(source: str) -> None:
+    if source == "cache":
+        path, tensors = published.write_timm_cache(Path("hub"))
+    else:
+        written, tensors = published.write_timm_weights(Path("mirror/timm"))
+        path = written.rename(f"mirror/{published.TIMM_REPOSITORY}.safetensors")
+    section = declare(TIMM, dataset={} if source == "cache" else {"mirror": "mirror"})
+    assert section["sha256"] == compute_file_sha256(path)
+    model = build_model(**section)
+    network = model.build_initial_network((3, 160, 160), 10)
+    body = network.body.state_dict()
+    assert all(torch.equal(body[name], value) for name, value in tensors.items() if not name.startswith("head."))
+    small = model.build_initial_network((1, 32, 32), 10).body.state_dict()
+    assert small["pos_embed"].shape == (1, 5, 64), "resized"
+    assert small["patch_embed.proj.weight"].shape == (64, 1, 16, 16), "summed over colors"
+
+
+def test_planning_downloads_nothing_and_a_job_names_the_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    published.publish(monkeypatch, "http://127.0.0.1:9/shufflenet-01234567.pth")
+    write_study({"name": "mlp"})
+    download.declare_dataset(None, Path("params.yaml"))
+    settings = yaml.safe_load(Path("params.yaml").read_text())
+    studies.write(settings | {"model": TORCHVISION | {"sha256": "0" * 64}}, Path())
+    plan = planner.make_plan(Path("params.yaml"))
+    assert set(plan.unavailable_runs.values()) == {"weights not here"}
+    assert not Path("torch").exists()
+    with pytest.raises(SettingsError, match=r"^model\.weights: IMAGENET1K_V1 of .* can't be downloaded from http"):
+        download.declare_dataset(None, Path("params.yaml"))
+    with pytest.raises(
+        SettingsError, match=r"^model\.weights: .* not on this machine\. Run `fedpipe download`.*01234567"
+    ):
+        build_model(**TORCHVISION, sha256="0" * 64).build_initial_network((3, 32, 32), 3)
+
+
+def test_the_key_contains_the_sha256_and_the_name_of_the_weights() -> None:
+    models = [build_model(**TORCHVISION, sha256=digit * 64) for digit in "01"]
+    keys = [model.key_parameters() for model in models]
+    assert keys[0] | {"sha256": "1" * 64} == keys[1]
+    assert keys[0]["weights"] == "IMAGENET1K_V1"
+
+
+def test_another_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("torch/hub/checkpoints"))
+    published.publish(monkeypatch, f"http://127.0.0.1:9/{path.name}")
+    model = build_model(**TORCHVISION, sha256="0" * 64)
+    with pytest.raises(SettingsError, match=rf"^model\.sha256: 0+ is declared, but .*{path.name} has"):
+        model.check((3, 32, 32), 3)
+    path.write_bytes(b"damaged")
+    with pytest.raises(SettingsError, match=rf"^model\.weights: .*{path.name} is damaged or another file"):
+        model.check((3, 32, 32), 3)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_with_the_state_dict_of_a_library() -> None:
+    path, tensors = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
+    section = declare(TORCHVISION | {"weights": str(path)})
+    network = build_model(**section).build_initial_network((3, 32, 32), 3)
+    assert torch.equal(network.body.state_dict()["conv1.0.weight"], tensors["conv1.0.weight"])
+
+
+@pytest.mark.slow
+def test_a_file_with_all_tensors_starts_all_seeds() -> None:
+    section = {"name": "torchvision", "architecture": "swin_t"}  # with tables of integers
+    tensors = published.randomize(build_model(**section).build((3, 32, 32), 3))
+    torch.save(tensors, "all.pt")
+    section |= {"weights": "all.pt"}
+    model = build_model(**section, sha256=compute_file_sha256(Path("all.pt")))
+    assert model.has_full_weights
+    network = model.build_initial_network((3, 32, 32), 3)
+    assert all(torch.equal(value, tensors[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["torchvision", "timm"])
+def test_a_file_of_another_network_is_rejected(name: str) -> None:
+    torch.save({"conv1.weight": torch.zeros(1)}, "other.pt")
+    section = TORCHVISION if name == "torchvision" else TIMM
+    model = build_model(**section | {"weights": "other.pt", "sha256": compute_file_sha256(Path("other.pt"))})
+    with pytest.raises(SettingsError, match=r"^model\.weights: other\.pt does not fit (shufflenet|test_vit)"):
+        model.check_weights((3, 32, 32), 3)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "mnasnet0_5",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("densenet121", "googlenet", "squeezenet1_1")),
+    ],
+)
+def test_published_formats_are_read(architecture: str) -> None:
+    """Old names of DenseNet, auxiliary heads, versions of MNASNet, and heads of 1000 classes."""
+    from torchvision import models
+
+    arguments = {"init_weights": False} if architecture == "googlenet" else {}
+    tensors = published.randomize(models.get_model(architecture, weights=None, **arguments))
+    old = {name.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for name, value in tensors.items()}
+    torch.save(old if architecture == "densenet121" else tensors, "weights.pth")
+    section = {
+        "architecture": architecture,
+        "weights": "weights.pth",
+        "sha256": compute_file_sha256(Path("weights.pth")),
+    }
+    network = build_model(name="torchvision", **section).build_initial_network((3, 32, 32), 3)
+    body = network.body.state_dict()
+    assert all(torch.equal(value, tensors[name]) for name, value in body.items())
+
+
+# -- frozen ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_body_computes_its_features_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
+    section = declare(TORCHVISION | {"weights": str(path), "frozen": True})
+    run = open_run()
+    list(run.run_segment(1))
+    assert run.clients.x.shape == (24, 1024)
+    images = (torch.as_tensor(np.load("images.npz")["x"]).float() / 255 - 0.5) / 0.5
+    network = build_model(**section).build_initial_network((3, 32, 32), 3)
+    with torch.no_grad():
+        torch.testing.assert_close(run.clients.x, network.eval().body(images), rtol=1e-4, atol=1e-5)
+    model = run.load_server_state(1)["model"]
+    assert list(model) == ["head.weight", "head.bias"]
+    (features,) = Path("results/features").glob("*.pt")
+    written = features.stat().st_mtime_ns
+    assert torch.equal(open_run().clients.x, run.clients.x)
+    assert features.stat().st_mtime_ns == written
