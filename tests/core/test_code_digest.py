@@ -332,15 +332,15 @@ def test_every_part_of_a_tree_counts() -> None:
 def test_a_class_is_named_by_where_it_is_defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs import only the module that defines the class, so that changes by other modules would have no effect."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "elsewhere.py").write_text(
+    (tmp_path / "module_of_mine.py").write_text(
         "from fedpipe.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    factor = 1.0\n"
     )
-    (tmp_path / "patched.py").write_text("from elsewhere import Mine\n\nMine.factor = 0.0\n")
-    with pytest.raises(SettingsError, match=r"^algorithms: 'patched\.Mine' is defined .*'elsewhere\.Mine'"):
+    (tmp_path / "patched.py").write_text("from module_of_mine import Mine\n\nMine.factor = 0.0\n")
+    with pytest.raises(SettingsError, match=r"^algorithms: 'patched\.Mine' is defined .*'module_of_mine\.Mine'"):
         registry.find_component(component.ALGORITHM, "patched.Mine")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab/__init__.py").write_text("from lab.inner import Mine\n")
-    (tmp_path / "lab/inner.py").write_text((tmp_path / "elsewhere.py").read_text())
+    (tmp_path / "lab/inner.py").write_text((tmp_path / "module_of_mine.py").read_text())
     assert registry.find_component(component.ALGORITHM, "lab.Mine").__module__ == "lab.inner", (
         "the package is imported with it"
     )
