@@ -74,10 +74,10 @@ def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
     return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
-def get_post_training_test_sets(settings: Evaluation, is_measured: bool) -> dict[str, list[Test]]:
+def get_post_training_test_sets(settings: Evaluation, is_evaluated: bool) -> dict[str, list[Test]]:
     """Get the test sets by model for a round's participants after training."""
     tests_by_model = {
-        "trained": get_test_sets(settings, "trained") if is_measured else [],
+        "trained": get_test_sets(settings, "trained") if is_evaluated else [],
         "kept": get_test_sets(settings, "kept"),
     }
     return {model: test_sets for model, test_sets in tests_by_model.items() if test_sets}
