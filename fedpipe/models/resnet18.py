@@ -17,7 +17,8 @@ class ResNet18(Model):
     """torchvision's ResNet-18 with random weights and BatchNorm.
 
     Use it for images of 64x64 pixels or more, because it begins with a 7x7 convolution and a pooling, both with stride
-    2. For smaller images, use `feddw_resnet18`. It has 11,279,112 parameters for Tiny ImageNet. Source: He et al.,
+    2. For smaller images, use `feddw_resnet18`. It is the network of `torchvision` with ``architecture: resnet18``,
+    which also has published weights. It has 11,279,112 parameters for Tiny ImageNet. Source: He et al.,
     Deep residual learning (CVPR 2016), and Lee and Choi, cwFedAvg (ICCV 2025), its ResNet-18.
     """
 
