@@ -12,6 +12,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/federate.smk"
 include: "workflow/rules/diagnostics.smk"
+include: "workflow/rules/tuning.smk"
 include: "workflow/rules/results.smk"
 include: "workflow/rules/papers.smk"
 
@@ -30,11 +31,13 @@ rule all:
     default_target: True
     input:
         STUDY_DAG.get_final_output(),
+        *STUDY_DAG.get_winner_output(checkpoints),
 
 
 rule runs:
     input:
         STUDY_DAG.get_run_output(),
+        *STUDY_DAG.get_winner_output(checkpoints),
 
 
 rule partitions:

@@ -21,6 +21,7 @@ docs/tutorial
 :caption: How to
 
 docs/studies
+docs/tuning
 docs/protocols
 docs/custom-data
 docs/pretrained

@@ -135,6 +135,7 @@ class ProgressPrinter:
         if self._failures.pop(fields.jobid, None):
             self._remaining[fields.rule_name] += 1  # another attempt
         self._running[fields.jobid] = Job(fields.rule_name, description, fields.created)
+        self._total = max(self._total, self._done + len(self._running))  # a search adds jobs after each rung
         if self._is_dry_run:
             self._end_job(fields.jobid, fields.created)
 

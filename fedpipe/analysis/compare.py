@@ -87,6 +87,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     plan = _read_plan(name)
+    plan.require_winners()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
     frame = results.select_study_protocols(
@@ -148,6 +149,7 @@ def _is_outdated(plan: Plan, folder: Path) -> bool:
 
     The revision's files are in ``folder``. Code, and the files that its params.yaml names, are the current ones.
     """
+    plan = plan.untuned
     try:
         new_plan = planner.make_plan(folder / PARAMS)
     except UserError:  # a file or a component may be missing in the current folder
@@ -162,6 +164,7 @@ def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> st
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
     fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
+    fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)
         for cell in plan.cells
@@ -190,6 +193,10 @@ def _fetch_revision(name: str, folder: Path) -> None:
         with Repo(".", config=Config.from_cwd()) as repo, repo.switch(name):
             plan = StudyFiles.from_params(PARAMS).plan
             for path in (plan, PARAMS):
+                _copy_file_of_revision(repo.dvcfs, name, path, folder)
+            with contextlib.chdir(folder):
+                rung_files = _read_plan(name).rung_files
+            for path in rung_files:
                 _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
                 cells = _read_plan(name).cells

@@ -25,7 +25,7 @@ from fedpipe.core.storage.files import (
 from fedpipe.core.storage.layout import PARAMS
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning.plan import Cell, Plan
-from fedpipe.report import results, statistics
+from fedpipe.report import results, statistics, tuning
 from fedpipe.report.data import StudyData
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Results:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
+        plan.require_winners()
         self.folder, self.plan = folder, plan
         self._data = StudyData(plan)
 
@@ -112,6 +113,12 @@ class Results:
         """Seconds by ``round``: ``train``, ``aggregate``, ``evaluate``. They depend on the machine."""
         with self._enter_folder():
             return self._data.round_times
+
+    @cached_property
+    def draws(self) -> pd.DataFrame:
+        """The draws of `tune` in each rung: values, ``rank``, ``score``; see `fedpipe.report.tuning`."""
+        with self._enter_folder():
+            return tuning.build_draws_frame(self.plan)
 
     @cached_property
     def matrices(self) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from fedpipe.data import store
 from fedpipe.data.datasets.base import PinnedDataset, PublishedDataset
 from fedpipe.engine.clients import frozen
 from fedpipe.planning import planner
-from fedpipe.planning.plan import KEY_PATTERN
+from fedpipe.planning.keys import KEY_PATTERN
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader, parser
 
@@ -143,8 +143,9 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
                 continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
-            runs |= {run.path for run in study_plan.runs}
-            partitions |= {layout.assignment_file(key).parent for key in study_plan.partitions}
+            needed_runs = study_plan.resolve(has_draws=True).runs
+            runs |= {run.path for run in needed_runs}
+            partitions |= {layout.assignment_file(run.partition).parent for run in needed_runs}
             data |= {layout.dataset_file(run.dataset) for run in study_plan.runs}
     return runs, partitions, data
 

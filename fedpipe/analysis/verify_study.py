@@ -7,7 +7,7 @@ from fedpipe.core.errors import UserError
 from fedpipe.core.storage import files
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents, results
+from fedpipe.report import contents, results, tuning
 from fedpipe.report.data import StudyData
 
 
@@ -27,7 +27,8 @@ def verify_study(plan: Plan) -> VerificationResult:
             cell.merged_files.check_hashes()
         for diagnostic in plan.diagnostics:
             files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
-        report_files = contents.build_report_files(StudyData(plan))
+        plan.require_winners()
+        report_files = contents.build_report_files(StudyData(plan)) | tuning.build_rungs(plan)
     except UserError as error:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):

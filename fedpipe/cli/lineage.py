@@ -48,7 +48,7 @@ def verify(
         verdicts = lineage.verify_runs(runs, rerun, random.Random())
     else:
         study_plan = read_plan(params, preset)
-        paths = [run.path for run in study_plan.runs]
+        paths = [run.path for run in study_plan.resolve(has_draws=True).runs]
         verdicts = itertools.chain(
             [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random())
         )

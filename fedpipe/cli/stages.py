@@ -9,7 +9,7 @@ import typer
 
 from fedpipe.core.errors import ArtifactError, SettingsError, UserError, format_validation_errors, suggest_name
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import write_pt
+from fedpipe.core.storage.files import write_bytes, write_pt
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS, RunFiles
 
 if TYPE_CHECKING:
@@ -223,6 +223,28 @@ def diagnostic(
 
 
 @app.command(rich_help_panel=STAGES_PANEL)
+def rank(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rung, as in tune.rungs.")],
+    params: StudyFile = PARAMS,
+    preset: Preset = FULL_PRESET,
+    search: Annotated[
+        str | None, typer.Option("--search", help="Hash of the search, which must not have changed.")
+    ] = None,
+) -> None:
+    """Rank the draws of a rung of `tune`, and select those that continue, or the winners."""
+    from fedpipe.planning.search import write_winner_settings
+    from fedpipe.report import contents, tuning
+
+    study_plan = read_plan(params, preset)
+    contents.require_same_search(study_plan, search)
+    if rounds not in (study_plan.tuning.rungs if study_plan.tuning else ()):
+        raise SettingsError(f"--rounds: {rounds} is not in tune.rungs of {params}.")
+    rung = tuning.rank_rung(study_plan, rounds)
+    write_bytes(study_plan.study_files.rung_result(rounds), tuning.encode_rung(rung))
+    write_winner_settings(study_plan)
+
+
+@app.command(rich_help_panel=STAGES_PANEL)
 def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerprint: PlanFingerprint = None) -> None:
     """Write the result table, metrics.json, the data of the plots, and the keys of each algorithm's runs."""
     from fedpipe.report import contents
@@ -230,6 +252,7 @@ def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerp
 
     study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
+    study_plan.require_winners()
     contents.write_files(contents.build_report_files(StudyData(study_plan)))
 
 
@@ -256,6 +279,8 @@ def figure(
     if name not in (*study_plan.figure_labels, "partition"):
         raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
     contents.require_same_plan(study_plan, plan_fingerprint)
+    if name != "partition":  # its figures need no run
+        study_plan.require_winners()
     if name in study_plan.curves_by_name:
         contents.write_figure_curves(StudyData(study_plan), name)
     elif name == "matrices":
@@ -276,7 +301,9 @@ def record(
     study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
-    for merged_files in dict.fromkeys(cell.merged_files for cell in study_plan.cells if cell.algorithm == algorithm):
+    study_plan.require_winners()
+    cells = study_plan.resolve(has_draws=True).cells
+    for merged_files in dict.fromkeys(cell.merged_files for cell in cells if cell.algorithm == algorithm):
         merged_files.check_hashes()
 
 

@@ -35,7 +35,7 @@ def plan(
 ) -> None:
     """Check the settings of a study, or of all studies in a folder, and write the plan of its runs and jobs."""
     from fedpipe.cli.scaffold import project
-    from fedpipe.planning import code_changes, planner
+    from fedpipe.planning import code_changes, planner, search
     from fedpipe.report import forecast
 
     if outdated_warning := project.get_outdated_warning(Path()):
@@ -52,6 +52,8 @@ def plan(
             typer.echo(f"fedpipe: {prefix}{change}", err=True)
         for warning in study_plan.warnings:
             typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
+        if bound := search.describe_bound(study_plan):
+            typer.echo(f"fedpipe: {prefix}{bound}", err=True)
         if dry_run:
             typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
         else:

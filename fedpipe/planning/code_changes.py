@@ -32,12 +32,13 @@ def describe_code_changes(plan: NewPlan) -> list[str]:
 
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
-    planned_paths = {run.path for run in plan.runs}
+    runs = [run for run in plan.resolve(has_draws=True).runs if run.key in plan.run_settings]  # winners are derived
+    planned_paths = {run.path for run in runs}
     old_settings: dict[
         str, dict[str, dict[str, Any]]
     ] = {}  #: old settings by label and the settings that an edit leaves
     reasons: Counter[tuple[str, ...]] = Counter()
-    for run in plan.runs:
+    for run in runs:
         files, label = run.files, run.algorithm
         if files.list_complete_rounds():
             continue

@@ -48,10 +48,15 @@ class CombinedPlan:
     unavailable_runs: frozenset[str] = frozenset()
 
     @cached_property
+    def job_plans(self) -> tuple[Plan, ...]:
+        """The plans with the draws of `tune`, which also need jobs."""
+        return tuple(plan.resolve(has_draws=True) for plan in self.plans)
+
+    @cached_property
     def runs(self) -> dict[str, PlannedRun]:
         """All runs by path."""
         runs_by_path: dict[str, PlannedRun] = {}
-        for run in (run for plan in self.plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
+        for run in (run for plan in self.job_plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
             other = runs_by_path.get(str(run.path), run)
             runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
         return runs_by_path
@@ -73,10 +78,15 @@ class CombinedPlan:
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
+    def draw_paths(self) -> frozenset[Path]:
+        """Folders of the runs of all draws."""
+        return frozenset(path for plan in self.plans for path in plan.draw_paths)
+
+    @cached_property
     def round_counts(self) -> dict[str, tuple[int, ...]]:
         """Numbers of rounds by run that any study's cells report, ascending."""
         counts: dict[str, set[int]] = {}
-        for plan in self.plans:
+        for plan in self.job_plans:
             for path, lengths in plan.round_counts.items():
                 counts.setdefault(str(path), set()).update(lengths)
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}

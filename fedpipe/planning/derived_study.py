@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -78,9 +78,10 @@ class Override:
     @property
     def _is_list(self) -> bool:
         """Whether the key is a list in params.yaml, such as study.seeds."""
-        section, _, name = self.key.partition(".")
-        field = Params.model_fields.get(section)
-        keys = getattr(field.annotation, "model_fields", {}) if field else {}
+        section_name, _, name = self.key.partition(".")
+        field = Params.model_fields.get(section_name)
+        section = next(iter(get_args(field.annotation)), field.annotation) if field else None  # it may be optional
+        keys = getattr(section, "model_fields", {})
         return name in keys and get_origin(keys[name].annotation) is tuple
 
     @property

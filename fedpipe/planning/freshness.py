@@ -79,7 +79,7 @@ def needs_planning(params: Path, preset: str) -> bool:
     return (
         (plan.params, plan.preset) != (params, preset)
         or compare_sources(plan).state != "fresh"
-        or not all(Path(name).is_file() for name in plan.files)
+        or not all(Path(name).is_file() for name in (*plan.files, *(str(run.files.settings) for run in plan.runs)))
         or any(run.dataset.startswith("generated-") for run in plan.runs)
     )
 

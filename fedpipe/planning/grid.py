@@ -129,6 +129,29 @@ def resolve_point_settings(
         yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
 
 
+def resolve_draw_settings(
+    raw: dict[str, Any],
+    point: GridPoint,
+    preset_changes: dict[str, Any],
+    obtain_command: str,
+    label: str,
+    values: dict[str, Any],
+) -> Params:
+    """Resolve the settings of a method at a point with the drawn values of `tune`, which no other key overlaps.
+
+    Raises
+    ------
+    SettingsError
+        A drawn value is invalid. Each message has the draw.
+    """
+    drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
+    with _add_location([f"with {drawn_values}, which tune.over draws for {label}"]):
+        point_settings = loader.override_settings(raw, point.changes, preset_changes)
+        overrides = methods.parse_options(point_settings, label).overrides
+        whole = loader.override_settings(point_settings, overrides, values, preset_changes)
+        return parser.parse_params(whole, None, [label], obtain_command)
+
+
 def _value(settings: dict[str, Any], key: str) -> Any:
     """Get the value at a dotted key."""
     value: Any = settings

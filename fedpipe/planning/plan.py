@@ -5,12 +5,14 @@ Commands and the Snakefile read the study from there. Every job parses the Snake
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     ConfigDict,
@@ -23,16 +25,26 @@ from pydantic import (
 )
 
 from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage.files import read_json, read_verified, write_json
-from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles
+from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles, format_run_command
+from fedpipe.planning.keys import DatasetName, Key
+from fedpipe.planning.rungs import (
+    TUNED,
+    TUNING,
+    UNTUNED,
+    PlannedSearch,
+    PlannedTuning,
+    Rung,
+    RungSearch,
+    format_draw,
+    read_rungs,
+)
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, to_new_clients_protocol
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.report import Report
 
-KEY_PATTERN = r"[0-9a-f]{12}"
-Key = Annotated[str, Field(pattern=f"^{KEY_PATTERN}$")]  #: of a run, partition or diagnostic
 DiagnosticKind = Annotated[str, Field(pattern=r"^[a-z][a-z-]*$")]
-DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+-[0-9a-f]{12}$")]
 #: Parts of a partition's name that appear only if they differ, with their prefix. The seed always appears.
 OPTIONAL_NAME_PARTS = {
     "name": "",
@@ -157,6 +169,7 @@ class Plan:
     unused_keys: dict[Key, tuple[str, ...]] = field(default_factory=dict)  #: keys of `dataset` without effect
     held_out_notes: tuple[str, ...] = ()  #: sentences about clients that are held out, for captions
     drift_notes: tuple[str, ...] = ()  #: sentences about concept drifts, for captions
+    tuning: PlannedTuning | None = None  #: the draws of section `tune`
 
     @property
     def keep_models(self) -> str | int:
@@ -188,13 +201,15 @@ class Plan:
     def run_lines(self) -> list[str]:
         """One line per run: method, seed, points of the grid, key."""
         points: dict[tuple[str, str], list[str]] = {}
-        for cell in self.cells:
-            point = ", ".join(f"{name}={value}" for name, value in cell.grid.items())
+        plan = self.resolve(has_draws=True)
+        for cell in plan.cells:
+            values = cell.own if cell.files.path in self.draw_paths else {}
+            point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
-        points_by_run = {run: "; ".join(points[run.algorithm, run.key]) for run in self.runs}
+        points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}
         return [
             f"{run.algorithm:<16} seed {run.seed}  {f'{points_by_run[run]}  ' if points_by_run[run] else ''}{run.key}"
-            for run in self.runs
+            for run in plan.runs
         ]
 
     @cached_property
@@ -278,9 +293,122 @@ class Plan:
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to the content of ``plan.json``."""
-        content: dict[str, Any] = _get_adapter().dump_python(self, mode="json")
+        """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
+        content: dict[str, Any] = _get_adapter().dump_python(self.untuned, mode="json")
+        if self.tuning is None:
+            del content["tuning"]
         return content
+
+    # -- section `tune` ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def untuned(self) -> Plan:
+        """The plan without the draws and winners of `tune`."""
+        if self.tuning is None:
+            return self
+        cells = tuple(cell for cell in self.cells if cell.grid[TUNING] == UNTUNED)
+        keys = {(cell.algorithm, cell.key) for cell in cells}
+        return replace(self, cells=cells, runs=tuple(run for run in self.runs if (run.algorithm, run.key) in keys))
+
+    @cached_property
+    def search(self) -> str:
+        """Hash of the search, which its results contain."""
+        tuning = asdict(self.tuning) if self.tuning else None
+        return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
+
+    @property
+    def rung_files(self) -> list[Path]:
+        """Files with the results of the rungs. Empty without `tune`."""
+        return [self.study_files.rung_result(rounds) for rounds in self.tuning.rungs] if self.tuning else []
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the winners of `tune` are not known yet."""
+        return self.tuning is not None and not any(cell.grid[TUNING] == TUNED for cell in self.cells)
+
+    @cached_property
+    def draw_paths(self) -> frozenset[Path]:
+        """Folders of the runs of all draws."""
+        searches = self.tuning.searches if self.tuning else ()
+        return frozenset(
+            RunFiles.from_key(search.algorithm, key).path
+            for search in searches
+            for candidate in search.candidates
+            for key in candidate.keys
+        )
+
+    def require_winners(self) -> None:
+        """Raise an ArtifactError if the winners of `tune` are not known yet."""
+        if self.is_searching:
+            raise ArtifactError(
+                f"{self.rung_files[-1]} is missing or outdated, because the search of `tune` is not complete. Type "
+                f"`{format_run_command(self.params, self.preset)}` to continue it."
+            )
+
+    def read_rungs(self) -> tuple[Rung, ...]:
+        """Read the results of the complete rungs of `tune`."""
+        if self.tuning is None:
+            return ()
+        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.rung_result)
+
+    def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
+        """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.
+
+        ``rungs`` are the results of the complete rungs. By default they are read. A cell of a draw is not part of the
+        table. Without `tune` the plan stays as it is.
+        """
+        if self.tuning is None:
+            return self
+        rungs = self.read_rungs() if rungs is None else rungs
+        is_complete = len(rungs) == len(self.tuning.rungs)
+        cells: dict[tuple[Any, ...], Cell] = {}
+        runs = {(run.algorithm, run.key): run for run in self.untuned.runs}
+        for index, search in enumerate(self.tuning.searches):
+            defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in self.untuned.cells if search.has_cell(cell)]
+            results = [rung.searches[index] for rung in rungs]
+            winners = list(self._list_winners(search, defaults, results[-1])) if is_complete else []
+            draws = list(self._list_draws(self.tuning, search, results)) if has_draws else []
+            for cell, run in (*winners, *defaults, *draws):
+                cells[cell.algorithm, cell.seed, str(cell.grid), cell.rounds] = cell
+                other = runs.get((run.algorithm, run.key), run)
+                runs[run.algorithm, run.key] = run if run.rounds > other.rounds else other
+        return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()))
+
+    def _list_winners(
+        self, search: PlannedSearch, defaults: list[tuple[Cell, PlannedRun]], result: RungSearch
+    ) -> Iterator[tuple[Cell, PlannedRun]]:
+        """List the cells of a method's winner and their runs: those of the default settings with the drawn values.
+
+        If nothing is tuned, they are the default settings.
+        """
+        for position, (cell, run) in enumerate(defaults):
+            if result.selected:
+                participants = search.candidates[result.selected[0]].participants
+                run = replace(run, key=result.keys[position], rounds=cell.rounds, participants=participants)
+            yield replace(cell, key=run.key, grid=search.grid | {TUNING: TUNED}), run
+
+    def _list_draws(
+        self, tuning: PlannedTuning, search: PlannedSearch, results: list[RungSearch]
+    ) -> Iterator[tuple[Cell, PlannedRun]]:
+        """List the cells of a method's draws and their runs: one for each rung that a draw has reached."""
+        draws = [candidate.draw for candidate in search.candidates]
+        for number, rounds in enumerate(tuning.rungs[: len(results) + 1]):
+            draws = [*results[number - 1].selected] if number else draws
+            for draw, (position, seed) in itertools.product(draws, enumerate(tuning.seeds)):
+                candidate = search.candidates[draw]
+                run = PlannedRun(
+                    algorithm=search.algorithm,
+                    seed=seed,
+                    key=candidate.keys[position],
+                    rounds=rounds,
+                    partition=search.partitions[position],
+                    dataset=search.dataset,
+                    participants=candidate.participants,
+                )
+                grid = search.grid | {TUNING: format_draw(draw)}
+                values = candidate.values
+                cell = Cell(algorithm=run.algorithm, seed=seed, key=run.key, rounds=rounds, grid=grid, own=values)
+                yield cell, run
 
     def write(self) -> None:
         """Write ``plan.json``."""
@@ -306,7 +434,7 @@ class Plan:
             raise ArtifactError(
                 f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
             )
-        return plan
+        return plan.resolve()
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
@@ -324,7 +452,13 @@ class Plan:
             and {*self.method_protocols.values()} <= {*self.protocols}
             and {*self.report.figure_protocols} <= {name.removeprefix(NEW_CLIENTS_PREFIX) for name in self.protocols}
             and set(self.report.best_over) <= self.grid.keys()
+            and self._has_consistent_searches()
         )
+
+    def _has_consistent_searches(self) -> bool:
+        """Whether each cell has one search. True without `tune`."""
+        searches = self.tuning.searches if self.tuning else ()
+        return self.tuning is None or all(sum(search.has_cell(cell) for search in searches) == 1 for cell in self.cells)
 
 
 @cache

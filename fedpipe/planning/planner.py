@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from fedpipe.core.storage.files import compute_file_sha256, write_bytes, write_j
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.core.yaml_text import format_yaml
 from fedpipe.data import store
-from fedpipe.planning import diagnostics, grid, partition
+from fedpipe.planning import diagnostics, grid, partition, search
 from fedpipe.planning.new_clients import check_new_clients, check_reported_clients, list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
+from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning
 from fedpipe.settings import loader, methods, parser
 from fedpipe.settings.base import to_new_clients_protocol
 from fedpipe.settings.dataset import format_download_command
@@ -77,11 +79,13 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         raw, None if has_preset_files else download_command, obtain_command=download_command
     )
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
+    search.check_tune(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
-        draft.add_grid_point(
-            point, {label: (params, own) for params, labels, own in point_settings for label in labels}
-        )
+        settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
+        draft.add_grid_point(point, settings_by_label)
+        resolve_draw = partial(grid.resolve_draw_settings, raw, point, preset_changes, download_command)
+        draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
     draft.warnings += partition.collect_untested_client_warnings(draft.partitions, draft.file_texts)
@@ -96,7 +100,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         preset=preset,
         algorithms=study_params.study.algorithms,
         seeds=study_params.study.seeds,
-        grid={name: list(values) for name, values in study_params.study.grid.items()},
+        grid={name: list(values) for name, values in study_params.study.grid.items()}
+        | ({TUNING: [TUNED, UNTUNED]} if study_params.tune else {}),
         protocols=tuple(list_reported_protocols(study_params.evaluation.protocols, study_params.report.clients)),
         metrics=study_params.evaluation.metrics,
         method_protocols={
@@ -121,6 +126,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for label in study_params.study.algorithms
             if (title := methods.get_title(label, study_params.algorithms[label])) != label
         },
+        tuning=draft.get_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
         held_out_notes=_list_notes(params.federation.held_out_note for params in draft.params),
@@ -154,6 +160,7 @@ class _PlanDraft:
     warnings: list[str] = field(default_factory=list)
     fingerprints: dict[str, str] = field(default_factory=dict)
     unavailable_runs: dict[str, str] = field(default_factory=dict)
+    searches: dict[str, PlannedSearch] = field(default_factory=dict)  #: searches of section `tune`
 
     def add_grid_point(
         self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]
@@ -188,14 +195,72 @@ class _PlanDraft:
         for label, seed in itertools.product(algorithms, seeds):
             params = params_by_label[label]
             run = self._add_run(label, params, dataclasses.replace(settings[label], seed=seed))
-            effective_keys = {
-                name: [key for key in set_keys if key not in params.ignored_parameters]
-                for name, set_keys in self.grid_keys.items()
-            }
-            grid_values = point.select_values(label, effective_keys)
+            grid_values = self._select_grid_values(point, label, params)
+            grid_values |= {TUNING: UNTUNED} if self.study_params.tune else {}
             overrides = settings_by_label[label][1]
             cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
             self.cells[digest_json([label, seed, grid_values])] = cell
+
+    def add_searches(
+        self,
+        point: grid.GridPoint,
+        params_by_label: dict[str, Params],
+        resolve_draw: Callable[[str, dict[str, Any]], Params],
+    ) -> None:
+        """Add the draws of section `tune` at a point. ``resolve_draw`` resolves the settings of a method's draw."""
+        tune = self.study_params.tune
+        if tune is None:
+            return
+        for label, params in params_by_label.items():
+            search.check_rungs(tune, params)
+            grid_values = self._select_grid_values(point, label, params)
+            name = digest_json([label, grid_values])
+            if name in self.searches:
+                continue
+            protocol = search.get_protocol(tune, params, label)
+            candidates, partitions = [], dict[int, str]()
+            for draw, values in enumerate(
+                search.draw_values(label, tune.select_ranges(label), tune.draws, tune.seeds[0])
+            ):
+                draw_params, keys = resolve_draw(label, values), []
+                self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
+                for seed in tune.seeds:
+                    settings = search.to_draw_settings(draw_params, label, seed, protocol)
+                    self._add_run_settings(label, draw_params, settings)
+                    partitions[seed] = self._add_partition(draw_params, settings, is_reported=False)
+                    keys.append(settings.key)
+                participants = draw_params.federation.participants
+                candidates.append(Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys)))
+            self.searches[name] = PlannedSearch(
+                algorithm=label,
+                grid=grid_values,
+                protocol=protocol,
+                dataset=params.dataset.file.stem,
+                partitions=tuple(partitions.values()),
+                candidates=tuple(candidates),
+            )
+
+    def get_tuning(self) -> PlannedTuning | None:
+        """Get the draws of section `tune`. None without that section."""
+        tune = self.study_params.tune
+        if tune is None:
+            return None
+        return PlannedTuning(
+            over=tune.model_dump(mode="json", include={"over"}, exclude_none=True)["over"],
+            draws=tune.draws,
+            rungs=tune.rungs,
+            seeds=tune.seeds,
+            metric=self.study_params.evaluation.metrics[0],
+            searches=tuple(self.searches.values()),
+        )
+
+    def _select_grid_values(self, point: grid.GridPoint, label: str, params: Params) -> dict[str, Any]:
+        """Select the grid values of a point that concern a method."""
+        effective_keys = {
+            name: [key for key in set_keys if key not in params.ignored_parameters]
+            for name, set_keys in self.grid_keys.items()
+        }
+        return point.select_values(label, effective_keys)
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
         """Add a run, or extend it if a shorter one is planned."""
@@ -209,23 +274,28 @@ class _PlanDraft:
             participants=params.federation.participants,
         )
         self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out(run.seed))
-        self.run_settings[run.key] = settings
-        if (settings_file := str(run.files.settings)) not in self.file_texts:
-            self.file_texts[settings_file] = settings.to_yaml()
-        if missing_data := _describe_missing_data(params):
-            self.unavailable_runs[str(run.path)] = missing_data
+        self._add_run_settings(label, params, settings)
         other = self.runs.get((label, run.key), run)
         self.runs[label, run.key] = run if run.rounds > other.rounds else other
         return run
 
-    def _add_partition(self, params: Params, settings: RunSettings) -> str:
-        """Add the partition of a run, which many runs share. Return its key."""
+    def _add_run_settings(self, label: str, params: Params, settings: RunSettings) -> None:
+        """Add the settings of a run, and what it lacks."""
+        self.run_settings[settings.key] = settings
+        files = layout.RunFiles.from_key(label, settings.key)
+        if str(files.settings) not in self.file_texts:
+            self.file_texts[str(files.settings)] = settings.to_yaml()
+        if missing_data := _describe_missing_data(params):
+            self.unavailable_runs[str(files.path)] = missing_data
+
+    def _add_partition(self, params: Params, settings: RunSettings, is_reported: bool = True) -> str:
+        """Add the partition of a run, which many runs share. Return its key. Those of draws are not in tables."""
         key = digest_json(settings.partition_settings)
-        if key not in self.partitions:
-            self.partitions[key] = settings.partition_settings
+        if is_reported:
+            self.partitions.setdefault(key, settings.partition_settings)
+            self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
+        if key not in self.sample_counts:
             self.sample_counts[key] = _count_samples(params)
-            if params.dataset.unused_keys:
-                self.unused_keys[key] = params.dataset.unused_keys
             partition_file = layout.assignment_file(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
@@ -270,6 +340,7 @@ def write_plan(plan: NewPlan) -> None:
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)
     plan.write()
+    search.write_winner_settings(plan)
     package = Path(fedpipe.__file__).resolve().parent
     has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
     marks = {str(plan.study_files.plan): compute_file_sha256(plan.study_files.plan)} | (

@@ -56,13 +56,6 @@ class RunSettings:
             del dataset["test_fraction"]
             if not section.validation_fraction:
                 del dataset["stratified"]
-        evaluation = params.evaluation.model_dump(mode="json")
-        evaluation["protocols"].sort()
-        evaluation.pop("metrics", None)
-        if recorded_metrics := params.evaluation.recorded_metrics:
-            evaluation["metrics"] = list(recorded_metrics)
-        if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
-            del evaluation["finetune_epochs"]
         return cls(
             dataset=dataset,
             transforms=params.transforms.model_dump(mode="json"),
@@ -70,7 +63,7 @@ class RunSettings:
             model=registry.component_to_key_settings(MODEL, params.model),
             algorithm=registry.component_to_key_settings(ALGORITHM, params.algorithms[label].algorithm),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
-            evaluation=evaluation,
+            evaluation=dump_evaluation(params.evaluation),
             seed=seed,
             origin={"model": params.model.origin} if params.model.origin else {},
         )
@@ -160,3 +153,15 @@ class RunSettings:
     def build_evaluation_settings(self) -> Evaluation:
         """Build the settings of the evaluation."""
         return Evaluation(**self.evaluation)
+
+
+def dump_evaluation(section: Evaluation) -> dict[str, Any]:
+    """Convert a section `evaluation` to the settings of a run, without keys that have no effect."""
+    evaluation = section.model_dump(mode="json")
+    evaluation["protocols"].sort()
+    evaluation.pop("metrics", None)
+    if section.recorded_metrics:
+        evaluation["metrics"] = list(section.recorded_metrics)
+    if not any(protocol.startswith("finetuned") for protocol in evaluation["protocols"]):
+        del evaluation["finetune_epochs"]
+    return evaluation

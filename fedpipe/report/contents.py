@@ -59,7 +59,7 @@ def build_keys(plan: Plan) -> FileContents:
     """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
     key_files = {}
     for label in plan.algorithms:
-        rounds = {run.key: run.rounds for run in plan.runs if run.algorithm == label}
+        rounds = {run.key: run.rounds for run in plan.resolve(has_draws=True).runs if run.algorithm == label}
         key_files[plan.study_files.run_keys(label)] = json_bytes({"keys": rounds})
     return key_files
 
@@ -115,6 +115,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
         There is no table yet, or it differs from the runs.
     """
     plan = data.plan
+    plan.require_winners()
     table = plan.study_files.result_table("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
@@ -156,10 +157,26 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
         The study has another plan now.
     """
     if expected_fingerprint is not None and compute_report_fingerprint(plan) != expected_fingerprint:
-        raise ArtifactError(
-            f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
-            f"`{get_run_command(plan)}` again."
-        )
+        raise ArtifactError(_describe_changed_plan(plan))
+
+
+def require_same_search(plan: Plan, expected_search: str | None) -> None:
+    """Require that section `tune` has not changed since this Snakemake began.
+
+    Raises
+    ------
+    ArtifactError
+        The study has another search now.
+    """
+    if expected_search is not None and plan.search != expected_search:
+        raise ArtifactError(_describe_changed_plan(plan))
+
+
+def _describe_changed_plan(plan: Plan) -> str:
+    return (
+        f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
+        f"`{get_run_command(plan)}` again."
+    )
 
 
 def get_staleness_warning(plan: Plan) -> str | None:
@@ -199,9 +216,9 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     from fedpipe.report.data import StudyData
 
     complete_cells = _get_complete_cells(plan)
-    if len(complete_cells) == len(plan.cells):
+    if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
-    runs, failures = status.load_progress(plan)
+    runs, failures = status.load_progress(plan.resolve(has_draws=True))
     failure_lines = [failure.describe() for failure in failures]
     if form != "markdown":
         failure_lines = [

@@ -7,6 +7,7 @@ runs of new kinds without an estimate. `estimate_hours_per_round`, for the paper
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from contextlib import suppress
@@ -20,6 +21,7 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning import search
 from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
@@ -82,8 +84,10 @@ class Forecast:
 def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     """Forecast the incomplete runs of studies, one per core at the same time.
 
-    Shared runs count once, and runs without available data are omitted.
+    Shared runs count once, and runs without available data are omitted. With `tune`, all draws are as expensive as
+    those with the lowest numbers, which are assumed to continue.
     """
+    plans = tuple(map(_assume_results, plans))
     remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
         for run in plan.runs:
@@ -138,6 +142,12 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
         if rates:
             hours_by_key[run.key] = _estimate_round_seconds(plan, run, _average_rates(rates)) / 3600
     return hours_by_key
+
+
+def _assume_results(plan: NewPlan) -> NewPlan:
+    """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
+    rungs, winners = search.assume_results(plan, plan.run_settings)
+    return dataclasses.replace(plan.resolve(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners)
 
 
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:

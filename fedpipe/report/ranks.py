@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rank_test import MIN_COLUMNS, MIN_METHODS
+from fedpipe.planning.rungs import TUNING, UNTUNED
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
@@ -148,6 +149,8 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     titles: dict[str, str] = {}
     for key in data.table_rows:
         values: dict[Hashable, str] = dict(zip(data.row_columns, map(str, key), strict=True))
+        if plan.tuning and values[TUNING] == UNTUNED:  # one column per point, that of the tuned methods
+            continue
         label = values["algorithm"]
         row_point = {name: values[name] for name in row_names}
         name = results.describe_configuration(label, row_point)

@@ -16,6 +16,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Cell, Plan
+from fedpipe.planning.rungs import GridCell
 from fedpipe.report.words import METRICS
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
@@ -48,7 +49,7 @@ def sort_cells(plan: Plan) -> list[Cell]:
     return sorted(plan.cells, key=lambda cell: plan.algorithms.index(cell.algorithm))
 
 
-def format_point(plan: Plan, cell: Cell) -> dict[str, str]:
+def format_point(plan: Plan, cell: GridCell) -> dict[str, str]:
     """Format a cell's grid values as text by name. Empty if a name does not concern the algorithm."""
     return {name: _format_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 

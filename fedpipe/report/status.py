@@ -25,6 +25,7 @@ from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration
+from fedpipe.settings.tune import count_kept_draws
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
@@ -146,7 +147,8 @@ class LoggedJob:
 def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
     """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
 
-    With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one.
+    With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
+    is that of ``plan.resolve(has_draws=True)``.
     """
     jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
     sorted_runs = sort_runs(plan)
@@ -163,7 +165,7 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
         _get_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
-    partitions = {layout.assignment_file(key).parent for key in plan.partitions}
+    partitions = {layout.assignment_file(run.partition).parent for run in plan.runs}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
     study_paths |= {layout.dataset_file(run.dataset) for run in sorted_runs} | {
         diagnostic.files.table for diagnostic in plan.diagnostics
@@ -237,6 +239,20 @@ def summarize_progress(runs: list[RunProgress], width: int | None = None) -> lis
     return [", ".join(lines)] if width is None or len(", ".join(lines)) <= width else lines
 
 
+def describe_search_progress(plan: Plan) -> list[str]:
+    """Describe the rung of `tune` that is computed now, in one line. Empty without `tune`."""
+    tuning, number = plan.tuning, len(plan.read_rungs())
+    if tuning is None:
+        return []
+    if number == len(tuning.rungs):
+        return [f"tune: the winners of {tuning.draws} draws are known"]
+    draws = functools.reduce(lambda count, _: count_kept_draws(count), range(number), tuning.draws)
+    return [
+        f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} draw{'s' if draws > 1 else ''} of each method until "
+        f"round {tuning.rungs[number]}"
+    ]
+
+
 def estimate_time_left(runs: list[RunProgress]) -> float | None:
     """Estimate the seconds until all runs are done, with the current number of parallel runs.
 
@@ -287,7 +303,7 @@ def _get_run_progress(
         state,
         complete_rounds,
         total_rounds,
-        curves[max(curves)].get(plan.protocols[0], math.nan) if curves else None,
+        curves[max(curves)].get(plan.protocols[0], math.nan) if curves and run.path not in plan.draw_paths else None,
         _read_round_seconds(files, complete_rounds),
         curves if has_curves else {},
     )

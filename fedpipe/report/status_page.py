@@ -111,9 +111,9 @@ class StudyProgress:
     """The progress of a study with everything that its section of the page shows."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.runs, self.failures = status.load_progress(plan, has_curves=True)
-        self.partitions = [run.partition for run in status.sort_runs(plan)]
+        self.plan = plan.resolve(has_draws=True)
+        self.runs, self.failures = status.load_progress(self.plan, has_curves=True)
+        self.partitions = [run.partition for run in status.sort_runs(self.plan)]
 
     @property
     def name(self) -> str:
@@ -130,7 +130,7 @@ class StudyProgress:
     @property
     def is_done(self) -> bool:
         """Whether all runs are complete."""
-        return set(self.state_counts) == {"done"}
+        return set(self.state_counts) == {"done"} and not self.plan.is_searching
 
     @property
     def complete_rounds(self) -> int:
@@ -203,7 +203,7 @@ class StudyProgress:
     def partition_links(self) -> dict[str, Link]:
         """Figures of partitions by their key."""
         study_files = self.plan.study_files
-        names = {key: self.plan.partition_names[key] for key in self.partitions}
+        names = self.plan.partition_names  # those of draws have no figure
         links = {key: Link(name, study_files.partition_figure(f"{name}.svg")) for key, name in names.items()}
         return {key: link for key, link in links.items() if link.path.is_file()}
 

@@ -34,14 +34,16 @@ def show_progress(plan: Plan, watch: bool = False) -> None:
     """Print the progress, or update it until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
+        plan = plan.resolve(has_draws=True)
         console.print(render_progress(plan, *status.load_progress(plan), console.width))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
+            plan = plan.resolve(has_draws=True)
             runs, failures = status.load_progress(plan)
             display = render_progress(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)
-            if all(run.state == "done" for run in runs):
+            if all(run.state == "done" for run in runs) and not plan.is_searching:
                 return
             time.sleep(REFRESH_SECONDS)
 
@@ -77,6 +79,7 @@ def render_progress(
     )
     return Group(
         *map(Text, status.summarize_progress(runs, width)),
+        *map(Text, status.describe_search_progress(plan)),
         Text(f"accuracy: {format_metric(plan.protocols[0])}"),
         table,
         *hidden_note,

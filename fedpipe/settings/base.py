@@ -40,6 +40,14 @@ Protocol = Literal[
     "prototype-on-global",
     "prototype-on-validation",
 ]
+ValidationProtocol = Literal[
+    "global-on-validation",
+    "personal-on-validation",
+    "trained-on-validation",
+    "kept-on-validation",
+    "finetuned-on-validation",
+    "prototype-on-validation",
+]
 Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
 LABEL_PATTERN = r"^[a-z][a-z0-9_]*$"
@@ -130,6 +138,6 @@ def to_new_clients_protocol(protocol: str) -> str:
     return f"{NEW_CLIENTS_PREFIX}{protocol}"
 
 
-def to_validation_protocol(protocol: str) -> Protocol:
+def to_validation_protocol(protocol: str) -> ValidationProtocol:
     """Get the protocol of the same model on the clients' validation samples."""
-    return cast(Protocol, f"{protocol.partition('-on-')[0]}-on-validation")
+    return cast(ValidationProtocol, f"{protocol.partition('-on-')[0]}-on-validation")

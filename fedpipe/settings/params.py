@@ -31,6 +31,7 @@ from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionS
 from fedpipe.settings.report import Report
 from fedpipe.settings.study import Study
 from fedpipe.settings.transforms import Transforms
+from fedpipe.settings.tune import Tune
 
 KEYWISE_SECTIONS = (
     "federation",
@@ -44,6 +45,7 @@ STUDY_WIDE_SECTIONS = (
     "report",
     "presets",
     "diagnostics",
+    "tune",
 )  #: sections that are the same for the whole study
 
 
@@ -87,6 +89,7 @@ class Params(Section):
         "`--preset NAME` sets these keys, which override all others.",
     )
     diagnostics: DiagnosticSections
+    tune: Tune | None = None
 
     _ignored_parameters: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -139,12 +142,14 @@ class Params(Section):
 
     def _check_validation_samples(self) -> None:
         """Require validation samples if a protocol needs them."""
-        protocol = next((name for name in self.evaluation.protocols if name.endswith("-on-validation")), None)
-        if protocol and not (self.dataset.validation_fraction or self.partition.has_validation):
-            raise SettingsError(
-                f"evaluation.protocols: {protocol} can't be measured, because no client has validation samples. "
-                "Set dataset.validation_fraction to more than 0, such as 0.2."
-            )
+        keys = {name: "evaluation.protocols" for name in self.evaluation.protocols if name.endswith("-on-validation")}
+        keys |= {self.tune.by: "tune.by"} if self.tune else {}
+        for protocol, key in keys.items():
+            if not (self.dataset.validation_fraction or self.partition.has_validation):
+                raise SettingsError(
+                    f"{key}: {protocol} can't be measured, because no client has validation samples. Set "
+                    "dataset.validation_fraction to more than 0, such as 0.2."
+                )
 
     def _check_noise(self) -> None:
         """Require that the clients' samples can have the noise of section dataset."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, cast, get_args
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin
 
 from pydantic import (
     ValidationError,
@@ -121,8 +122,12 @@ def _list_keys(location: Location, settings: Any) -> list[str]:
         kind = get_diagnostic_kind(settings["diagnostics"][location[1]])
         section, location = dict(zip(DIAGNOSTIC_KINDS, get_args(Diagnostic), strict=True))[kind], ()
     for part in location:
+        if not hasattr(section, "model_fields"):  # the key of a mapping
+            section = get_args(section)[1]
+            continue
         annotation = section.model_fields[str(part)].annotation
-        section = next(iter(get_args(annotation)), annotation)  # an optional section is a union
+        is_union = get_origin(annotation) in (Union, UnionType)  # an optional section
+        section = get_args(annotation)[0] if is_union else annotation
     return list(section.model_fields)
 
 

@@ -7,44 +7,36 @@ the process of every job, so this module imports torch, pandas and pydantic only
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from snakemake.io import ancient
-from snakemake.shell import shell
 
+from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
-    FULL_PRESET,
-    PARAMS,
     DiagnosticFiles,
     MergedFiles,
     RunFiles,
-    StudyFiles,
     assignment_file,
     dataset_file,
     format_show_command,
     heterogeneity_file,
-    list_studies,
-    normalize_study_path,
 )
-from fedpipe.planning import freshness
 from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.report.contents import compute_plans_fingerprint
 from fedpipe.settings.execution import Execution
+from fedpipe.workflow.selection import StudySelection
 
 LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes write
 #: Files of a run's merged rounds, as an output of rules with these wildcards.
@@ -78,85 +70,6 @@ def require_simple_folder(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class StudySelection:
-    """The studies that one call of Snakemake runs: one study, or all studies in a folder together."""
-
-    params: Path  #: the study's file, or the folder
-    preset: str = FULL_PRESET
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> StudySelection:
-        """Read the selection from `--config` and `--configfile`.
-
-        Raises
-        ------
-        SettingsError
-            They contain other keys, which Snakemake would silently ignore.
-        """
-        if unknown_keys := [key for key in config if key not in ("params", "preset")]:
-            keys = ", ".join(f"'{key}'" for key in unknown_keys)
-            raise SettingsError(
-                f"{keys} in --config or --configfile would have no effect. Set them in params.yaml, or in another "
-                "study's file that you select with --config params=studies/NAME.yaml."
-            )
-        params = normalize_study_path(Path(str(config.get("params", PARAMS))))
-        return cls(params, str(config.get("preset", FULL_PRESET)))
-
-    @cached_property
-    def is_folder(self) -> bool:
-        """Whether all studies in a folder are run."""
-        return self.params.is_dir()
-
-    @cached_property
-    def studies(self) -> dict[Path, StudyFiles]:
-        """The files of each study.
-
-        Raises
-        ------
-        SettingsError
-            The folder contains no study, or a study has an invalid path.
-        """
-        return {path: StudyFiles.from_params(path, self.preset) for path in list_studies(self.params)}
-
-    def needs_planning(self, is_main_process: bool) -> bool:
-        """Whether a study has to be planned. In the process of a job, only if it has no plan.
-
-        The studies of a folder are always planned, because missing data may be available now.
-        """
-        if not is_main_process:
-            return not all(files.plan.is_file() for files in self.studies.values())
-        return self.is_folder or any(freshness.needs_planning(path, self.preset) for path in self.studies)
-
-    def write_plans(self) -> None:
-        """Plan all studies in a separate process, because planning imports torch. The job server forks it, if possible.
-
-        Raises
-        ------
-        SystemExit
-            A study can't be planned. The reason is printed.
-        """
-        try:
-            shell(
-                "fedpipe plan --params {params:q} --preset {preset:q} > /dev/null",
-                params=str(self.params),
-                preset=self.preset,
-                resources={"tmpdir": tempfile.gettempdir()},  # the environment of jobs, see fedpipe/cli/job_server.py
-            )
-        except subprocess.CalledProcessError:
-            sys.exit(2)
-
-    def read_plans(self) -> CombinedPlan:
-        """Read the plans of all studies. For a folder, omit runs whose data or weights are missing."""
-        unavailable_runs: set[str] = set()
-        for files in self.studies.values() if self.is_folder else ():
-            with suppress(FileNotFoundError):
-                unavailable_runs.update(json.loads(files.unavailable_runs.read_text()))
-        return CombinedPlan(
-            tuple(Plan.read(files.plan) for files in self.studies.values()), frozenset(unavailable_runs)
-        )
-
-
-@dataclass(frozen=True)
 class Dag:
     """Outputs of one call of Snakemake, and inputs of each of its jobs.
 
@@ -165,8 +78,21 @@ class Dag:
     """
 
     selection: StudySelection
-    plan: CombinedPlan
+    planned: CombinedPlan  #: the plans when Snakemake began
     execution: Execution
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False)  #: the last plan, and names of its runs
+
+    @property
+    def plan(self) -> CombinedPlan:
+        """The plans with what `tune` has found until now, because Snakemake calls functions again after each rung."""
+        rung_files = [path for plan in self.planned.plans for path in plan.rung_files if path.is_file()]
+        state = tuple((path, compute_stat_fingerprint(path)) for path in rung_files)
+        if state not in self._cache:
+            self._cache.clear()
+            plans = tuple(plan.resolve() for plan in self.planned.plans)
+            self._cache[state] = replace(self.planned, plans=plans)
+        plan: CombinedPlan = self._cache[state]
+        return plan
 
     @classmethod
     def from_selection(cls, selection: StudySelection) -> Dag:
@@ -240,12 +166,18 @@ class Dag:
         run, stop = self.get_run(wildcards), int(wildcards.stop)
         start = max((end for end in self.get_segment_ends(run) if end < stop), default=0)
         previous = {"previous": str(run.files.segment_manifest(start))} if start else {}
-        return self.get_run_input(wildcards) | previous
+        return self.get_run_input(wildcards) | previous | self._get_rung_marker(run, start)
 
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of a round's training and aggregation: a run's files, and the previous round's state."""
-        previous_round = self.get_run(wildcards).files.round(int(wildcards.round) - 1)
-        return self.get_run_input(wildcards) | {"state": str(previous_round.complete_states_marker)}
+        run, previous_round = self.get_run(wildcards), int(wildcards.round) - 1
+        state = {"state": str(run.files.round(previous_round).complete_states_marker)}
+        return self.get_run_input(wildcards) | state | self._get_rung_marker(run, previous_round)
+
+    def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
+        """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
+        is_rung_end = run.path in self.plan.draw_paths and rounds in self.plan.round_counts[str(run.path)]
+        return {"merged": str(run.files.merged_files(rounds).marker)} if is_rung_end and not self.has_run_jobs else {}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
@@ -261,14 +193,16 @@ class Dag:
         """List the manifests of all rounds or segments of a run, ascending. Otherwise the DAG is built depth first.
 
         If tables show several numbers of rounds of a run, the jobs that merge them run one after another, after all
-        segments.
+        segments. The rounds of a draw of `tune` are merged after each rung.
         """
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
+        last = rounds if run.path in self.plan.draw_paths else run.rounds
         fewer_rounds = [count for count in self.plan.round_counts[str(run.path)] if count < rounds]
         earlier = [str(run.files.merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
         if self.block_size:
-            return [str(run.files.round(number).marker) for number in range(1, run.rounds + 1)] + earlier
-        return self.get_segment_manifests(run) + earlier
+            return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
+        ends = (end for end in self.get_segment_ends(run) if end <= last)
+        return [*(str(run.files.segment_manifest(end)) for end in ends), *earlier]
 
     def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
         """Get the diagnostic of a job."""
@@ -283,13 +217,62 @@ class Dag:
             "joined": ancient(str(diagnostic.run.merged_files(diagnostic.rounds).marker)),
         }
 
+    # -- section `tune` ------------------------------------------------------------------------------------------------
+
+    def get_rung_input(self, plan: Plan, checkpoints: Any) -> Callable[[Wildcards], list[str]]:
+        """Get the function of a rung's input: the merged rounds of all draws that it ranks, and the rung before."""
+
+        def list_input(wildcards: Wildcards) -> list[str]:
+            rounds, rungs = int(wildcards.rung), plan.tuning.rungs if plan.tuning else ()
+            earlier = [number for number in rungs if number < rounds]
+            if earlier:
+                self._wait_for_rung(plan, max(earlier), checkpoints)
+            cells = plan.resolve(has_draws=True).cells
+            merged = (
+                cell.merged_files for cell in cells if cell.files.path in plan.draw_paths and cell.rounds == rounds
+            )
+            return [
+                *(str(plan.study_files.rung_result(number)) for number in earlier),
+                *dict.fromkeys(str(path) for files in merged for path in (files.metrics, files.rounds, files.marker)),
+            ]
+
+        return list_input
+
+    def after_search(
+        self, plan: Plan, list_input: Callable[[Plan], list[str]], checkpoints: Any
+    ) -> list[str] | Callable[[Wildcards], list[str]]:
+        """List input that depends on the winners of `tune`. With `tune` it is a function, which waits for them."""
+        if plan.tuning is None:
+            return list_input(plan)
+        last_rung = plan.tuning.rungs[-1]
+
+        def list_input_of_winners(_: Wildcards) -> list[str]:
+            self._wait_for_rung(plan, last_rung, checkpoints)
+            return [*map(str, plan.rung_files), *list_input(plan.resolve())]
+
+        return list_input_of_winners
+
+    def get_winner_output(self, checkpoints: Any) -> list[Any]:
+        """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
+        plans = [plan for plan in self.planned.complete_plans if plan.tuning]
+        return [self.after_search(plan, self._list_run_output, checkpoints) for plan in plans]
+
+    def _list_run_output(self, plan: Plan) -> list[str]:
+        manifests = [manifest for run in plan.runs for manifest in self.get_segment_manifests(run)]
+        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_run_jobs else [])]
+
+    def _wait_for_rung(self, plan: Plan, rounds: int, checkpoints: Any) -> None:
+        """Let Snakemake call this function again after a rung, unless its result is current."""
+        getattr(checkpoints, f"rank{self.get_rule_suffix(plan)}").get(rung=f"{rounds:04d}")
+
     # -- results -------------------------------------------------------------------------------------------------------
 
     def get_rule_suffix(self, plan: Plan) -> str:
         """Get the suffix of the names of a study's rules. Empty if there is only one study."""
         return "_" + re.sub(r"\W", "_", str(plan.study_files.path)) if self.selection.is_folder else ""
 
-    def get_table_input(self, plan: Plan) -> list[str]:
+    @staticmethod
+    def get_table_input(plan: Plan) -> list[str]:
         """List the input of a study's tables: the merged rounds of all runs, and the partitions."""
         partition_files = [file for key in plan.partitions for file in (assignment_file(key), heterogeneity_file(key))]
         return [str(path) for merged in plan.merged_files for path in merged.all_files] + list(
@@ -297,11 +280,16 @@ class Dag:
         )
 
     def get_run_output(self) -> list[str]:
-        """List the merged rounds of all runs. Manifests of runs that are one job let deleted rounds be recomputed."""
-        runs = self.plan.runs.values() if self.has_run_jobs else ()
+        """List the merged rounds of all runs, except those that depend on the search of `tune`.
+
+        Manifests of runs that are one job let deleted rounds be recomputed.
+        """
+        untuned = replace(self.planned, plans=tuple(plan.untuned for plan in self.planned.plans))
+        paths = {run.path for plan in untuned.plans for run in plan.runs}
+        runs = [run for run in self.planned.runs.values() if run.path in paths]
         return [
-            *(str(merged.marker) for merged in self.plan.merged_files),
-            *(manifest for run in runs for manifest in self.get_segment_manifests(run)),
+            *(str(merged.marker) for merged in untuned.merged_files),
+            *(manifest for run in runs if self.has_run_jobs for manifest in self.get_segment_manifests(run)),
         ]
 
     def get_partition_output(self) -> list[str]:
@@ -348,12 +336,17 @@ class Dag:
                 locked_files += lock.read_text().splitlines()
         return any(file.startswith(own_prefixes) for file in locked_files)
 
-    @cached_property
+    @property
     def run_names(self) -> dict[Path, str]:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
-        return {path: name for plan in self.plan.plans for path, name in status.format_run_names(plan).items()}
+        plans = self.plan.job_plans
+        if "names" not in self._cache:
+            names_by_plan = map(status.format_run_names, plans)
+            self._cache["names"] = {path: name for names in names_by_plan for path, name in names.items()}
+        run_names: dict[Path, str] = self._cache["names"]
+        return run_names
 
     def describe_work(self) -> str:
         """Describe how many runs are to do."""
@@ -366,11 +359,13 @@ class Dag:
         if "algorithm" in wildcards:
             subject = self.run_names[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
         elif "key" in wildcards:
-            subject = next(filter(None, (plan.partition_names.get(wildcards["key"]) for plan in self.plan.plans)))
+            names = (plan.partition_names.get(wildcards["key"]) for plan in self.plan.plans)
+            runs = (run for run in self.plan.runs.values() if run.partition == wildcards["key"])
+            subject = next(filter(None, names), "") or f"of draws, seed {next(runs).seed}"
         else:
             subject = wildcards.get("partition", wildcards.get("dataset", "").rpartition("-")[0])
         last_round = "" if self.has_run_jobs else wildcards.get("stop", "")
-        number = wildcards.get("round", last_round)
+        number = wildcards.get("round", wildcards.get("rung", last_round))
         parts = [
             f"{rule} {subject}".rstrip(),
             f"round {int(number)}" if number else "",

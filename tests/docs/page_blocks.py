@@ -20,6 +20,7 @@ PAGES = (
     ),
     *("docs/custom-data.md", "docs/concepts.md", "docs/switching.md", "docs/check-method.md", "docs/README.md"),
     "docs/outputs.md",
+    "docs/tuning.md",
     "docs/trackers.md",
     "docs/all-methods.md",
 )

@@ -32,7 +32,7 @@ STUDIES = [
     block
     for page in (
         *("README.md", "docs/custom-data.md", "docs/protocols.md", "docs/diagnostics.md", "docs/studies.md"),
-        *("docs/concepts.md", "docs/switching.md"),
+        *("docs/concepts.md", "docs/switching.md", "docs/tuning.md"),
     )
     for block in blocks(page)
     if block.language == "yaml" and (page != "docs/studies.md" or block.section in MOVED)
@@ -83,7 +83,8 @@ def test_languages_are_known() -> None:
     assert {block.language for block in blocks("docs/switching.md")} == {"sh", "yaml"}
     assert {block.language for block in blocks("docs/install.md")} == {""}
     assert {block.language for block in blocks("CONTRIBUTING.md")} == {"", "python"}
-    assert len(STUDIES) == 11
+    assert {block.language for block in blocks("docs/tuning.md")} == {"", "yaml"}
+    assert len(STUDIES) == 12
 
 
 @pytest.mark.parametrize("block", STUDIES, ids=lambda block: block.section)

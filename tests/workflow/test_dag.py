@@ -19,7 +19,8 @@ from fedpipe.planning import planner
 from fedpipe.report import contents
 from fedpipe.report.data import StudyData
 from fedpipe.workflow import dag
-from fedpipe.workflow.dag import Dag, StudySelection
+from fedpipe.workflow.dag import Dag
+from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
 
 LABELS = ("fedavg",)

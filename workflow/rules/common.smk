@@ -11,7 +11,8 @@ from fedpipe.cli.job_server import SNAKEMAKE_PID_VARIABLE
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage.layout import PAPERS
 from fedpipe.workflow import dag, snakemake_patches
-from fedpipe.workflow.dag import Dag, StudySelection
+from fedpipe.workflow.dag import Dag
+from fedpipe.workflow.selection import StudySelection
 from snakemake_logger_plugin_fedpipe import progress
 
 # 1. Read the command line, which Snakemake exposes only after parsing. It accepts abbreviations of --unlock.
@@ -112,6 +113,7 @@ wildcard_constraints:
     key=r"[0-9a-f]{12}",
     round=r"(?!0000)\d{4}",
     stop=r"\d{4}",
+    rung=r"\d{4}",
     block=r"\d{4}",
     diagnostic=r"[a-z-]+-[0-9a-f]{12}",
     dataset=r"[A-Za-z0-9_.]+-[0-9a-f]{12}",

@@ -1,4 +1,6 @@
 # The tables and figures of a study. If several studies are run together, each of them has these rules.
+from functools import partial
+
 from fedpipe.core.storage.layout import assignment_file
 from fedpipe.report.contents import compute_report_fingerprint
 
@@ -10,7 +12,7 @@ for PLAN in STUDY_DAG.plan.plans:
         name:
             f"table{SUFFIX}"
         input:
-            STUDY_DAG.get_table_input(PLAN),
+            STUDY_DAG.after_search(PLAN, STUDY_DAG.get_table_input, checkpoints),
         output:
             report(
                 str(FILES.result_table("html")),
@@ -44,7 +46,9 @@ for PLAN in STUDY_DAG.plan.plans:
             name:
                 f"{FIGURE}{SUFFIX}"
             input:
-                dag.get_figure_input(PLAN, FIGURE),
+                STUDY_DAG.after_search(
+                    PLAN, partial(dag.get_figure_input, name=FIGURE), checkpoints
+                ),
             output:
                 report(
                     f"{FILES.figures}/{FIGURE}.svg",

@@ -241,7 +241,7 @@ def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[st
 
 def _get_common_keys(section: dict[str, Any]) -> dict[str, Any]:
     """Keys of a section. If it names a component, the keys that all components have."""
-    choices = [choice for choice in section.get("anyOf", ()) if choice["title"] != "own"]
+    choices = [choice for choice in section.get("anyOf", ()) if choice.get("title", "own") != "own"]
     choices = choices or [entry for entry in section.get("properties", {}).values() if entry.get("properties")]
     if not choices:
         return dict(section.get("properties", {}))

@@ -351,6 +351,10 @@ class StudyFiles:
         """The table of mean ranks and p-values, if the study has a rank test."""
         return self.tables / "ranks.csv"
 
+    def rung_result(self, rounds: int) -> Path:
+        """Result of the rung of section `tune` with this number of rounds."""
+        return self.tables / f"tuning-{rounds:04d}.json"
+
     @property
     def times_table(self) -> Path:
         """The table of times."""

@@ -1,0 +1,157 @@
+"""The search of section `tune` in a study's plan, and the results of its rungs.
+
+The draws are known when the study is planned. How many rounds each of them needs is known after each rung, whose result
+is a file next to the study's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import ConfigDict, TypeAdapter, with_config
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage.files import read_verified
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning.keys import DatasetName, Key
+from fedpipe.settings.base import Label, Metric, ValidationProtocol
+
+TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
+TUNED, UNTUNED = "tuned", "default"
+
+
+class GridCell(Protocol):
+    """A cell of a plan."""
+
+    @property
+    def algorithm(self) -> str:
+        """Label of the method."""
+        ...
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """Grid values that concern the method."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A draw of a method."""
+
+    draw: int  #: its number, from 0
+    values: dict[str, Any]  #: drawn values by key
+    participants: int  #: clients in a round, m
+    keys: tuple[Key, ...]  #: key of its run with each seed of `tune.seeds`
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSearch:
+    """The draws of a method at a point of the study's grid."""
+
+    algorithm: Label
+    grid: dict[str, Any]  #: grid values that concern the algorithm
+    protocol: ValidationProtocol  #: protocol that ranks the draws
+    dataset: DatasetName
+    partitions: tuple[Key, ...]  #: partition of each seed of `tune.seeds`
+    candidates: tuple[Candidate, ...]  #: empty if no key of `tune.over` concerns the method
+
+    def has_cell(self, cell: GridCell) -> bool:
+        """Whether a cell has the default settings of this method at this point."""
+        return (cell.algorithm, cell.grid) == (self.algorithm, self.grid | {TUNING: UNTUNED})
+
+    def list_run_files(self, draw: int) -> list[RunFiles]:
+        """List the files of a draw's runs, one for each seed of `tune.seeds`."""
+        return [RunFiles.from_key(self.algorithm, key) for key in self.candidates[draw].keys]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTuning:
+    """The section `tune` of a study, and its draws."""
+
+    over: dict[str, dict[str, list[Any]]]  #: range by key, as in the study's file
+    draws: int
+    rungs: tuple[int, ...]
+    seeds: tuple[int, ...]
+    metric: Metric
+    searches: tuple[PlannedSearch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedDraw:
+    """A draw in the ranking of a rung."""
+
+    draw: int
+    score: float | None  #: mean over seeds, as recorded. None if it is not a number
+    diverged: bool  #: whether a run had a round without a finite update, or its score is not a number
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungSearch:
+    """The result of a rung for one method at a point of the grid."""
+
+    algorithm: Label
+    grid: dict[str, Any]
+    ranking: tuple[RankedDraw, ...]  #: the draws of the rung, best first
+    selected: tuple[int, ...]  #: the draws that continue, or the winner
+    keys: tuple[Key, ...]  #: keys of the winner's runs with the study's seeds, after the last rung
+
+
+@with_config(ConfigDict(strict=True))
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """The result of a rung."""
+
+    search: Key  #: hash of the search that it belongs to
+    rounds: int
+    searches: tuple[RungSearch, ...]  #: in the order of the plan
+
+
+def format_draw(draw: int) -> str:
+    """Format the number of a draw as a grid value."""
+    return f"draw {draw}"
+
+
+def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Callable[[int], Path]) -> tuple[Rung, ...]:
+    """Read the results of the complete rungs, until the first that is missing or belongs to another search.
+
+    Parameters
+    ----------
+    tuning
+        The search.
+    search
+        Hash of the search.
+    num_seeds
+        Number of the study's seeds.
+    get_path
+        Gets the file of a rung from its number of rounds.
+    """
+    rungs: list[Rung] = []
+    draws = [[candidate.draw for candidate in planned.candidates] for planned in tuning.searches]
+    for rounds in tuning.rungs:
+        try:
+            rung = _get_adapter().validate_json(read_verified(get_path(rounds), None))
+        except (ArtifactError, ValueError):  # missing, damaged, or from another version of fedpipe
+            break
+        num_keys = num_seeds if rounds == tuning.rungs[-1] else 0
+        is_valid = (rung.search, rung.rounds, len(rung.searches)) == (search, rounds, len(draws)) and all(
+            (result.algorithm, result.grid) == (planned.algorithm, planned.grid)
+            and sorted(ranked.draw for ranked in result.ranking) == sorted(entrants)
+            and {*result.selected} <= {*entrants}
+            and bool(result.selected) == bool(entrants)
+            and len(result.keys) == (num_keys if entrants else 0)
+            for result, planned, entrants in zip(rung.searches, tuning.searches, draws, strict=True)
+        )
+        if not is_valid:
+            break
+        rungs.append(rung)
+        draws = [[*result.selected] for result in rung.searches]
+    return tuple(rungs)
+
+
+@cache
+def _get_adapter() -> TypeAdapter[Rung]:
+    return TypeAdapter(Rung)

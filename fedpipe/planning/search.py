@@ -1,0 +1,230 @@
+"""Plans the search of section `tune`: the draws of each method, their runs, and the runs of the winners.
+
+A draw is a function of the first seed of `tune.seeds`, the method's label, its ranges and the draw's number. More draws
+continue the same sequence. The runs of draws are evaluated only by the protocol that ranks them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fedpipe.core import rng
+from fedpipe.core.components.component import ALGORITHM
+from fedpipe.core.errors import SettingsError, suggest_name
+from fedpipe.core.storage.files import write_bytes
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.planning import grid
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.run_settings import RunSettings, dump_evaluation
+from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch
+from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
+from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
+from fedpipe.settings.params import Params
+from fedpipe.settings.tune import Range, Tune, count_kept_draws
+
+TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
+
+
+def draw_values(label: str, ranges: dict[str, Range], draws: int, seed: int) -> list[dict[str, Any]]:
+    """Draw values of a method's keys by a scrambled Sobol sequence.
+
+    Returns
+    -------
+    list of dict
+        Values by key, in the order of the draws. Fewer draws are the first of these. Empty without ranges.
+    """
+    from scipy.stats import qmc  # imported here, because few studies have a search
+
+    if not ranges:
+        return []
+    sobol = qmc.Sobol(len(ranges), rng=rng.make_generator(seed, f"tune {label}"))
+    points = sobol.random_base2(math.ceil(math.log2(draws)))[:draws]
+    return [
+        {key: ranges[key].get_value(float(fraction)) for key, fraction in zip(sorted(ranges), point, strict=True)}
+        for point in points
+    ]
+
+
+def get_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
+    """Get the protocol that ranks the draws of a method: its own on validation samples, or `tune.by`."""
+    own_protocol = params.algorithms[label].options.protocol
+    return to_validation_protocol(own_protocol) if own_protocol else tune.by
+
+
+def check_tune(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
+    """Require that the search fits its study.
+
+    Raises
+    ------
+    SettingsError
+        A key can't be tuned or is set elsewhere, a seed is used twice, or a section can't be used with `tune`.
+    """
+    tune, study = study_params.tune, study_params.study
+    if tune is None:
+        return
+    for key in tune.over:
+        _check_key(key, study_params)
+        other_keys = [
+            *(("the preset sets", one) for one in preset_changes),
+            *((f"'{name}' in study.grid sets", one) for name, keys in grid_keys.items() for one in keys),
+            *(("tune.over also has", one) for one in tune.over if one != key),
+            *(
+                (f"algorithms.{label}.overrides sets", one)
+                for label in study.algorithms
+                for one in study_params.algorithms[label].options.overrides
+            ),
+        ]
+        for reason, other_key in other_keys:
+            if grid.is_within(key, other_key) or grid.is_within(other_key, key):
+                raise SettingsError(f"tune.over: '{key}' can't be tuned, because {reason} '{other_key}'. Remove one.")
+    for seed in tune.seeds:
+        if seed in study.seeds:
+            raise SettingsError(
+                f"tune.seeds: {seed} is also in study.seeds, so that the winners would be measured on the seed that "
+                f"selected them. Use another seed, such as {max(*study.seeds, *tune.seeds) + 1}."
+            )
+    if TUNING in study.grid:
+        raise SettingsError(f"study.grid.{TUNING}: an axis can't have this name in a study with `tune`. Rename it.")
+    if study_params.diagnostics:
+        raise SettingsError(
+            f"diagnostics: {min(study_params.diagnostics)} can't be used with `tune`, whose winners are known only "
+            "after the search. Write the winning values into another study, and analyze that."
+        )
+
+
+def check_rungs(tune: Tune, params: Params) -> None:
+    """Require that the rungs fit the rounds and the evaluation of the settings at a point of the grid."""
+    rounds, every = params.federation.rounds, params.evaluation.every
+    if tune.rungs[-1] > rounds:
+        raise SettingsError(
+            f"tune.rungs: {tune.rungs[-1]} is more than federation.rounds ({rounds}), with which the winners run. Use "
+            f"at most {rounds}."
+        )
+    for rung in tune.rungs:
+        if rung % every:
+            raise SettingsError(
+                f"tune.rungs: round {rung} is not evaluated, because evaluation.every is {every}. Use multiples of "
+                f"{every}."
+            )
+
+
+def to_draw_settings(params: Params, label: str, seed: int, protocol: ValidationProtocol) -> RunSettings:
+    """Make the settings of a draw's run, which measures only the protocol and metric that rank the draws."""
+    evaluation = params.evaluation
+    measured = evaluation.model_copy(update={"protocols": (protocol,), "metrics": evaluation.metrics[:1]})
+    return dataclasses.replace(RunSettings.from_params(params, label, seed), evaluation=dump_evaluation(measured))
+
+
+def to_winner_settings(draw: RunSettings, default: RunSettings) -> RunSettings:
+    """Make the settings of a winner's run from those of its draw, with the seed and evaluation of the study."""
+    return dataclasses.replace(draw, seed=default.seed, evaluation=default.evaluation)
+
+
+def list_winner_settings(
+    plan: Plan, search: PlannedSearch, draw: int, get_settings: Callable[[RunFiles], RunSettings]
+) -> list[RunSettings]:
+    """List the settings of a winner's runs, one for each of the study's seeds.
+
+    ``get_settings`` gets those of a planned run.
+    """
+    draw_settings = get_settings(search.list_run_files(draw)[0])
+    default_cells = (cell for cell in plan.untuned.cells if search.has_cell(cell))
+    return [to_winner_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
+
+
+def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
+    """List the keys of a winner's runs, one for each of the study's seeds, from the stored settings of its draw."""
+    return [settings.key for settings in list_winner_settings(plan, search, draw, _read_settings)]
+
+
+def write_winner_settings(plan: Plan) -> None:
+    """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
+    rungs = plan.read_rungs()
+    if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
+        return
+    for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
+        for draw in result.selected:
+            for settings in list_winner_settings(plan, search, draw, _read_settings):
+                files, text = RunFiles.from_key(search.algorithm, settings.key), settings.to_yaml()
+                if not files.settings.is_file() or files.settings.read_text() != text:
+                    write_bytes(files.settings, text.encode())
+
+
+def assume_results(
+    plan: Plan, settings_by_key: dict[str, RunSettings]
+) -> tuple[tuple[Rung, ...], dict[str, RunSettings]]:
+    """Complete the results of the rungs, for a forecast: the draws with the lowest numbers continue.
+
+    Returns
+    -------
+    tuple
+        The results, and the settings of the winners' runs by key.
+    """
+    rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
+    if plan.tuning is None:
+        return (), {}
+    for rounds in plan.tuning.rungs[len(rungs) :]:
+        results = []
+        is_last = rounds == plan.tuning.rungs[-1]
+        for index, search in enumerate(plan.tuning.searches):
+            entrants = rungs[-1].searches[index].selected if rungs else range(len(search.candidates))
+            kept = tuple(entrants)[: 1 if is_last else count_kept_draws(len(entrants))]
+            runs = [
+                settings
+                for draw in (kept if is_last else ())
+                for settings in list_winner_settings(plan, search, draw, lambda files: settings_by_key[files.path.name])
+            ]
+            winners |= {settings.key: settings for settings in runs}
+            keys = tuple(settings.key for settings in runs)
+            result = RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=keys)
+            results.append(result)
+        rungs.append(Rung(search=plan.search, rounds=rounds, searches=tuple(results)))
+    return tuple(rungs), winners
+
+
+def describe_bound(plan: Plan) -> str:
+    """Describe the largest number of runs and rounds of the search. It is smaller if equal values are drawn."""
+    tuning = plan.tuning
+    if tuning is None:
+        return ""
+    count, rounds, previous = tuning.draws, 0, 0
+    for rung in tuning.rungs:
+        rounds, previous, count = rounds + count * (rung - previous), rung, count_kept_draws(count)
+    searches = sum(bool(planned.candidates) for planned in tuning.searches)
+    seeds = len(tuning.seeds)
+    return (
+        f"tune: at most {searches * tuning.draws * seeds:,} runs with {searches * rounds * seeds:,} rounds for the "
+        f"draws. Runs of the winners: {searches * len(plan.seeds):,}"
+    )
+
+
+def _read_settings(files: RunFiles) -> RunSettings:
+    return RunSettings.read(files.settings)
+
+
+def _check_key(key: str, study_params: Params) -> None:
+    """Require that a key exists, can differ between methods, and concerns a method of the study."""
+    grid.reject_unknown_key("tune.over", key, study_params)
+    section, _, name = key.partition(".")
+    if section not in TUNABLE_SECTIONS or ".".join(key.split(".")[:2]) in DATA_KEYS:
+        raise SettingsError(
+            f"tune.over: '{key}' can't be tuned, because the methods are compared on the same data. Use a key of "
+            "algorithms, federation (except clients, held_out and drift), model or transforms."
+        )
+    if key == "federation.rounds":
+        raise SettingsError("tune.over: 'federation.rounds' can't be tuned. Set the rounds of draws in tune.rungs.")
+    if not name or (section == "algorithms" and "." not in name):
+        raise SettingsError(f"tune.over: '{key}' can't be tuned as a whole. Use a single key, such as {key}.NAME.")
+    if section != "algorithms":
+        return
+    label, _, parameter = name.partition(".")
+    if label not in study_params.study.algorithms:
+        raise SettingsError(
+            f"tune.over: '{key}' has no effect, because '{label}' is not in study.algorithms. "
+            f"{suggest_name(label, study_params.study.algorithms)}"
+        )
+    if parameter.partition(".")[0] in (*METHOD_KEYS, ALGORITHM.selector):
+        raise SettingsError(f"tune.over: '{key}' can't be tuned. Use a parameter of the algorithm.")

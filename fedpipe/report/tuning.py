@@ -1,0 +1,207 @@
+"""The search of section `tune`: ranks the draws of a rung, and describes the search below the table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage.files import json_bytes
+from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.planning import search
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, PlannedSearch, PlannedTuning, RankedDraw, Rung, RungSearch
+from fedpipe.report import results
+from fedpipe.report.table_parts import TextTable
+from fedpipe.report.words import METRICS, format_metric, join_words
+from fedpipe.settings.base import Metric
+from fedpipe.settings.tune import count_kept_draws
+
+NO_VALUE = "–"  #: cell of a key that does not concern a method
+
+
+class Measurement(NamedTuple):
+    """What a draw's run measured until the end of a rung."""
+
+    score: float  #: over all validation samples, as recorded
+    has_diverged: bool  #: whether a round had no finite update
+
+
+def rank_rung(plan: Plan, rounds: int) -> Rung:
+    """Rank the draws of a rung, and select those that continue: the best third, or the winner.
+
+    The score of a draw is the mean over its seeds in the last round of the rung. Draws that diverged rank last, and
+    draws with equal scores rank by their number.
+
+    Raises
+    ------
+    ArtifactError
+        The result of the rung before or a file of a run is missing or damaged, or a method has no such score.
+    """
+    tuning, earlier_rungs = _require_tuning(plan), plan.read_rungs()
+    number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
+    if len(earlier_rungs) < number:
+        raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
+    found = []
+    for index, planned in enumerate(tuning.searches):
+        draws = earlier_rungs[number - 1].searches[index].selected if number else range(len(planned.candidates))
+        files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
+        measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
+        ranking = rank_draws(measurements, METRICS[tuning.metric].direction)
+        selected = tuple(ranked.draw for ranked in ranking[: 1 if is_last else count_kept_draws(len(ranking))])
+        keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
+        found.append(
+            RungSearch(
+                algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=tuple(keys)
+            )
+        )
+    return Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+
+
+def build_rungs(plan: Plan) -> dict[Path, bytes]:
+    """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
+    rungs = plan.tuning.rungs if plan.tuning else ()
+    return {plan.study_files.rung_result(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
+
+
+def encode_rung(rung: Rung) -> bytes:
+    """Encode the result of a rung as JSON."""
+    return json_bytes(asdict(rung))
+
+
+def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
+    """Measure a draw's run in its last merged round."""
+    metrics = results.read_merged_frame(files.metrics)
+    scores = results.compute_scores(metrics[metrics["round"] == files.round_count], [metric])
+    scores = scores[(scores["average"] == "sample") & (scores["protocol"] == planned.protocol)]
+    if scores.empty:
+        label = planned.algorithm
+        raise ArtifactError(
+            f"tune.by: {planned.protocol} has no value for {label}, which has no such model. Set "
+            f"algorithms.{label}.protocol to a model that it has, such as personal-on-local."
+        )
+    traffic = results.read_merged_frame(files.rounds)
+    return Measurement(float(scores["score"].iloc[0]), bool((traffic["left_out"] == traffic["participants"]).any()))
+
+
+def rank_draws(measurements: Mapping[int, Sequence[Measurement]], direction: int) -> tuple[RankedDraw, ...]:
+    """Rank draws, best first, by the means of their measurements over seeds. ``direction`` is -1 if lower is better.
+
+    Examples
+    --------
+    >>> scores = {0: [Measurement(0.5, False)], 1: [Measurement(0.9, True)], 2: [Measurement(0.5, False)]}
+    >>> [ranked.draw for ranked in rank_draws(scores, 1)]
+    [0, 2, 1]
+    """
+    ranking = []
+    for draw, by_seed in measurements.items():
+        score = math.fsum(measurement.score for measurement in by_seed) / len(by_seed)
+        has_diverged = not math.isfinite(score) or any(measurement.has_diverged for measurement in by_seed)
+        ranking.append(RankedDraw(draw=draw, score=score if math.isfinite(score) else None, diverged=has_diverged))
+
+    def get_sort_key(ranked: RankedDraw) -> tuple[bool, float, int]:
+        score = math.inf if ranked.score is None else -direction * ranked.score
+        return ranked.diverged, score, ranked.draw
+
+    return tuple(sorted(ranking, key=get_sort_key))
+
+
+def build_draws_frame(plan: Plan) -> pd.DataFrame:
+    """Build the table of all draws in all complete rungs.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``algorithm``, one column per name of the study's grid, ``draw``, one column per key of `tune.over` (None if it
+        does not concern the method), ``rounds`` of the rung, ``rank``, ``score`` (mean over seeds), ``diverged`` and
+        ``selected``. Empty without `tune`.
+    """
+    rows = []
+    for rung in plan.read_rungs():
+        for planned, result in zip(_require_tuning(plan).searches, rung.searches, strict=True):
+            for rank, ranked in enumerate(result.ranking, start=1):
+                rows.append(
+                    {
+                        "algorithm": planned.algorithm,
+                        **_format_point(plan, planned),
+                        "draw": ranked.draw,
+                        **_get_values(plan, planned, ranked.draw),
+                        "rounds": rung.rounds,
+                        "rank": rank,
+                        "score": math.nan if ranked.score is None else ranked.score,
+                        "diverged": ranked.diverged,
+                        "selected": ranked.draw in result.selected,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def build_search_parts(plan: Plan) -> list[str | TextTable]:
+    """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
+    if plan.tuning is None:
+        return []
+    rungs = plan.read_rungs()
+    if len(rungs) < len(plan.tuning.rungs):
+        return [describe_search(plan)]
+    metric, rows, failed = METRICS[plan.tuning.metric], [], []
+    heads = dict(zip(plan.tuning.over, results.shorten_names(plan.tuning.over), strict=True))
+    for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
+        title, point = plan.title(planned.algorithm), _format_point(plan, planned)
+        winner = result.ranking[0] if result.ranking else None
+        values = _get_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
+        failed += [results.describe_configuration(title, point)] if winner and winner.diverged else []
+        rows.append(
+            {
+                "algorithm": title,
+                **dict(zip(results.shorten_names(point), (value or NO_VALUE for value in point.values()), strict=True)),
+                **{heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()},
+                "draws": str(len(planned.candidates)),
+                f"validation {metric.head}": NO_VALUE
+                if winner is None or winner.score is None
+                else f"{metric.factor * winner.score:.2f}",
+            }
+        )
+    warning = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
+    return [describe_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning]
+
+
+def describe_search(plan: Plan) -> str:
+    """Describe how the methods were tuned, so that a reader sees that each had the same budget."""
+    tuning = _require_tuning(plan)
+    protocols = dict.fromkeys(planned.protocol for planned in tuning.searches)
+    measures = join_words([format_metric(protocol, tuning.metric) for protocol in protocols])
+    *earlier, last = map(str, tuning.rungs)
+    earlier_rounds = f"the best third continued after round {join_words(earlier)}, and " if earlier else ""
+    ranges = "; ".join(
+        f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
+    )
+    untuned = dict.fromkeys(plan.title(planned.algorithm) for planned in tuning.searches if not planned.candidates)
+    untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
+    return (
+        f"Rows with tuning `{UNTUNED}` use the settings of the study's file, and rows with `{TUNED}` the best of "
+        f"{tuning.draws} draws. The budget was the same for each method: {earlier_rounds}the best draw after round "
+        f"{last} won. Draws were ranked by {measures}, over all validation samples, with seed "
+        f"{join_words([*map(str, tuning.seeds)])}. They used no test samples. Ranges: {ranges}.{untuned_note}"
+    )
+
+
+def _require_tuning(plan: Plan) -> PlannedTuning:
+    if plan.tuning is None:
+        raise ArtifactError(f"{plan.params}: the study has no section `tune`. Type `fedpipe plan`, and run again.")
+    return plan.tuning
+
+
+def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
+    """Format the grid values of a search as text by name."""
+    return {name: value for name, value in results.format_point(plan, planned).items() if name != TUNING}
+
+
+def _get_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
+    """Get the values of a draw by key of `tune.over`. None if a key does not concern the method."""
+    values = planned.candidates[draw].values
+    return {key: values.get(key) for key in _require_tuning(plan).over}

@@ -1,0 +1,139 @@
+"""The section `tune`: a search for the hyperparameters of every method, with the same budget for each."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Annotated, Any, Literal, cast, get_args
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from fedpipe.settings.base import Section, ValidationProtocol, require_unique, to_number
+
+KEPT_FRACTION = 3  #: one of so many draws continues after a rung
+SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
+Bound = Annotated[int | float, BeforeValidator(to_number)]
+Scale = Literal["log", "linear", "choice"]
+
+
+class Range(Section):
+    """The values of a key: between two bounds, or from a list."""
+
+    log: tuple[Bound, Bound] | None = Field(
+        None, description="Bounds of values that are uniform on a logarithmic scale, such as `[0.001, 1]`."
+    )
+    linear: tuple[Bound, Bound] | None = Field(None, description="Bounds of values that are uniform.")
+    choice: tuple[Any, ...] | None = Field(None, min_length=1, description="Values with equal probabilities.")
+
+    _require_unique_values = field_validator("choice")(lambda values: values and require_unique(values))
+
+    @field_validator("log", "linear")
+    @classmethod
+    def _check_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds and bounds[0] >= bounds[1]:
+            raise ValueError(f"{list(bounds)} is not ascending. Write the smaller bound first.")
+        return bounds
+
+    @field_validator("log")
+    @classmethod
+    def _check_sign(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+        if bounds and bounds[0] <= 0:
+            raise ValueError(f"{list(bounds)} can't be used, because {bounds[0]} has no logarithm. Use more than 0.")
+        return bounds
+
+    @model_validator(mode="after")
+    def _require_one_scale(self) -> Range:
+        names = [name for name in get_args(Scale) if getattr(self, name) is not None]
+        if len(names) != 1:
+            found = " and ".join(names) or "nothing"
+            raise ValueError(f"it sets {found}. Set one of log, linear and choice, such as {{log: [0.001, 1]}}.")
+        return self
+
+    @property
+    def scale(self) -> Scale:
+        """The scale that is set."""
+        return cast(Scale, next(name for name in get_args(Scale) if getattr(self, name) is not None))
+
+    def get_value(self, fraction: float) -> Any:
+        """Get the value at a fraction in [0, 1) of the range.
+
+        Numbers are integers if both bounds are integers, and otherwise have three significant digits.
+        """
+        if self.choice is not None:
+            return self.choice[int(fraction * len(self.choice))]
+        is_logarithmic = self.log is not None
+        low, high = cast(tuple[float, float], self.log or self.linear)
+        is_integer = isinstance(low, int) and isinstance(high, int)
+        margin = 0.5 if is_integer else 0.0  # each integer has the same room
+        start, stop = low - margin, high + margin
+        if is_logarithmic:
+            value = math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start)))
+        else:
+            value = start + fraction * (stop - start)
+        value = round(value) if is_integer else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return min(max(value, low), high)
+
+
+class Tune(Section):
+    """A search for the hyperparameters of every method, with the same number of draws and rounds for each.
+
+    The winners run with the study's seeds. The table shows them next to the settings of this file. Without this
+    section nothing is tuned.
+    """
+
+    over: dict[str, Range] = Field(
+        min_length=1,
+        description="Ranges by key, such as `federation.learning_rate: {log: [0.001, 1]}`, `{linear: [0, 1]}` or "
+        "`{choice: [8, 16]}`. A key in `algorithms.LABEL` is for this method, and each method draws its own values of "
+        "other keys. Numbers are integers if both bounds are.",
+    )
+    draws: int = Field(ge=2, le=10_000, description="Draws of each method, by a scrambled Sobol sequence.")
+    rungs: tuple[Annotated[int, Field(ge=1, le=9999, strict=True)], ...] = Field(
+        min_length=1,
+        description="Numbers of rounds, such as `[20, 60, 180]`. After each, the best third of the draws (rounded up) "
+        "continues. After the last, the best one wins.",
+    )
+    by: ValidationProtocol = Field(
+        description="Protocol on the clients' validation samples that ranks the draws, in the study's first metric "
+        "over all of these samples. A method with its own `protocol` is ranked by that model."
+    )
+    seeds: tuple[int, ...] = Field(
+        min_length=1, description="Seeds of the draws' runs, none of study.seeds. The score is the mean over them."
+    )
+
+    _require_unique_seeds = field_validator("seeds")(require_unique)
+
+    @field_validator("rungs")
+    @classmethod
+    def _check_rungs(cls, rungs: tuple[int, ...]) -> tuple[int, ...]:
+        for earlier, later in pairwise(rungs):
+            if earlier >= later:
+                raise ValueError(f"{later} follows {earlier}. Use ascending numbers of rounds, such as [20, 60, 180].")
+        return rungs
+
+    @property
+    def draw_counts(self) -> tuple[int, ...]:
+        """Number of draws of each method in each rung."""
+        counts = [self.draws]
+        for _ in self.rungs[1:]:
+            counts.append(count_kept_draws(counts[-1]))
+        return tuple(counts)
+
+    def select_ranges(self, label: str) -> dict[str, Range]:
+        """Select the ranges that a method draws from, in the order of their keys' names."""
+        return {
+            key: self.over[key]
+            for key in sorted(self.over)
+            if not key.startswith("algorithms.") or key.startswith(f"algorithms.{label}.")
+        }
+
+
+def count_kept_draws(draws: int) -> int:
+    """Count the draws that continue after a rung: a third, rounded up, so at least one.
+
+    Examples
+    --------
+    >>> [count_kept_draws(draws) for draws in (27, 10, 4, 3, 2, 1)]
+    [9, 4, 2, 1, 1, 1]
+    """
+    return -(-draws // KEPT_FRACTION)

@@ -1,0 +1,127 @@
+"""The search of `tune` by the commands that users type: killed, resumed, edited, and versioned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import small_studies as studies
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
+
+NOTHING = "Nothing to be done"
+RUNGS = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
+TUNE: dict[str, Any] = {
+    "over": {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}},
+    "draws": 4,
+    "rungs": [1, 2],
+    "by": "personal-on-validation",
+    "seeds": [100],
+}
+
+
+def write_study(project: Project, **sections: Any) -> None:
+    sections = {"dataset": {"validation_fraction": 0.2}, "tune": TUNE} | sections
+    studies.write(studies.settings(("fedavg", "fedprox"), 3, **sections), project.folder)
+
+
+def read_rungs(project: Project) -> list[dict[str, Any]]:
+    return [json.loads((project.folder / path).read_text()) for path in RUNGS]
+
+
+def wait_for(path: Path, running: subprocess.Popen[bytes]) -> None:
+    """Return when a file exists, while the process still runs."""
+    while not path.exists():
+        try:
+            running.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"it ended with {running.returncode} before {path} existed")
+
+
+@pytest.mark.slow
+def test_a_search_from_draws_to_the_table(project: Project) -> None:
+    write_study(project)
+    bound = project.run("fedpipe", "plan", "--dry-run")
+    assert "at most 8 runs with 12 rounds for the draws. Runs of the winners: 2" in bound
+    # 8 draws, 2 of each method until the second rung, and the default settings and the winner of each method.
+    printed = project.snakemake()
+    assert count_jobs(printed)["segment"] == 8 + 4 + 4
+    assert printed.count("checkpoint rank:") == 2
+    first, second = read_rungs(project)
+    assert [len(found["selected"]) for found in first["searches"]] == [2, 2]
+    assert [len(found["selected"]) for found in second["searches"]] == [1, 1]
+    assert NOTHING in project.snakemake()
+    assert NOTHING in project.run("snakemake", "--profile", "slurm", "-n", "all")
+    table = (project.folder / "results/tables/results.md").read_text()
+    assert "| FedProx" in table
+    assert "the best of 4 draws" in table
+    assert set(project.metrics()["fedprox"]) == {"tuning=tuned", "tuning=default"}
+    assert "the winners of 4 draws are known" in project.run("fedpipe", "status")
+    assert "All verified" in project.run("fedpipe", "verify")
+    hashes = project.hash_results()
+
+    project.run("rm", RUNGS[0])
+    assert count_jobs(project.snakemake(TABLE))["segment"] == 0
+    assert read_rungs(project) == [first, second]
+
+    project.edit(tune={"draws": 6})
+    segments = count_jobs(project.snakemake("runs"))["segment"]
+    assert 4 <= segments <= 4 + 2 * 2 + 2, "two new draws of each method, and what follows from them"
+    project.edit(tune={"rungs": [1, 2, 3]})
+    assert count_jobs(project.snakemake("runs"))["segment"] <= 2 + 2, "the best of each method for one more round"
+    project.edit(tune={"draws": 4, "rungs": [1, 2]})
+    assert count_jobs(project.snakemake("runs"))["segment"] == 0
+    assert [rung["searches"] for rung in read_rungs(project)] == [first["searches"], second["searches"]]
+    assert hashes.items() <= project.hash_results().items()
+
+    project.edit(study={"seeds": [0, 1]})
+    assert count_jobs(project.snakemake("runs"))["segment"] == 4, "default settings and winners with the new seed"
+    assert [found["selected"] for found in read_rungs(project)[1]["searches"]] == [
+        found["selected"] for found in second["searches"]
+    ]
+
+    path = project.folder / "fedpipe/algorithms/fedprox.py"
+    path.write_text(path.read_text().replace(" = 0.01", " = 0.02"))
+    segments = count_jobs(project.snakemake("runs"))["segment"]
+    assert segments == 4 + 2 + 2 * 2, "the draws, default settings and winner of FedProx"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", [{}, {"rounds_per_job": 1, "clients_per_job": 3}], ids=["runs", "rounds"])
+def test_a_search_that_is_killed_continues_with_the_same_winners(project: Project, execution: dict[str, Any]) -> None:
+    write_study(project)
+    project.snakemake("runs")
+    rungs, hashes = read_rungs(project), project.hash_results()
+    project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
+    write_study(project, execution=execution)
+    with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
+        wait_for(project.folder / RUNGS[0], killed)
+        killed.kill()
+    assert "tune: rung 2 of 2, 2 draws of each method until round 2" in project.run("fedpipe", "status")
+    assert "not complete" in project.run("fedpipe", "show", check=False)
+    project.snakemake("runs", "--unlock")
+    project.snakemake("runs")
+    assert read_rungs(project) == rungs
+    assert project.hash_results() == hashes
+
+
+@pytest.mark.slow
+def test_dvc_versions_a_search(project: Project) -> None:
+    write_study(project)
+    project.edit(study={"algorithms": ["fedavg"]}, tune={"over": {"federation.learning_rate": {"log": [0.01, 1]}}})
+    project.run("dvc", "repro")
+    (first, second), hashes = read_rungs(project), project.hash_results()
+    assert "didn't change" in project.run("dvc", "repro")
+    project.commit()
+    assert "Nothing to remove" in project.run("fedpipe", "prune", "--yes")
+    project.edit(tune={"draws": 6})
+    project.run("dvc", "repro")
+    project.run("git", "stash")
+    project.run("dvc", "checkout")
+    assert read_rungs(project) == [first, second]
+    assert NOTHING in project.snakemake()
+    assert hashes.items() <= project.hash_results().items()

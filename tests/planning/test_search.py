@@ -1,0 +1,217 @@
+"""The draws of `tune` in the plan: exact values, one run per draw and seed, and the plan after each rung."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.storage.files import json_bytes, write_bytes
+from fedpipe.planning import freshness, planner, search
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch
+from fedpipe.settings.tune import Range
+from tests import small_studies as studies
+
+RANGES = {"federation.learning_rate": Range(log=(0.001, 1)), "algorithms.fedprox.mu": Range(linear=(0.0, 1.0))}
+OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
+TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100, 101]}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_study(tune: dict[str, Any] | None = None, **sections: Any) -> planner.NewPlan:
+    sections = {"dataset": {"validation_fraction": 0.2}, "study": {"seeds": [0, 1]}} | sections
+    studies.write(studies.settings(("fedavg", "fedprox"), tune=TUNE | (tune or {}), **sections), Path())
+    plan = planner.make_plan()
+    planner.write_plan(plan)
+    return plan
+
+
+def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
+    """Write the result of a rung in which these draws are the best of each method."""
+    assert plan.tuning is not None
+    found, rungs = [], plan.read_rungs()
+    for index, planned in enumerate(plan.tuning.searches):
+        draws = rungs[-1].searches[index].selected if rungs else range(plan.tuning.draws)
+        order = [*selected, *(draw for draw in draws if draw not in selected)]
+        ranking = tuple(RankedDraw(draw=draw, score=0.5, diverged=False) for draw in order)
+        is_last = rounds == plan.tuning.rungs[-1]
+        keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
+        result = RungSearch(
+            algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=keys
+        )
+        found.append(result)
+    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+    write_bytes(plan.study_files.rung_result(rounds), json_bytes(asdict(rung)))
+
+
+# -- draws -------------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_a_function_of_seed_label_and_number() -> None:
+    draws = search.draw_values("fedprox", RANGES, 4, 100)
+    assert draws == [
+        {"algorithms.fedprox.mu": 0.979, "federation.learning_rate": 0.375},
+        {"algorithms.fedprox.mu": 0.12, "federation.learning_rate": 0.00349},
+        {"algorithms.fedprox.mu": 0.261, "federation.learning_rate": 0.037},
+        {"algorithms.fedprox.mu": 0.652, "federation.learning_rate": 0.0207},
+    ]
+    assert search.draw_values("fedprox", dict(reversed(RANGES.items())), 4, 100) == draws
+    assert search.draw_values("fedprox", RANGES, 11, 100)[:4] == draws
+    assert search.draw_values("fedprox", RANGES, 3, 100) == draws[:3]
+    assert search.draw_values("fedavg", RANGES, 4, 100) != draws
+    assert search.draw_values("fedprox", RANGES, 4, 101) != draws
+    assert search.draw_values("fedavg", {}, 4, 100) == []
+
+
+def test_draws_cover_a_range_evenly() -> None:
+    values = [draw["a"] for draw in search.draw_values("fedavg", {"a": Range(linear=(0.0, 8.0))}, 8, 3)]
+    assert sorted(int(value) for value in values) == [*range(8)]
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_the_same_number_of_draws() -> None:
+    plan = plan_study()
+    assert plan.tuning is not None
+    assert [(planned.algorithm, len(planned.candidates)) for planned in plan.tuning.searches] == [
+        ("fedavg", 4),
+        ("fedprox", 4),
+    ]
+    fedavg, fedprox = plan.tuning.searches
+    assert {key for one in fedavg.candidates for key in one.values} == {"federation.learning_rate"}
+    assert {key for one in fedprox.candidates for key in one.values} == {*OVER}
+    assert len(plan.draw_paths) == 2 * 4 * 2
+    assert [cell.grid for cell in plan.cells] == [{"tuning": "default"}] * 4
+    assert plan.grid == {"tuning": ["tuned", "default"]}
+    for path in plan.draw_paths:
+        settings = RunSettings.read(path / "run.yaml")
+        assert settings.evaluation["protocols"] == ["personal-on-validation"], "no draw is tested on test samples"
+        assert settings.seed in (100, 101)
+    assert "Runs of the winners: 4" in search.describe_bound(plan)
+    assert "at most 16 runs with 24 rounds" in search.describe_bound(plan), "4 draws, and 2 of them one round more"
+
+
+def test_a_method_with_its_own_protocol_is_ranked_by_that_model() -> None:
+    plan = plan_study(
+        algorithms={"fedavg": {"protocol": "finetuned-on-local"}},
+        evaluation={"protocols": ["personal-on-local", "finetuned-on-local"]},
+    )
+    assert plan.tuning is not None
+    assert [planned.protocol for planned in plan.tuning.searches] == [
+        "finetuned-on-validation",
+        "personal-on-validation",
+    ]
+    settings = RunSettings.read(next(path for path in plan.draw_paths if "fedavg" in str(path)) / "run.yaml")
+    assert settings.evaluation["finetune_epochs"] == 1
+
+
+def test_each_point_of_the_grid_has_a_search() -> None:
+    plan = plan_study(study={"seeds": [0], "grid": {"partition.alpha": [0.1, 0.5]}})
+    assert plan.tuning is not None
+    assert [(planned.algorithm, planned.grid) for planned in plan.tuning.searches][:1] == [
+        ("fedavg", {"partition.alpha": 0.1})
+    ]
+    assert len({key for planned in plan.tuning.searches for one in planned.candidates for key in one.keys}) == 4 * 4 * 2
+
+
+def test_more_draws_rungs_or_study_seeds_keep_the_keys_of_the_draws() -> None:
+    paths = plan_study().draw_paths
+    assert plan_study({"rungs": [1, 3, 4]}).draw_paths == paths
+    assert plan_study(study={"seeds": [5]}).draw_paths == paths
+    assert plan_study(evaluation={"protocols": ["global-on-global"]}).draw_paths == paths
+    assert plan_study({"draws": 7}).draw_paths > paths
+    assert plan_study({"seeds": [101]}).draw_paths.isdisjoint(paths), "the first seed also seeds the draws"
+
+
+def test_a_study_without_the_section_has_the_same_plan_as_before() -> None:
+    studies.write(studies.settings(("fedavg",)), Path())
+    content = planner.make_plan().to_dict()
+    assert "tuning" not in content
+    assert "grid" in content
+    assert content["grid"] == {}
+
+
+# -- results of rungs --------------------------------------------------------------------------------------------------
+
+
+def get_rounds_of_draws(plan: Plan) -> dict[str, int]:
+    resolved = plan.resolve(has_draws=True)
+    cells = [cell for cell in resolved.cells if cell.algorithm == "fedprox" and cell.seed == 100]
+    return {cell.grid["tuning"]: max(one.rounds for one in cells if one.grid == cell.grid) for cell in cells}
+
+
+def test_the_plan_follows_the_results_of_the_rungs() -> None:
+    made = plan_study()
+    path = made.study_files.plan
+    bytes_before = path.read_bytes()
+    assert get_rounds_of_draws(Plan.read(path)) == {f"draw {draw}": 1 for draw in range(4)}
+    write_result(made, 1, (2, 1))
+    plan = Plan.read(path)
+    assert plan.is_searching
+    assert get_rounds_of_draws(plan) == {"draw 0": 1, "draw 1": 2, "draw 2": 2, "draw 3": 1}
+    with pytest.raises(ArtifactError, match=r"tuning-0002\.json is missing or outdated.*fedpipe run"):
+        plan.require_winners()
+    write_result(made, 2, (1,))
+    search.write_winner_settings(made)
+    plan = Plan.read(path)
+    assert not plan.is_searching
+    assert [(cell.algorithm, cell.grid["tuning"], cell.seed) for cell in plan.cells] == [
+        (label, tuning, seed) for label in plan.algorithms for tuning in ("tuned", "default") for seed in (0, 1)
+    ]
+    assert made.tuning is not None
+    values = made.tuning.searches[1].candidates[1].values
+    winner = plan.cells[4]
+    settings, default = RunSettings.read(winner.files.settings), RunSettings.read(plan.cells[6].files.settings)
+    assert settings.federation == default.federation | {"learning_rate": values["federation.learning_rate"]}
+    assert settings.algorithm == default.algorithm | {"mu": values["algorithms.fedprox.mu"]}
+    assert (settings.seed, settings.evaluation, winner.rounds) == (0, default.evaluation, 4)
+    assert plan.to_dict() == made.to_dict(), "plan.json does not depend on the results"
+    planner.write_plan(planner.make_plan())
+    assert path.read_bytes() == bytes_before
+    assert not freshness.needs_planning(Path("params.yaml"), "full")
+    winner.files.settings.unlink()
+    assert freshness.needs_planning(Path("params.yaml"), "full")
+    planner.write_plan(planner.make_plan())
+    assert winner.files.settings.is_file()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"search": "0" * 12},
+        {"rounds": 2},
+        {"searches": []},
+        {"searches": [{"algorithm": "fedavg"}]},
+    ],
+)
+def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) -> None:
+    plan = plan_study()
+    write_result(plan, 1, (2, 1))
+    path = plan.study_files.rung_result(1)
+    assert len(plan.read_rungs()) == 1
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert plan.read_rungs() == ()
+
+
+def test_a_changed_search_forgets_the_results() -> None:
+    write_result(plan_study(), 1, (2, 1))
+    for tune, sections in (({"draws": 5}, {}), ({"rungs": [1, 3]}, {}), ({}, {"study": {"seeds": [0, 2]}})):
+        assert plan_study(tune, **sections).read_rungs() == ()
+    assert len(plan_study().read_rungs()) == 1
+
+
+def test_a_method_without_a_range_is_its_own_winner() -> None:
+    plan = plan_study({"over": {"algorithms.fedprox.mu": {"log": [0.01, 1]}}})
+    assert plan.tuning is not None
+    assert [len(planned.candidates) for planned in plan.tuning.searches] == [0, 4]

@@ -1,0 +1,101 @@
+"""The ranking of draws, and what the table says about a search."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedpipe.engine.collect import collect_rounds
+from fedpipe.planning import search
+from fedpipe.planning.plan import Plan
+from fedpipe.report import tuning
+from fedpipe.report.data import StudyData
+from fedpipe.report.tuning import Measurement, rank_draws
+from tests import small_studies as studies
+
+
+def rank(scores: dict[int, list[Measurement]], direction: int = 1) -> list[int]:
+    return [ranked.draw for ranked in rank_draws(scores, direction)]
+
+
+def test_the_best_mean_over_seeds_ranks_first() -> None:
+    scores = {0: [Measurement(0.9, False), Measurement(0.1, False)], 1: [Measurement(0.6, False)] * 2}
+    assert rank(scores) == [1, 0]
+    assert rank(scores, direction=-1) == [0, 1]
+
+
+def test_of_equal_draws_the_lower_number_ranks_first_in_every_order() -> None:
+    scores = {draw: [Measurement(0.5, False)] for draw in (3, 1, 2)}
+    assert rank(scores) == rank(dict(reversed(scores.items()))) == [1, 2, 3]
+    assert rank(scores, direction=-1) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_draws_that_diverged_rank_last(direction: int) -> None:
+    scores = {
+        0: [Measurement(math.nan, False)],
+        1: [Measurement(0.9, True), Measurement(0.9, False)],
+        2: [Measurement(0.5, False)],
+        3: [Measurement(math.inf, False)],
+        4: [Measurement(0.1, False)],
+    }
+    order = rank(scores, direction)
+    assert {*order[:2]} == {2, 4}
+    assert order[2:] == [1, 0, 3]
+    assert [ranked.score for ranked in rank_draws(scores, direction)][2:] == [0.9, None, None]
+
+
+def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two draws of FedProx. FedAvg has no range, so its rows are equal. A proximal weight of 1e30 diverges."""
+    monkeypatch.chdir(tmp_path)
+    over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
+    tune = {"over": over, "draws": 2, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    sections = {"dataset": {"validation_fraction": 0.2}, "federation": {"batch_size": 8}}
+    settings = studies.settings(("fedavg", "fedprox"), 2, tune=tune, **sections) | {"partition": {"scheme": "iid"}}
+    made = studies.prepare(settings)
+    for rounds in (1, 2):
+        compute(made, rounds)
+        path = made.study_files.rung_result(rounds)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tuning.encode_rung(tuning.rank_rung(made, rounds)))
+    search.write_winner_settings(made)
+    plan = Plan.read(made.study_files.plan)
+    compute(plan, 2)
+    draws = tuning.build_draws_frame(plan)
+    values = draws.set_index(["rounds", "rank"])["algorithms.fedprox.mu"]
+    assert values.to_dict() == {(1, 1): 0.1, (1, 2): 1e30, (2, 1): 0.1}
+    assert draws["diverged"].tolist() == [False, True, False]
+    assert draws["selected"].tolist() == [True, False, True]
+    assert {*draws["algorithm"]} == {"fedprox"}
+    assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
+    sentence, table = tuning.build_search_parts(plan)
+    assert "the best of 2 draws" in sentence
+    assert "No range concerns FedAvg" in sentence
+    assert isinstance(table, tuning.TextTable)
+    assert table.frame[["algorithm", "mu", "draws"]].to_numpy().tolist() == [
+        ["FedAvg", "–", "0"],
+        ["FedProx", "0.1", "2"],
+    ]
+    means = StudyData(plan).table.query("protocol == 'personal-on-local' and average == 'sample' and round == 'last'")
+    by_row = means.set_index(["algorithm", "tuning"])["mean"]
+    assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
+    assert isinstance(by_row, pd.Series)
+
+
+def compute(plan: Plan, rounds: int) -> None:
+    """Compute the rounds of all runs that are known to need them, and partitions."""
+    from fedpipe.engine.run import Run
+    from fedpipe.planning import partition
+    from fedpipe.settings.execution import Execution
+
+    for planned in plan.resolve(has_draws=True).runs:
+        if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
+            partition.partition_dataset(planned.partition)
+        if planned.rounds >= rounds or planned.path not in plan.draw_paths:
+            run = Run(planned.files, Execution(), 1, "all")
+            for _ in run.run_segment(rounds):
+                pass
+            collect_rounds(planned.files, rounds, "all")

@@ -1,0 +1,149 @@
+"""The section `tune`: ranges, and every mistake as an error with its key and value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.errors import SettingsError
+from fedpipe.planning import planner
+from fedpipe.settings.tune import Range, Tune
+from tests import small_studies as studies
+
+OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
+TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100]}
+
+
+def plan_study(tune: dict[str, Any], preset: str = "full", **sections: Any) -> planner.NewPlan:
+    sections = {"dataset": {"validation_fraction": 0.2}} | sections
+    studies.write(studies.settings(("fedavg", "fedprox"), tune=TUNE | tune, **sections), Path())
+    return planner.make_plan(preset=preset)
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("range_settings", "values"),
+    [
+        ({"linear": [0.0, 1.0]}, [0.0, 0.25, 0.999]),
+        ({"log": [0.01, 1.0]}, [0.01, 0.0316, 0.995]),
+        ({"linear": [1, 4]}, [1, 2, 4]),
+        ({"log": [1, 100]}, [1, 2, 100]),
+        ({"log": ["1e-2", 1]}, [0.01, 0.0316, 0.995]),
+        ({"choice": [8, "full", 16]}, [8, 8, 16]),
+    ],
+)
+def test_a_range_has_a_value_for_each_fraction(range_settings: dict[str, Any], values: list[Any]) -> None:
+    section = Range.model_validate(range_settings)
+    found = [section.get_value(fraction) for fraction in (0.0, 0.25, 0.999)]
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+def test_each_integer_is_as_likely_as_the_others() -> None:
+    values = [Range(linear=(1, 4)).get_value((index + 0.5) / 400) for index in range(400)]
+    assert [values.count(value) for value in (1, 2, 3, 4)] == [100] * 4
+
+
+def test_the_best_third_continues() -> None:
+    settings = TUNE | {"draws": 27, "rungs": [1, 2, 3, 4, 5]}
+    assert Tune.model_validate(settings).draw_counts == (27, 9, 3, 1, 1)
+    assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ({"by": "personal-on-local"}, r"^tune\.by: 'personal-on-local' can't be used\. Use 'global-on-validation', "),
+        ({"by": "trained-on-train"}, r"^tune\.by: 'trained-on-train' "),
+        ({"seeds": [1, 0]}, r"^tune\.seeds: 0 is also in study\.seeds.* such as 2\."),
+        ({"seeds": []}, r"^tune\.seeds: \[\] "),
+        ({"rungs": [2, 1]}, r"^tune\.rungs: 1 follows 2"),
+        ({"rungs": [1, 1]}, r"^tune\.rungs: 1 follows 1"),
+        ({"rungs": [1, 5]}, r"^tune\.rungs: 5 is more than federation\.rounds \(4\)"),
+        ({"draws": 1}, r"^tune\.draws: 1 "),
+        ({"drawz": 1}, r"^tune\.drawz: unknown key\. Did you mean 'draws'"),
+        ({"over": {}}, r"^tune\.over: \{\} "),
+        ({"over": {"mu": {"linear": [0, 1]}}}, r"^tune\.over: 'mu' .* algorithms\.fedprox\.mu"),
+        ({"over": {"algorithms.moon.mu": {"linear": [0, 1]}}}, r"^tune\.over: 'algorithms\.moon\.mu' .* 'moon'"),
+        ({"over": {"algorithms.fedprox": {"choice": [{}]}}}, r"^tune\.over: 'algorithms\.fedprox' .* as a whole"),
+        ({"over": {"algorithms.fedprox.title": {"choice": ["x"]}}}, r"^tune\.over: 'algorithms\.fedprox\.title'"),
+        ({"over": {"federation.rounds": {"linear": [1, 4]}}}, r"^tune\.over: 'federation\.rounds' .* tune\.rungs"),
+        ({"over": {"federation.clients": {"linear": [1, 4]}}}, r"^tune\.over: 'federation\.clients' "),
+        ({"over": {"partition.alpha": {"linear": [0.1, 1]}}}, r"^tune\.over: 'partition\.alpha' "),
+        ({"over": {"model": {"choice": [{"name": "mlp"}]}}}, r"^tune\.over: 'model' .* as a whole"),
+        (
+            {"over": {"federation.learnin_rate": {"linear": [0.1, 1]}}},
+            r"^federation\.learnin_rate: unknown key\. Did you mean 'learning_rate'\? \(with federation\.learnin_rate",
+        ),
+        (
+            {"over": {"federation.momentum": {"linear": [0.5, 1.5]}}},
+            r"federation\.momentum: .* \(with federation\.momentum: .*, which tune\.over draws for fedavg\)",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"log": [-1, 1]}}},
+            r"^tune\.over\.federation\.learning_rate\.log: \[-1, 1\] .* -1 has no logarithm",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"linear": [1, 0.1]}}},
+            r"^tune\.over\.federation\.learning_rate\.linear: \[1, 0\.1\] is not ascending",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"linear": [0, 1], "log": [0.1, 1]}}},
+            r"^tune\.over\.federation\.learning_rate: it sets log and linear",
+        ),
+        ({"over": {"federation.learning_rate": {}}}, r"^tune\.over\.federation\.learning_rate: it sets nothing"),
+        (
+            {"over": {"federation.learning_rate": {"lin": [0, 1]}}},
+            r"tune\.over\.federation\.learning_rate\.lin: unknown key\. Did you mean 'linear'",
+        ),
+        (
+            {"over": {"federation.learning_rate": {"choice": [0.1, 0.1]}}},
+            r"^tune\.over\.federation\.learning_rate\.choice: '0\.1' is listed twice",
+        ),
+    ],
+)
+def test_a_mistake_is_an_error(tune: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        plan_study(tune)
+    assert re.search(message, str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"study": {"grid": {"federation.learning_rate": [0.1]}}}, "'federation.learning_rate' in study.grid sets"),
+        ({"study": {"grid": {"tuning": {"a": {"federation.batch_size": 8}}}}}, "study.grid.tuning: "),
+        (
+            {"algorithms": {"fedprox": {"overrides": {"federation.learning_rate": 0.1}}}},
+            "algorithms.fedprox.overrides sets 'federation.learning_rate'",
+        ),
+        (
+            {"preset": "small", "presets": {"small": {"federation.learning_rate": 0.1}}},
+            "the preset sets 'federation.learning_rate'",
+        ),
+        ({"dataset": {}}, "tune.by: personal-on-validation can't be measured"),
+        ({"evaluation": {"every": 2}}, "tune.rungs: round 1 is not evaluated"),
+        ({"diagnostics": {"norms": {"kind": "head-norms"}}}, "diagnostics: norms can't be used with `tune`"),
+    ],
+)
+def test_a_key_that_is_set_elsewhere_is_an_error(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        plan_study({}, **sections)
+
+
+def test_a_preset_may_shrink_the_search_or_remove_it() -> None:
+    presets = {"small": {"tune.draws": 2, "tune.rungs": [1]}, "none": {"tune": None}}
+    studies.write(
+        studies.settings(("fedavg", "fedprox"), tune=TUNE, dataset={"validation_fraction": 0.2}, presets=presets),
+        Path(),
+    )
+    small, none = planner.make_plan(preset="small"), planner.make_plan(preset="none")
+    assert small.tuning is not None
+    assert (small.tuning.draws, small.tuning.rungs, none.tuning) == (2, (1,), None)
