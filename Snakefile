@@ -30,7 +30,7 @@ localrules:
 rule all:
     default_target: True
     input:
-        STUDY_DAG.get_final_output(),
+        STUDY_DAG.get_all_results(),
         *STUDY_DAG.get_winner_output(checkpoints),
 
 

@@ -113,7 +113,7 @@ class Algorithm(Component):
 
     #: Effect of a parameter `layers` that is larger than the network, as ``so ...``. Empty: there is no such parameter.
     excess_layers_effect: ClassVar[str] = ""
-    #: Why FedDW's regularizer can't be added to this method (the key `dw`), with the cure. Empty: it can.
+    #: Why FedDW's regularizer can't be added to this method (the key `dw`), with the advice. Empty: it can.
     dw_conflict: ClassVar[str] = ""
     #: whether it begins with several initial models, so `model.weights` can't be used
     needs_several_models: ClassVar[bool] = False

@@ -129,11 +129,11 @@ def _read_plan(name: str) -> Plan:
 
 
 def _make_row_key(plan: Plan, cell: Cell) -> Row:
-    return cell.algorithm, results.describe_point(results.format_point(plan, cell))
+    return cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
 
 
 def _make_row_key_of_record(plan: Plan, record: dict[Any, Any]) -> Row:
-    return str(record["algorithm"]), results.describe_point({name: record[name] for name in plan.grid})
+    return str(record["algorithm"]), results.describe_grid_point({name: record[name] for name in plan.grid})
 
 
 def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
 
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     problem = f"{path} of '{name}' is not in this folder, in DVC's cache or in its remote"
-    cure = "Try `dvc fetch --all-commits`."
+    advice = "Try `dvc fetch --all-commits`."
     try:
         info = dvc_files.info(str(path))
     except FileNotFoundError:
@@ -228,14 +228,14 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
     except DataIndexDirError as error:  # the list of its folder's files is missing
         reason = error.__cause__
         note = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_to_single_line(reason)})"
-        raise ArtifactError(f"{problem}{note}. {cure}") from None
+        raise ArtifactError(f"{problem}{note}. {advice}") from None
     if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
         (folder / path).write_bytes(path.read_bytes())
         return
     try:
         dvc_files.get_file(str(path), str(folder / path))
     except FileNotFoundError:
-        raise ArtifactError(f"{problem}. {cure}") from None
+        raise ArtifactError(f"{problem}. {advice}") from None
 
 
 def _to_single_line(error: BaseException) -> str:

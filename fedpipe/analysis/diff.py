@@ -37,7 +37,7 @@ def find_run(key: str) -> RunFiles:
 def _describe_known_keys() -> str:
     """Advice for an unknown key: the planned runs of params.yaml, if there are few."""
     try:
-        lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_lines
+        lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_descriptions
     except UserError:
         return "Type `ls results/runs/*` to list the keys."
     remaining_note = (

@@ -153,7 +153,7 @@ class Results:
         frames: list[pd.DataFrame] = []
         with self._enter_folder():
             for run in {run.partition: run for run in self.plan.runs}.values():
-                path = layout.assignment_file(run.partition)
+                path = layout.get_assignment_path(run.partition)
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(stored_files.get_class_names(run.dataset)))

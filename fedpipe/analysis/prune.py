@@ -91,7 +91,7 @@ def find_unneeded_files() -> list[UnneededFiles]:
                 needed_features | feature_files,
             )
             continue
-        needed_partitions.add(layout.assignment_file(digest_json(run_settings.partition_settings)).parent)
+        needed_partitions.add(layout.get_assignment_path(digest_json(run_settings.partition_settings)).parent)
         needed_data.add(store.locate_dataset(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
     unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
@@ -145,8 +145,8 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
         for study_plan in plans:
             needed_runs = study_plan.resolve(has_draws=True).runs
             runs |= {run.path for run in needed_runs}
-            partitions |= {layout.assignment_file(run.partition).parent for run in needed_runs}
-            data |= {layout.dataset_file(run.dataset) for run in study_plan.runs}
+            partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
+            data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}
     return runs, partitions, data
 
 

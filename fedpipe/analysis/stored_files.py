@@ -19,17 +19,19 @@ from fedpipe.planning.plan import Plan
 def _read_class_names(dataset: str, file_fingerprint: str) -> tuple[str, ...]:
     from fedpipe.data import class_names, store
 
-    return class_names.get_class_names(dataset, store.read_dataset_info(layout.dataset_file(dataset)).classes)
+    return class_names.get_class_names(dataset, store.read_dataset_info(layout.get_dataset_path(dataset)).classes)
 
 
 def get_class_names(dataset: str) -> tuple[str, ...]:
     """Names of the classes of a stored data set."""
-    return _read_class_names(dataset, pinned_files.compute_stat_fingerprint(layout.dataset_file(dataset).absolute()))
+    return _read_class_names(
+        dataset, pinned_files.compute_stat_fingerprint(layout.get_dataset_path(dataset).absolute())
+    )
 
 
 def read_client_names(partition: str) -> dict[int, str]:
     """Name of each client of a stored partition by number. Client -1 is the server."""
-    path = layout.assignment_file(partition)
+    path = layout.get_assignment_path(partition)
     table = read_parquet(path, read_recorded_sha256(path))
     names = assignment.read_client_names(table, int(table["client"].to_numpy().max()) + 1)
     return {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
@@ -83,7 +85,7 @@ def read_current_plan(params: Path) -> Plan:
     if not files.plan.is_file():
         raise ArtifactError(f"{files.plan} is missing. Type `{layout.format_run_command(params)}` first.")
     plan = Plan.read(files.plan)
-    current = freshness.check_plan(plan)
+    current = freshness.compare_plan_with_files(plan)
     if current.error:
         raise current.error
     if current.state == "stale":

@@ -27,7 +27,7 @@ from fedpipe.data import store
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results, table_parts
-from fedpipe.report.contents import check_tables
+from fedpipe.report.contents import require_current_tables
 from fedpipe.report.data import StudyData
 from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
@@ -62,7 +62,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         raise SettingsError(f"'{table}' is not in the results of this folder. Change to the folder of its study.")
     plan = Plan.read(table.parent.parent / "plan.json")
     data, report = StudyData(plan), plan.report
-    check_tables(data, "results.md", "results.csv")
+    require_current_tables(data, "results.md", "results.csv")
     table_cells = _collect_rows_by_cell_name(data)
     if cell not in table_cells:
         similar_names = [name for name in table_cells if name.partition(".")[0] == cell.partition(".")[0]]
@@ -100,7 +100,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
 def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
     """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
-    assignment_path = layout.assignment_file(digest_json(settings.partition_settings))
+    assignment_path = layout.get_assignment_path(digest_json(settings.partition_settings))
     dataset_path = store.locate_dataset(settings.dataset)
     return {
         "run": str(files.path),
@@ -144,14 +144,14 @@ def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
     cells = {}
     for row in shown_rows.to_dict("records"):
-        point = results.describe_point({name: row[name] for name in data.plan.grid})
+        point = results.describe_grid_point({name: row[name] for name in data.plan.grid})
         metric = "" if row["metric"] == "accuracy" else row["metric"]
         cells[".".join(filter(None, (row["algorithm"], point, row["protocol"], metric)))] = row
     return cells
 
 
 def _has_grid_point_of_row(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
-    return all(row[name] == value for name, value in results.format_point(plan, cell).items())
+    return all(row[name] == value for name, value in results.format_grid_point(plan, cell).items())
 
 
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:

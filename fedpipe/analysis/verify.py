@@ -71,7 +71,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
     count = pruned_count = 0
     settings = RunSettings.read(files.settings)
     dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
-    assignment_path, heterogeneity_path = layout.assignment_file(key), layout.heterogeneity_file(key)
+    assignment_path, heterogeneity_path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     for path, path_to_delete in (
         (dataset_path, dataset_path),
         (assignment_path, assignment_path),
@@ -111,7 +111,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
 
 def verify_partition(key: str) -> VerificationResult:
     """Recompute a partition with the current code and compare it."""
-    path, is_same = layout.assignment_file(key), partition.is_reproducible(key)
+    path, is_same = layout.get_assignment_path(key), partition.is_partition_reproducible(key)
     advice = f"Restore the code that computed it, or delete {path.parent} and the runs that use it."
     message = "recomputed with the same samples" if is_same else f"recomputed with other samples. {advice}"
     return VerificationResult(f"{path}: {message}", is_same, "partition")
@@ -175,9 +175,9 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
         try:
             yield verify_partition(key)
         except UserError as error:
-            yield VerificationResult(f"{layout.assignment_file(key)}: can't be recomputed. {error}", True)
+            yield VerificationResult(f"{layout.get_assignment_path(key)}: can't be recomputed. {error}", True)
     other_code_paths = [
-        path for path in intact_paths if is_from_other_code(RunFiles(path), code_digest.compute_shared_digest())
+        path for path in intact_paths if is_from_other_code(RunFiles(path), code_digest.compute_shared_code_digest())
     ]
     same_code_paths = [path for path in intact_paths if path not in other_code_paths]
     for path in [

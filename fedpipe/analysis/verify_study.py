@@ -14,13 +14,13 @@ from fedpipe.report.data import StudyData
 def verify_study(plan: Plan) -> VerificationResult:
     """Recompute a study's plan and all its numbers and compare them. Check that its diagnostics are complete."""
     study_files = plan.study_files
-    current = freshness.compare_new_plan(plan)
+    current = freshness.compare_with_new_plan(plan)
     changed_files = current.changed_files
     try:
         if current.error and not changed_files:
             raise current.error
         if current.state != "fresh" and not changed_files:
-            command = contents.get_run_command(plan)
+            command = contents.format_run_command_of_plan(plan)
             message = f"{study_files.plan}: differs from the plan of {plan.params}. Delete it and type `{command}`."
             return VerificationResult(message, False)
         for cell in results.sort_cells(plan):
@@ -33,7 +33,7 @@ def verify_study(plan: Plan) -> VerificationResult:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):
         outdated_list = ", ".join(map(str, outdated_files))
-        advice = f"Delete these files and type `{contents.get_run_command(plan)}`."
+        advice = f"Delete these files and type `{contents.format_run_command_of_plan(plan)}`."
         return VerificationResult(
             f"{study_files.path}: differs from the runs of {plan.params}: {outdated_list}. {advice}", False
         )

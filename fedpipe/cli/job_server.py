@@ -144,7 +144,9 @@ def main() -> None:
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
-    import_module("fedpipe.core.components.code_digest").compute_shared_digest()  # reads the code, once for all jobs
+    import_module(
+        "fedpipe.core.components.code_digest"
+    ).compute_shared_code_digest()  # reads the code, once for all jobs
     _share_memory_with_forks()
     with socket.socket(fileno=int(sys.argv[2])) as listener:
         if _compute_process_fingerprint() == fingerprint:  # otherwise the imported code is unknown

@@ -253,7 +253,7 @@ def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerp
     study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
     study_plan.require_winners()
-    contents.write_files(contents.build_report_files(StudyData(study_plan)))
+    contents.write_report_files(contents.build_report_files(StudyData(study_plan)))
 
 
 @app.command(rich_help_panel=STAGES_PANEL)

@@ -55,7 +55,7 @@ def plan(
         if bound := search.describe_bound(study_plan):
             typer.echo(f"fedpipe: {prefix}{bound}", err=True)
         if dry_run:
-            typer.echo("".join(f"{line}\n" for line in study_plan.run_lines), nl=False)
+            typer.echo("".join(f"{line}\n" for line in study_plan.run_descriptions), nl=False)
         else:
             planner.write_plan(study_plan)
     remaining_work = forecast.forecast_remaining_work(*plans)

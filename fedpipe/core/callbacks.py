@@ -128,7 +128,7 @@ def _is_callback(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, Callback)
 
 
-def read_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:
+def read_round_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
     round_files = files.round(round_number)
     hashes = {

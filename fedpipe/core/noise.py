@@ -39,7 +39,7 @@ def draw_uniform(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTe
     """
     if isinstance(like, Tensors):
         return Tensors((name, draw_uniform(key, f"{purpose}/{name}", value)) for name, value in like.items())
-    return uniform(_derive_key(key.to(like.device), purpose), like.shape).to(like.dtype)
+    return generate_uniform(_derive_key(key.to(like.device), purpose), like.shape).to(like.dtype)
 
 
 def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTensors:
@@ -51,7 +51,7 @@ def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTen
     if isinstance(like, Tensors):
         return Tensors((name, draw_normal(key, f"{purpose}/{name}", value)) for name, value in like.items())
     radius, angle = (
-        uniform(_derive_key(key.to(like.device), f"{purpose}/{part}"), like.shape).double()
+        generate_uniform(_derive_key(key.to(like.device), f"{purpose}/{part}"), like.shape).double()
         for part in ("radius", "angle")
     )
     return ((-2 * (1 - radius).log()).sqrt() * (2 * math.pi * angle).cos()).to(like.dtype)
@@ -60,10 +60,10 @@ def draw_normal(key: Tensor, purpose: str, like: TensorOrTensors) -> TensorOrTen
 def _derive_key(key: Tensor, purpose: str) -> Tensor:
     """Derive the key of a purpose."""
     digest = hashlib.sha256(purpose.encode()).digest()
-    return mix(key) + int.from_bytes(digest[:8], "little", signed=True)
+    return mix_bits(key) + int.from_bytes(digest[:8], "little", signed=True)
 
 
-def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+def generate_uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """Uniform numbers in [0, 1), float32, as a function of the key: the same on every device and in every stack.
 
     Each is 24 bits of SplitMix64 (Steele et al., 2014) at its index in the tensor.
@@ -71,14 +71,14 @@ def uniform(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     size = 1
     for length in shape:
         size *= length
-    z = (torch.arange(1, size + 1, device=key.device) + mix(key)) * _GOLDEN
-    return ((mix(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
+    z = (torch.arange(1, size + 1, device=key.device) + mix_bits(key)) * _GOLDEN
+    return ((mix_bits(z) >> 40) & 0xFFFFFF).to(torch.float32).reshape(shape) / 2**24
 
 
-def uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
+def generate_uniform_in_chunks(key: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
     """The same numbers for one client on the CPU, in chunks that fit into a cache, which is several times as fast."""
     values = np.empty(math.prod(shape), np.float32)
-    offset = int(mix(key))
+    offset = int(mix_bits(key))
     z, scratch = np.empty((2, CHUNK), np.uint64)
     for first in range(0, len(values), CHUNK):
         chunk = values[first : first + CHUNK]
@@ -103,7 +103,7 @@ _GOLDEN = _to_signed_int64(0x9E3779B97F4A7C15)
 _ONE_TO_CHUNK = np.arange(1, CHUNK + 1, dtype=np.uint64)
 
 
-def mix(z: Tensor) -> Tensor:
+def mix_bits(z: Tensor) -> Tensor:
     """Finalizer of SplitMix64 on 64-bit integers with wraparound."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _to_signed_int64(0xBF58476D1CE4E5B9)
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _to_signed_int64(0x94D049BB133111EB)

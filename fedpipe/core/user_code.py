@@ -35,8 +35,8 @@ def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advic
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
-        reason, cure = _explain_failed_module(error, module_name, advice)
-        raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {cure}") from error
+        reason, advice = _explain_failed_module(error, module_name, advice)
+        raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
     try:
         return getattr(module, member)
     except Exception as error:

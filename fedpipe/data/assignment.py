@@ -350,7 +350,7 @@ def _draw_held_out_samples(
     return held_out
 
 
-def select_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
+def select_sample_subset(labels: Integers, test: npt.NDArray[np.bool_], count: int) -> Integers:
     """Select a number of samples, sorted, in proportion to classes and splits. It depends only on the data set."""
     random = rng.make_generator(0, "subset")
     kinds, kind, sizes = np.unique(2 * labels + test, return_inverse=True, return_counts=True)

@@ -38,7 +38,7 @@ def get_class_names(dataset: str, count: int) -> tuple[str, ...]:
     count
         Number of classes C.
     """
-    path = layout.dataset_file(dataset)
+    path = layout.get_dataset_path(dataset)
     return select_class_names(dataset.rpartition("-")[0], count, store.read_class_names(path))
 
 

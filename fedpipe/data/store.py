@@ -55,7 +55,7 @@ def locate_dataset(description: Mapping[str, Any]) -> Path:
     component = registry.find_component(DATASET, description["name"])
     fields = {"name", "code", "sha256", *(field.name for field in list_parameters(component))}
     text = json.dumps({key: value for key, value in description.items() if key in fields}, sort_keys=True)
-    return layout.dataset_file(f"{description['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    return layout.get_dataset_path(f"{description['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
 
 def read_dataset_info(path: Path) -> DatasetInfo:
@@ -80,9 +80,9 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     return tuple(files.read_json(manifest_path).get("class_names", ())) if manifest_path.is_file() else ()
 
 
-def settings_file(name: str) -> Path:
+def get_dataset_settings_path(name: str) -> Path:
     """File in a plan with the settings of the data set with this name, such as ``imdb-0123456789ab``."""
-    return layout.dataset_file(name).with_suffix(".yaml")
+    return layout.get_dataset_path(name).with_suffix(".yaml")
 
 
 def save_samples(path: Path, samples: Samples) -> str:

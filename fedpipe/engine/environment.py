@@ -38,7 +38,7 @@ def describe_versions(device: torch.device) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else get_cpu_name(),
         "fedpipe": fedpipe.__version__,
-        "shared": code_digest.compute_shared_digest(),
+        "shared": code_digest.compute_shared_code_digest(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

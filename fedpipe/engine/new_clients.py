@@ -34,7 +34,7 @@ class NewClients:
 
     def __init__(self, run: Run, clients: FederatedData) -> None:
         self._run, self.clients = run, clients
-        self.algorithm = run.algorithm.bind(run.algorithm.net, run.federation.with_seen_clients(extra=1))
+        self.algorithm = run.algorithm.bind(run.algorithm.net, run.federation.exclude_held_out_clients(extra=1))
 
     @cached_property
     def _executor(self) -> Executor:

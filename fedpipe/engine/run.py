@@ -57,7 +57,7 @@ from fedpipe.engine.weights import WeightedUploads, compute_weights, select_part
 from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
-from fedpipe.settings.params import single_initial_model_error
+from fedpipe.settings.params import make_single_initial_model_error
 
 WIDTH_ON_GPU = 32  #: clients per stack if `execution.stack` is auto
 
@@ -106,14 +106,14 @@ class Run:
             )
             build = functools.partial(frozen.build_network_above_base, family, build_network)
         all_clients = drift.add_drift(self.clients, self.federation)
-        new_ids = self.federation.draw_held_out(settings.seed)
+        new_ids = self.federation.draw_held_out_clients(settings.seed)
         self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
         self._has_single_model = family.has_full_weights
         federation = self.federation
         net = FunctionalNetwork(
             lambda: unbound_algorithm.adapt(build()), dtype, self._device, federation.buffers, federation.precision
         )
-        self.algorithm = unbound_algorithm.bind(net, federation.with_seen_clients())
+        self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = init_server(self._bind_algorithm(0), self.make_initial_model)
@@ -163,7 +163,7 @@ class Run:
             There is only one, because `model.weights` is a file.
         """
         if index and self._has_single_model:
-            raise SettingsError(single_initial_model_error(self.settings.algorithm["name"]))
+            raise SettingsError(make_single_initial_model_error(self.settings.algorithm["name"]))
         return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
 
     def _bind_algorithm(self, round_number: int) -> Algorithm:

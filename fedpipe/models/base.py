@@ -140,7 +140,7 @@ class Model(Component):
             network.double()  # rounded later, to federation.dtype
         network.load_state_dict(file_tensors, strict=False)
 
-    def check_weights(self, shape: tuple[int, ...], num_classes: int) -> None:
+    def check_weights_file(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Reject weights of another network, before any job starts.
 
         A missing file is accepted here, because you can read the results of a study without its weights.
@@ -309,14 +309,14 @@ class FunctionalNetwork:
         A ``teacher`` is always in evaluation mode. If each client has its own statistics, the teacher uses those from
         the start of the client's round.
         """
-        with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._activate_autocast():
             tensors = {**self.mode.buffers, **model}
             logits: Tensor = functional_call(self._module, tensors, (x,), tie_weights=self._has_tied_weights)
         return logits.to(self.dtype) if self.mode.autocast else logits
 
     def features(self, model: Tensors, x: Tensor, *, teacher: bool = False) -> Tensor:
         """Features of the inputs, shape (B, d). The model may lack the head's tensors."""
-        with self.mode.eval_mode() if teacher else nullcontext(), self._enter_precision():
+        with self.mode.eval_mode() if teacher else nullcontext(), self._activate_autocast():
             tensors = {**self.mode.buffers, **model}
             body = {name[5:]: value for name, value in tensors.items() if name.startswith("body.")}
             features: Tensor = functional_call(self._module.body, body, (x,), tie_weights=self._has_tied_weights)
@@ -325,11 +325,11 @@ class FunctionalNetwork:
     def classify(self, model: Tensors, features: Tensor) -> Tensor:
         """Logits of features of shape (B, d), shape (B, C), for losses that need both."""
         head = {name[5:]: value for name, value in model.items() if name.startswith("head.")}
-        with self._enter_precision():
+        with self._activate_autocast():
             logits: Tensor = functional_call(self._module.head, head, (features,))
         return logits.to(self.dtype) if self.mode.autocast else logits
 
-    def _enter_precision(self) -> AbstractContextManager[Any]:
+    def _activate_autocast(self) -> AbstractContextManager[Any]:
         """Enter the precision of the current pass, for one call of the network."""
         self.mode.calls.clear()
         return torch.autocast(self._device, torch.bfloat16) if self.mode.autocast else nullcontext()

@@ -44,7 +44,7 @@ def require_tokens(model: Model, shape: tuple[int, ...]) -> None:
         )
 
 
-def make_mapped_network(extractor: list[nn.Module], width: int, num_classes: int, bias: bool) -> Network:
+def make_network_with_mapped_features(extractor: list[nn.Module], width: int, num_classes: int, bias: bool) -> Network:
     """Make a network from an extractor of flat features and FedDW's classifier (two mapping layers, one output layer).
 
     There is no activation between the second mapping layer, whose 128 outputs are the features, and the

@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
-from fedpipe.models.blocks import make_mapped_network, require_images
+from fedpipe.models.blocks import make_network_with_mapped_features, require_images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,4 +54,4 @@ class FedDWCNN(Model):
             nn.ReLU(),
             nn.Flatten(),
         ]
-        return make_mapped_network(extractor, second * side[0] * side[1], num_classes, self.bias)
+        return make_network_with_mapped_features(extractor, second * side[0] * side[1], num_classes, self.bias)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
-from fedpipe.models.blocks import make_mapped_network, require_images
+from fedpipe.models.blocks import make_network_with_mapped_features, require_images
 
 
 class Block(nn.Module):
@@ -71,4 +71,4 @@ class FedDWResNet18(Model):
             extractor += [Block(channels, outputs, stride), Block(outputs, outputs, 1)]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, channels, num_classes, self.bias)
+        return make_network_with_mapped_features(extractor, channels, num_classes, self.bias)

@@ -43,7 +43,9 @@ def make_model_class(factory: Factory) -> type[Model]:
 
     @cache_check
     def check(self: Model, shape: tuple[int, ...], num_classes: int) -> None:
-        _check_factory(_format_name(factory), lambda: make_network(self, shape, num_classes), shape, num_classes)
+        _check_factory(
+            _format_factory_name(factory), lambda: make_network(self, shape, num_classes), shape, num_classes
+        )
 
     def build(self: Model, shape: tuple[int, ...], num_classes: int) -> Network:
         network_or_parts = make_network(self, shape, num_classes)
@@ -69,13 +71,13 @@ def _read_signature_parameters(factory: Factory) -> list[tuple[str, Any, Any]]:
         types = get_type_hints(factory, include_extras=True)
     except Exception as error:  # an annotation may be any expression
         raise SettingsError(
-            f"model.name: the annotations of '{_format_name(factory)}' can't be read ({error})."
+            f"model.name: the annotations of '{_format_factory_name(factory)}' can't be read ({error})."
         ) from error
     fields = []
     for parameter in list(inspect.signature(factory).parameters.values())[2:]:
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
             continue
-        subject, default = f"'{_format_name(factory)}' has a parameter '{parameter.name}'", parameter.default
+        subject, default = f"'{_format_factory_name(factory)}' has a parameter '{parameter.name}'", parameter.default
         if parameter.name in {*dir(Model), *(field.name for field in dataclasses.fields(Model)), "name", "code"}:
             raise SettingsError(f"model.name: {subject}. Rename it, because every model uses this name.")
         if isinstance(default, (list, dict, set)):
@@ -86,7 +88,7 @@ def _read_signature_parameters(factory: Factory) -> list[tuple[str, Any, Any]]:
     return fields
 
 
-def _format_name(factory: Factory) -> str:
+def _format_factory_name(factory: Factory) -> str:
     return f"{factory.__module__}.{factory.__qualname__}"
 
 

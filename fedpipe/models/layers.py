@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedpipe.core.noise import mix, uniform, uniform_in_chunks
+from fedpipe.core.noise import generate_uniform, generate_uniform_in_chunks, mix_bits
 
 LARGE_KERNEL = 2**20  #: number of weights of a large convolution
 CALL_STRIDE = 2**40  #: distance of the keys of a layer's successive calls
@@ -126,7 +126,7 @@ class BatchNorm(nn.Module):
 
     def _normalize_by_kernel(self, x: Tensor) -> Tensor:
         """Normalize without padding by PyTorch's kernel, which updates copies of the running statistics."""
-        mean, variance = (value.clone() for value in self._running_statistics()) if self.track else (None, None)
+        mean, variance = (value.clone() for value in self._get_running_statistics()) if self.track else (None, None)
         y = F.batch_norm(x, mean, variance, self.weight, self.bias, True, self.momentum, self.eps)
         if mean is not None and variance is not None:
             self._store_statistics(mean, variance)
@@ -135,12 +135,12 @@ class BatchNorm(nn.Module):
     def _update_statistics(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         fraction = self.momentum * (count > 1).to(mean.dtype)
         unbiased = variance * count / (count - 1).clamp(min=1)
-        old_mean, old_variance = self._running_statistics()
+        old_mean, old_variance = self._get_running_statistics()
         self._store_statistics(
             old_mean + fraction * (mean - old_mean), old_variance + fraction * (unbiased - old_variance)
         )
 
-    def _running_statistics(self) -> tuple[Tensor, Tensor]:
+    def _get_running_statistics(self) -> tuple[Tensor, Tensor]:
         """Get the current statistics: those of an earlier call in this step, if any."""
         recorded_buffers = self._mode.recorded_buffers
         mean = recorded_buffers.get(f"{self._name}.running_mean", self.running_mean)
@@ -170,12 +170,12 @@ class Dropout(nn.Module):
             raise RuntimeError("training a network with dropout needs a noise key")
         axes = x.dim() if self._axes is None else self._axes
         shape = (*x.shape[:axes], *(1,) * (x.dim() - axes))
-        key = mix(self._mode.noise_key) + (
+        key = mix_bits(self._mode.noise_key) + (
             self._index + CALL_STRIDE * self._mode.calls[self._index]
         )  # keys of batches are consecutive
         self._mode.calls[self._index] += 1
         is_single_client = key.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(key)
-        keep_mask = (uniform_in_chunks if is_single_client else uniform)(key, shape) >= self.p
+        keep_mask = (generate_uniform_in_chunks if is_single_client else generate_uniform)(key, shape) >= self.p
         return x * (keep_mask.to(x.dtype) / (1 - self.p) if self.p < 1 else torch.zeros_like(x))
 
 
@@ -202,12 +202,13 @@ class AdaptiveAvgPool2d(nn.Module):
         if x.device.type == "cpu":
             return F.adaptive_avg_pool2d(x, self._size)
         rows, columns = (
-            _pooling_weights(count or length, length, x) for count, length in zip(self._size, x.shape[-2:], strict=True)
+            _compute_pooling_weights(count or length, length, x)
+            for count, length in zip(self._size, x.shape[-2:], strict=True)
         )
         return rows @ x @ columns.T
 
 
-def _pooling_weights(count: int, length: int, reference: Tensor) -> Tensor:
+def _compute_pooling_weights(count: int, length: int, reference: Tensor) -> Tensor:
     """Make the weights of ``count`` even windows over ``length`` values, shape (count, length)."""
     number = torch.arange(count, device=reference.device)[:, None]
     first, stop = number * length // count, ((number + 1) * length + count - 1) // count

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
-from fedpipe.models.blocks import make_mapped_network, require_images
+from fedpipe.models.blocks import make_network_with_mapped_features, require_images
 
 STAGES = ((1, 8, 1, 1), (6, 12, 2, 1), (6, 16, 3, 2), (6, 32, 4, 2), (6, 48, 3, 1), (6, 80, 3, 2), (6, 160, 1, 1))
 """Expansion, output channels, number of blocks and stride of the first one."""
@@ -84,4 +84,4 @@ class MobileNet(Model):
                 channels = outputs
         extractor += [nn.Conv2d(channels, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU()]
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, last, num_classes, self.bias)
+        return make_network_with_mapped_features(extractor, last, num_classes, self.bias)

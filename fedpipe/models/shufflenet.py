@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpipe.models.base import Model, Network
-from fedpipe.models.blocks import make_mapped_network, require_images
+from fedpipe.models.blocks import make_network_with_mapped_features, require_images
 
 GROUPS = 2
 FIRST_CHANNELS = 24  #: channels of the first convolution
@@ -88,4 +88,4 @@ class ShuffleNet(Model):
             extractor += [Unit(channels, outputs, 2), *(Unit(outputs, outputs, 1) for _ in range(1, units))]
             channels = outputs
         extractor += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return make_mapped_network(extractor, channels, num_classes, self.bias)
+        return make_network_with_mapped_features(extractor, channels, num_classes, self.bias)

@@ -60,8 +60,8 @@ class VGG16(Model):
         return None if self.weights == IMAGENET else super().pinned_file
 
     @override
-    def key_parameters(self) -> dict[str, Any]:
-        return super().key_parameters() | ({"sha256": self._sha256} if self.weights == IMAGENET else {})
+    def get_key_parameters(self) -> dict[str, Any]:
+        return super().get_key_parameters() | ({"sha256": self._weights_sha256} if self.weights == IMAGENET else {})
 
     @property
     @override
@@ -80,7 +80,7 @@ class VGG16(Model):
                 "model.frozen: true can't be used with random weights, which would never be trained. Use false, "
                 "or set model.weights to imagenet or a file."
             )
-        if self.weights == IMAGENET and self.imagenet_file.is_file():
+        if self.weights == IMAGENET and self.imagenet_weights_path.is_file():
             self._verify_imagenet_file()
 
     @property
@@ -97,7 +97,7 @@ class VGG16(Model):
         return body[:BASE_LENGTH], Network(nn.Sequential(*placeholders, *layers[BASE_LENGTH:]), network.head)
 
     @property
-    def imagenet_file(self) -> Path:
+    def imagenet_weights_path(self) -> Path:
         """Path of torchvision's weights in its cache."""
         return Path(torch.hub.get_dir(), "checkpoints", Path(WEIGHTS_URL).name)
 
@@ -112,26 +112,28 @@ class VGG16(Model):
         """
         if self.weights != IMAGENET:
             return super().weights_file()
-        if not self.imagenet_file.is_file():
+        if not self.imagenet_weights_path.is_file():
             try:
-                self.imagenet_file.parent.mkdir(parents=True, exist_ok=True)
-                torch.hub.download_url_to_file(WEIGHTS_URL, str(self.imagenet_file), hash_prefix=self._sha256)
+                self.imagenet_weights_path.parent.mkdir(parents=True, exist_ok=True)
+                torch.hub.download_url_to_file(
+                    WEIGHTS_URL, str(self.imagenet_weights_path), hash_prefix=self._weights_sha256
+                )
             except (OSError, RuntimeError) as error:
                 raise SettingsError(
                     f"model.weights: imagenet can't be downloaded from {WEIGHTS_URL} ({error}). Put that file at "
-                    f"{self.imagenet_file}, or name a file that you have."
+                    f"{self.imagenet_weights_path}, or name a file that you have."
                 ) from None
         self._verify_imagenet_file()
-        return self.imagenet_file
+        return self.imagenet_weights_path
 
     @property
-    def _sha256(self) -> str:
+    def _weights_sha256(self) -> str:
         return self.sha256 or (IMAGENET_SHA256 if self.weights == IMAGENET else "")
 
     def _verify_imagenet_file(self) -> None:
-        if (actual_sha256 := pinned_files.compute_content_sha256(self.imagenet_file)) != self._sha256:
+        if (actual_sha256 := pinned_files.compute_content_sha256(self.imagenet_weights_path)) != self._weights_sha256:
             raise SettingsError(
-                f"model.sha256: {self._sha256} is declared, but {self.imagenet_file} has the SHA-256 "
+                f"model.sha256: {self._weights_sha256} is declared, but {self.imagenet_weights_path} has the SHA-256 "
                 f"{actual_sha256}. Delete that file if it is damaged, or declare this SHA-256."
             )
 

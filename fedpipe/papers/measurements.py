@@ -70,7 +70,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     if measured_cell.number is None:
         return measured_cell
     first = next(cell for cell in study.finished_cells if cell.key in measured_cell.keys and cell.algorithm == method)
-    point = results.describe_point(results.format_point(study.plan, first))
+    point = results.describe_grid_point(results.format_grid_point(study.plan, first))
     name = ".".join(filter(None, (method, point, study.get_protocol(method))))
     table = study.plan.study_files.result_table("md")
     return replace(

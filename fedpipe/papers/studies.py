@@ -120,7 +120,7 @@ class PaperStudy:
 
     def count_classes(self, cell: Cell) -> int:
         """Number of classes of a run's data."""
-        return store.read_dataset_info(layout.dataset_file(self.runs[cell.algorithm, cell.key].dataset)).classes
+        return store.read_dataset_info(layout.get_dataset_path(self.runs[cell.algorithm, cell.key].dataset)).classes
 
     def is_generated(self, cell: Cell) -> bool:
         """Whether a run's data are noise of the same shape as the study's data set."""

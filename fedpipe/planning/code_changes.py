@@ -46,10 +46,10 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
             folders = [path for path in files.path.parent.glob("*") if path not in planned_paths]
             old_settings[label] = dict(_read_run_settings(folders))
         settings = vars(plan.run_settings[run.key])
-        if old := old_settings[label].get(_settings_without_code(settings)):
+        if old := old_settings[label].get(_encode_settings_without_code(settings)):
             edited_sections = [name for name in COMPONENT_SECTIONS if old[name]["code"] != settings[name]["code"]]
             reasons[
-                tuple(f"{COMPONENT_SECTIONS[name]} '{_component_name(settings[name])}'" for name in edited_sections)
+                tuple(f"{COMPONENT_SECTIONS[name]} '{_get_component_name(settings[name])}'" for name in edited_sections)
             ] += 1
     for names, count in reasons.items():
         subject = "1 run will be" if count == 1 else f"{count} runs will be"
@@ -95,15 +95,15 @@ def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any
         if files.list_complete_rounds():
             with suppress(ArtifactError, LookupError, TypeError, AttributeError):
                 settings = vars(RunSettings.read_unchecked(files.settings))
-                yield _settings_without_code(settings), settings
+                yield _encode_settings_without_code(settings), settings
 
 
-def _settings_without_code(settings: dict[str, Any]) -> str:
+def _encode_settings_without_code(settings: dict[str, Any]) -> str:
     stripped_settings = settings | {
         name: settings[name] | {"code": settings[name]["code"][:0]} for name in COMPONENT_SECTIONS
     }
     return json.dumps(stripped_settings, sort_keys=True)
 
 
-def _component_name(component_settings: dict[str, Any]) -> str:
+def _get_component_name(component_settings: dict[str, Any]) -> str:
     return str(component_settings.get("scheme", component_settings.get("name")))

@@ -123,7 +123,7 @@ class DerivedStudy:
         StudyFiles.from_params(base)  # raises an error if it is outside the project
         overrides = tuple(sorted(map(Override.from_option, options)))
         for override, other in itertools.pairwise(overrides):
-            if grid.is_within(other.key, override.key):
+            if grid.is_key_within_section(other.key, override.key):
                 raise SettingsError(f"-S {other.key}: {override} sets it, too. Set each key once.")
         return cls(base, overrides)
 
@@ -161,7 +161,7 @@ class DerivedStudy:
     def text(self) -> str:
         """Content of the derived file."""
         body = self._edit_base()
-        return f"{self._first_line}\n# {self._note}: {_hash_text(body)}\n{body}"
+        return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
 
     @property
     def state(self) -> Literal["missing", "current", "outdated", "edited"]:
@@ -173,7 +173,9 @@ class DerivedStudy:
             return "current"
         first_line, _, rest = text.partition("\n")
         second_line, _, body = rest.partition("\n")
-        is_unedited = first_line == self._first_line and second_line == f"# {self._note}: {_hash_text(body)}"
+        is_unedited = (
+            first_line == self._origin_comment and second_line == f"# {self._edit_warning}: {_hash_text(body)}"
+        )
         return "outdated" if is_unedited else "edited"
 
     def check(self, preset: str) -> planner.NewPlan:
@@ -185,7 +187,7 @@ class DerivedStudy:
             The base with the new values is invalid, or a new value has no effect.
         """
         try:
-            self._check_effects(preset)
+            self._require_effect_of_overrides(preset)
             return planner.make_plan(self.path, preset, self.settings)
         except SettingsError as error:
             suffix = f"(with {self.options})"
@@ -222,18 +224,18 @@ class DerivedStudy:
     # -- content -------------------------------------------------------------------------------------------------------
 
     @property
-    def _first_line(self) -> str:
+    def _origin_comment(self) -> str:
         return f"# fedpipe derived this study from {self.base} with {self.options}"
 
     @property
-    def _note(self) -> str:
+    def _edit_warning(self) -> str:
         return (
             f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
         )
 
     def _edit_base(self) -> str:
         """Edit the text of the base. If anchors prevent this, format all settings instead."""
-        editor = _make_editor()
+        editor = _make_yaml_parser()
         document = editor.load(self.base.read_text(encoding="utf-8"))
         self._apply_overrides(document, editor.load)
         stream = io.StringIO()
@@ -247,11 +249,11 @@ class DerivedStudy:
         presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
             for grid_lists in _list_grids(settings, presets):
-                for name in [name for name in grid_lists if grid.is_within(name, override.key)]:
+                for name in [name for name in grid_lists if grid.is_key_within_section(name, override.key)]:
                     if not isinstance(grid_lists[name], dict):
                         del grid_lists[name]
             for changes in presets:
-                for key in [key for key in changes if grid.is_within(key, override.key)]:
+                for key in [key for key in changes if grid.is_key_within_section(key, override.key)]:
                     del changes[key]
             if override.is_grid:
                 _set_value(settings, ["study", "grid", override.key], override.parse_values(read), override)
@@ -261,10 +263,12 @@ class DerivedStudy:
             else:
                 _set_value(settings, override.key.split("."), override.parse_value(read), override)
                 for changes in presets:
-                    if any(grid.is_within(override.key, key) for key in changes):  # a preset's section is set before
+                    if any(
+                        grid.is_key_within_section(override.key, key) for key in changes
+                    ):  # a preset's section is set before
                         changes[override.key] = override.parse_value(read)
 
-    def _check_effects(self, preset: str) -> None:
+    def _require_effect_of_overrides(self, preset: str) -> None:
         """Require that each new value has an effect."""
         settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
         params = parser.parse_params(
@@ -285,13 +289,13 @@ class DerivedStudy:
                     f"{override} has no effect, because the preset {preset} sets study. Use another preset."
                 )
             for label, key in [] if override.is_grid else _iterate_method_override_keys(params, labels):
-                if grid.is_within(key, override.key) or grid.is_within(override.key, key):
+                if grid.is_key_within_section(key, override.key) or grid.is_key_within_section(override.key, key):
                     raise SettingsError(
                         f"{override} has no effect on {label}, because algorithms.{label}.overrides sets '{key}'. "
                         f"Change it in {self.base}."
                     )
             for name, key in [] if override.is_grid else _iterate_grid_keys(grid_lists):
-                if grid.is_within(key, override.key) or grid.is_within(override.key, key):
+                if grid.is_key_within_section(key, override.key) or grid.is_key_within_section(override.key, key):
                     raise SettingsError(
                         f"{override} does not apply, because '{name}' in study.grid sets {key}. Edit the grid of "
                         f"{self.base}, or remove it with -S 'study.grid={{}}'."
@@ -302,7 +306,7 @@ def _parse_plain_value(text: str) -> Any:
     return read_yaml(text, "-S")
 
 
-def _make_editor() -> YAML:
+def _make_yaml_parser() -> YAML:
     """A parser that keeps comments, quotes and the spelling of values."""
     editor = YAML()
     editor.preserve_quotes = True

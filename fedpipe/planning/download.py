@@ -30,7 +30,7 @@ from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 
 def is_planned_dataset(name: str) -> bool:
     """Whether a plan has a data set with this name, such as ``imdb-0123456789ab``."""
-    return store.settings_file(name).is_file()
+    return store.get_dataset_settings_path(name).is_file()
 
 
 def download_dataset(name: str) -> Path:
@@ -51,7 +51,7 @@ def download_dataset(name: str) -> Path:
     ArtifactError
         No plan has it, or its settings file was edited. See also :func:`obtain_dataset`.
     """
-    settings = store.settings_file(name)
+    settings = store.get_dataset_settings_path(name)
     if not is_planned_dataset(name):
         raise ArtifactError(f"{settings} is missing: '{name}' is not a data set of a plan. Run `fedpipe plan` first.")
     try:
@@ -160,7 +160,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
             "no samples. If your data have no class 0, number the labels from 0."
         )
     if sha256 is not None and not (
-        is_study_dataset and _write_sha256(params, ("dataset",), "sha256", sha256, messages)
+        is_study_dataset and _write_sha256_into_study(params, ("dataset",), "sha256", sha256, messages)
     ):
         messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
     if is_study_dataset:
@@ -175,7 +175,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         _require_usable_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
-        if not _write_sha256(params, (kind.section,), "sha256", sha256, messages):
+        if not _write_sha256_into_study(params, (kind.section,), "sha256", sha256, messages):
             messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
         _declare_grid_datasets(params, section, messages)
@@ -195,7 +195,7 @@ def _declare_published_weights(params: Path, settings: dict[str, Any], fetcher: 
         return
     sha256 = pinned_files.compute_content_sha256(path)
     messages.append(f"{path} is stored.")
-    if model.sha256 is None and not _write_sha256(params, (MODEL.section,), "sha256", sha256, messages):
+    if model.sha256 is None and not _write_sha256_into_study(params, (MODEL.section,), "sha256", sha256, messages):
         messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
 
 
@@ -203,7 +203,7 @@ def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: D
     """Reject a partition table or weights that no plan would accept."""
     component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is MODEL:
-        component.check_weights(facts.shape, facts.classes)
+        component.check_weights_file(facts.shape, facts.classes)
     elif component.is_index_based:
         clients = parser.parse_federation(settings.get("federation", {})).clients
         component.check(clients, facts.classes, facts.size)
@@ -223,7 +223,7 @@ def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> 
         sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _write_sha256(params, key_path, key, sha256, messages):
+        if not _write_sha256_into_study(params, key_path, key, sha256, messages):
             messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {sha256 or 'null'}")
 
 
@@ -255,7 +255,7 @@ def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
     axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
     dataset_settings = [
-        {key: value for key, value in entry.items() if grid.is_within(key, "dataset")} for entry in axis
+        {key: value for key, value in entry.items() if grid.is_key_within_section(key, "dataset")} for entry in axis
     ]
     return [entry for index, entry in enumerate(dataset_settings) if entry not in dataset_settings[:index]]
 
@@ -278,7 +278,9 @@ def _check_samples(
         )
 
 
-def _write_sha256(params: Path, key_path: tuple[str, ...], key: str, sha256: str | None, messages: list[str]) -> bool:
+def _write_sha256_into_study(
+    params: Path, key_path: tuple[str, ...], key: str, sha256: str | None, messages: list[str]
+) -> bool:
     """Add a key to a mapping of a YAML file and keep everything else. Return False, without a change, if it fails.
 
     A mapping with an anchor gets the key once, for all its aliases.

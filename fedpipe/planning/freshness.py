@@ -1,9 +1,9 @@
 """Whether a study's ``plan.json`` is current: the one answer that the Snakefile, `show`, `load` and `verify` use.
 
-`planner.write_plan` records the files that a plan was made of in ``sources.json``. `compare_sources` compares these
-files with the record, in milliseconds. `compare_new_plan` plans again in memory and compares the plans. `check_plan`
-does the second if the first does not find the plan fresh. If the record is missing or damaged, the answer is unknown:
-each clone records its own sources, so a clone that pulled results has none.
+`planner.write_plan` records the files that a plan was made of in ``sources.json``. `compare_source_hashes` compares
+these files with the record, in milliseconds. `compare_with_new_plan` plans again in memory and compares the plans.
+`compare_plan_with_files` does the second if the first does not find the plan fresh. If the record is missing or
+damaged, the answer is unknown: each clone records its own sources, so a clone that pulled results has none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedpipe.core.errors import ArtifactError, UserError
-from fedpipe.core.storage.files import json_bytes, read_json
+from fedpipe.core.storage.files import encode_json, read_json
 from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.planning.plan import Plan
 
@@ -28,7 +28,7 @@ class Freshness:
     error: UserError | None = None  #: reason if the study can't be planned now
 
 
-def compare_sources(plan: Plan) -> Freshness:
+def compare_source_hashes(plan: Plan) -> Freshness:
     """Compare the files that a plan was made of with their record."""
     try:
         sources = read_json(plan.study_files.sources)
@@ -42,28 +42,28 @@ def compare_sources(plan: Plan) -> Freshness:
     return Freshness("stale" if changed_names else "fresh", tuple(changed_files))
 
 
-def compare_new_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = Plan.to_dict) -> Freshness:
+def compare_with_new_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = Plan.to_dict) -> Freshness:
     """Plan the study again, write nothing, and compare the fields that matter to the caller.
 
     If the study can't be planned now, the plan is stale, or unknown if its sources are not recorded.
     """
     from fedpipe.planning import planner
 
-    by_sources = compare_sources(plan)
+    by_sources = compare_source_hashes(plan)
     try:
         new_plan = planner.make_plan(plan.params, plan.preset)
     except UserError as error:
         state: Literal["stale", "unknown"] = "unknown" if by_sources.state == "unknown" else "stale"
         return Freshness(state, by_sources.changed_files, error)
-    if json_bytes(select_fields(new_plan)) == json_bytes(select_fields(plan)):
+    if encode_json(select_fields(new_plan)) == encode_json(select_fields(plan)):
         return Freshness("fresh")
     return Freshness("stale", by_sources.changed_files)
 
 
-def check_plan(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = Plan.to_dict) -> Freshness:
+def compare_plan_with_files(plan: Plan, select_fields: Callable[[Plan], Mapping[str, Any]] = Plan.to_dict) -> Freshness:
     """Compare the sources, and the plans only if that does not find the plan fresh."""
-    by_sources = compare_sources(plan)
-    return by_sources if by_sources.state == "fresh" else compare_new_plan(plan, select_fields)
+    by_sources = compare_source_hashes(plan)
+    return by_sources if by_sources.state == "fresh" else compare_with_new_plan(plan, select_fields)
 
 
 def needs_planning(params: Path, preset: str) -> bool:
@@ -78,7 +78,7 @@ def needs_planning(params: Path, preset: str) -> bool:
         return True
     return (
         (plan.params, plan.preset) != (params, preset)
-        or compare_sources(plan).state != "fresh"
+        or compare_source_hashes(plan).state != "fresh"
         or not all(Path(name).is_file() for name in (*plan.files, *(str(run.files.settings) for run in plan.runs)))
         or any(run.dataset.startswith("generated-") for run in plan.runs)
     )

@@ -24,7 +24,7 @@ class GridPoint:
 
     def select_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
         """Select the values that concern an algorithm, given the keys that each name sets."""
-        return {name: value for name, value in self.values.items() if has_effect_on(keys[name], label)}
+        return {name: value for name, value in self.values.items() if has_effect_on_algorithm(keys[name], label)}
 
 
 def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> dict[str, list[str]]:
@@ -46,25 +46,25 @@ def collect_grid_keys(study_params: Params, preset_changes: dict[str, Any]) -> d
             _check_grid_key(name, key, study_params)
         if not keys_by_name[name]:
             raise SettingsError(f"study.grid.{name}: its values set no keys. Set a key in at least one of them.")
-        if not any(has_effect_on(keys_by_name[name], label) for label in study_params.study.algorithms):
+        if not any(has_effect_on_algorithm(keys_by_name[name], label) for label in study_params.study.algorithms):
             raise SettingsError(
                 f"study.grid: '{name}' has no effect, because its algorithm is not in study.algorithms. Add the "
                 "algorithm, or remove it from the grid."
             )
-    for (name, key), (other, other_key) in _iterate_key_pairs(study_params, keys_by_name):
-        if is_within(key, other_key) or is_within(other_key, key):
+    for (name, key), (other, other_key) in _iterate_conflicting_key_pairs(study_params, keys_by_name):
+        if is_key_within_section(key, other_key) or is_key_within_section(other_key, key):
             setters = f"'{name}' and '{other}' set" if name != other else f"'{name}' sets"
             keys_text = f"'{key}'" if key == other_key else f"'{key}' and '{other_key}', which overlap"
             raise SettingsError(f"study.grid: {setters} {keys_text}. Set each key once.")
     for name in (name for name, values in study_params.study.grid.items() if not isinstance(values, dict)):
-        if preset_key := next((key for key in preset_changes if is_within(name, key)), None):
+        if preset_key := next((key for key in preset_changes if is_key_within_section(name, key)), None):
             raise SettingsError(
                 f"study.grid: '{name}' has no effect, because the preset sets '{preset_key}'. Remove one of them."
             )
     return keys_by_name
 
 
-def _iterate_key_pairs(
+def _iterate_conflicting_key_pairs(
     study_params: Params, keys: dict[str, list[str]]
 ) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     """Iterate over pairs of keys that one point may set, each with its name."""
@@ -77,7 +77,7 @@ def _iterate_key_pairs(
             yield (name, key), (other, other_key)
 
 
-def iterate_points(study_params: Params) -> Iterator[GridPoint]:
+def iterate_grid_points(study_params: Params) -> Iterator[GridPoint]:
     """Iterate over all points. The values of the last name change fastest."""
     grid = study_params.study.grid
     for combination in itertools.product(*grid.values()):
@@ -124,9 +124,9 @@ def resolve_point_settings(
         void = {
             key
             for position, key in enumerate(keys)
-            if any(is_within(key, one) for one in (*keys[position + 1 :], *preset_changes))
+            if any(is_key_within_section(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
-        yield params, labels, {key: _value(whole, key) for key in keys if key not in void}
+        yield params, labels, {key: _get_value(whole, key) for key in keys if key not in void}
 
 
 def resolve_draw_settings(
@@ -152,7 +152,7 @@ def resolve_draw_settings(
         return parser.parse_params(whole, None, [label], obtain_command)
 
 
-def _value(settings: dict[str, Any], key: str) -> Any:
+def _get_value(settings: dict[str, Any], key: str) -> Any:
     """Get the value at a dotted key."""
     value: Any = settings
     for part in key.split("."):
@@ -170,14 +170,17 @@ def _add_location(locations: list[str]) -> Iterator[None]:
         raise SettingsError("\n".join(f"{line}{suffix}" for line in str(error).splitlines())) from None
 
 
-def has_effect_on(keys: list[str], label: str) -> bool:
+def has_effect_on_algorithm(keys: list[str], label: str) -> bool:
     """Whether any of these keys has an effect on an algorithm."""
     return any(
-        not is_within(key, "algorithms") or key == "algorithms" or is_within(key, f"algorithms.{label}") for key in keys
+        not is_key_within_section(key, "algorithms")
+        or key == "algorithms"
+        or is_key_within_section(key, f"algorithms.{label}")
+        for key in keys
     )
 
 
-def is_within(key: str, section: str) -> bool:
+def is_key_within_section(key: str, section: str) -> bool:
     """Whether a dotted key is a section or in it."""
     return f"{key}.".startswith(f"{section}.")
 
@@ -186,13 +189,18 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
     location = f"study.grid.{name}" if isinstance(study_params.study.grid[name], dict) else "study.grid"
     reject_unknown_key(location, key, study_params)
     fixed_section = next(
-        (section for section in STUDY_WIDE_SECTIONS if is_within(key, section) or is_within(section, key)), None
+        (
+            section
+            for section in STUDY_WIDE_SECTIONS
+            if is_key_within_section(key, section) or is_key_within_section(section, key)
+        ),
+        None,
     )
     if fixed_section:
         raise SettingsError(
             f"{location}: '{key}' can't be varied, because {fixed_section} applies to the whole study. Remove it."
         )
-    if is_within(key, "algorithms") and key.endswith((".protocol", ".title")):
+    if is_key_within_section(key, "algorithms") and key.endswith((".protocol", ".title")):
         raise SettingsError(
             f"{location}: '{key}' can't be varied, because a table shows one protocol and one title per method. "
             "Remove it."
@@ -204,7 +212,7 @@ def _check_grid_key(name: str, key: str, study_params: Params) -> None:
         )
     for label in study_params.study.algorithms:
         method_key = next(
-            (one for one in study_params.algorithms[label].options.overrides if is_within(key, one)), None
+            (one for one in study_params.algorithms[label].options.overrides if is_key_within_section(key, one)), None
         )
         if method_key:
             raise SettingsError(

@@ -113,7 +113,7 @@ def _has_trained_model(params: Params, label: str) -> bool:
             buffers=federation.buffers,
         )
         x = torch.zeros(1, *facts.shape, dtype=torch.int64 if params.dataset.has_tokens else None)
-        bound_algorithm = algorithm.bind(net, federation.with_seen_clients(extra=1))
+        bound_algorithm = algorithm.bind(net, federation.exclude_held_out_clients(extra=1))
         return is_personal_model_trained(bound_algorithm, net.make_initial_model, x, facts.classes)
     except Exception:  # custom code that can't run here: its jobs report why
         return True

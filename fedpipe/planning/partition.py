@@ -15,7 +15,7 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
-from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256, select_subset
+from fedpipe.data.assignment import Assignment, assign_samples, compute_assignment_sha256, select_sample_subset
 from fedpipe.data.partitions.base import Scheme
 from fedpipe.data.samples import Column, Samples
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 def partition_dataset(key: str) -> Path:
     """Partition the samples with the settings of ``partition.yaml``. Write the assignment and its heterogeneity."""
-    path, settings = layout.assignment_file(key), read_partition_settings(key)
+    path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     dataset_path = store.locate_dataset(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     table = make_assignment_table(settings, samples)
     counts = Assignment.from_table(table).class_counts
-    tables = {layout.heterogeneity_file(key): heterogeneity.summarize_clients(counts), path: table}
+    tables = {layout.get_heterogeneity_path(key): heterogeneity.summarize_clients(counts), path: table}
     hashes = {
         table_path.name: files.write_parquet(table_path, table_content) for table_path, table_content in tables.items()
     }
@@ -40,9 +40,9 @@ def partition_dataset(key: str) -> Path:
     return path
 
 
-def is_reproducible(key: str) -> bool:
+def is_partition_reproducible(key: str) -> bool:
     """Whether the current code gives the same partition."""
-    path, settings = layout.assignment_file(key), read_partition_settings(key)
+    path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
     scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
     if (current_code := code_digest.compute_code_digest(*scheme.list_hashed_code()).text) != scheme_settings["code"]:
@@ -66,7 +66,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     ArtifactError
         The file is missing or differs from the key in its folder's name.
     """
-    settings_path = layout.assignment_file(key).with_name("partition.yaml")
+    settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
     try:
         settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
         computed_key = digest_json({name: value for name, value in settings.items() if name != "origin"})
@@ -111,7 +111,7 @@ def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], text
         if settings_digest in checked_settings or not path.is_file():
             continue
         checked_settings.add(settings_digest)
-        settings_path = layout.assignment_file(key).with_name("partition.yaml")
+        settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
         settings = read_yaml(texts[str(settings_path)], settings_path)  # includes the path of its file
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
@@ -125,7 +125,9 @@ def make_assignment_table(settings: dict[str, Any], samples: Samples | store.Sto
     import pyarrow as pa
 
     dataset, labels, test = settings["dataset"], np.asarray(samples.y), np.asarray(samples.test)
-    sample_indices = select_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
+    sample_indices = (
+        select_sample_subset(labels, test, dataset["subset"]) if "subset" in dataset else np.arange(len(labels))
+    )
     table = assign_samples(
         cast(
             Scheme,

@@ -26,7 +26,7 @@ from pydantic import (
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import digest_json
-from fedpipe.core.storage.files import read_json, read_verified, write_json
+from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles, format_run_command
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.rungs import (
@@ -132,7 +132,7 @@ class PlannedDiagnostic:
         return self.files.table
 
 
-def _require_own_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _require_path_of_run(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Require that a path is the one of its run or diagnostic."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
@@ -153,7 +153,7 @@ class Plan:
     protocols: Annotated[tuple[str, ...], Field(min_length=1)]
     method_protocols: dict[str, str]  #: protocol by label, if it is not the study's first
     partitions: dict[Key, dict[str, Any]]  #: settings of each partition by key
-    runs: tuple[Annotated[PlannedRun, WrapValidator(_require_own_path)], ...]
+    runs: tuple[Annotated[PlannedRun, WrapValidator(_require_path_of_run)], ...]
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
     files: tuple[str, ...]  #: files that are written with the plan
@@ -161,7 +161,7 @@ class Plan:
     execution: Execution
     artifacts: Artifacts
     report: Report
-    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_own_path)], ...] = ()
+    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_path_of_run)], ...] = ()
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("accuracy",)  #: metrics of tables and curves
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
     #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
@@ -198,7 +198,7 @@ class Plan:
         return StudyFiles.from_params(self.params, self.preset)
 
     @property
-    def run_lines(self) -> list[str]:
+    def run_descriptions(self) -> list[str]:
         """One line per run: method, seed, points of the grid, key."""
         points: dict[tuple[str, str], list[str]] = {}
         plan = self.resolve(has_draws=True)
@@ -219,7 +219,7 @@ class Plan:
         A name has the scheme, its parameters and seed, other settings that differ between the study's partitions, and
         the key if the name would be ambiguous.
         """
-        parts_by_key = {key: _partition_name_parts(settings) for key, settings in self.partitions.items()}
+        parts_by_key = {key: _get_partition_name_parts(settings) for key, settings in self.partitions.items()}
         varied_names = {
             name
             for name in {name for parts in parts_by_key.values() for name in parts if name in OPTIONAL_NAME_PARTS}
@@ -238,8 +238,10 @@ class Plan:
 
     def describe_partition(self, key: str) -> dict[str, str]:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        parts = _partition_name_parts(self.partitions[key])
-        return {{"name": "data set"}.get(name, name): widen_tags(str(value)) for name, value in parts.items()}
+        parts = _get_partition_name_parts(self.partitions[key])
+        return {
+            {"name": "data set"}.get(name, name): replace_html_tag_brackets(str(value)) for name, value in parts.items()
+        }
 
     @cached_property
     def column_names(self) -> list[str]:
@@ -294,7 +296,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
-        content: dict[str, Any] = _get_adapter().dump_python(self.untuned, mode="json")
+        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.untuned, mode="json")
         if self.tuning is None:
             del content["tuning"]
         return content
@@ -423,9 +425,9 @@ class Plan:
         ArtifactError
             It is missing, damaged, or belongs to another study.
         """
-        data = read_verified(path, None)
+        data = read_verified_bytes(path, None)
         try:
-            plan = _get_adapter().validate_json(data)
+            plan = _get_plan_type_adapter().validate_json(data)
             is_valid = plan._is_consistent() and plan.study_files.plan.resolve() == path.resolve()
         except ValueError:  # from pydantic, or an invalid path of a study
             read_json(path)  # raises another error if the file is not JSON
@@ -438,10 +440,10 @@ class Plan:
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
-        run_keys = {(run.algorithm, run.key) for run in self.runs}
+        get_run_keys_path = {(run.algorithm, run.key) for run in self.runs}
         return (
-            run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
-            and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
+            get_run_keys_path >= {(cell.algorithm, cell.key) for cell in self.cells}
+            and get_run_keys_path >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
             and {run.algorithm for run in self.runs} == set(self.algorithms)
             and {run.partition for run in self.runs} == set(self.partitions)
             and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)
@@ -462,22 +464,22 @@ class Plan:
 
 
 @cache
-def _get_adapter() -> TypeAdapter[Plan]:
+def _get_plan_type_adapter() -> TypeAdapter[Plan]:
     return TypeAdapter(Plan)
 
 
-def widen_tags(text: str) -> str:
+def replace_html_tag_brackets(text: str) -> str:
     """Replace the ``<`` of tags by a wide one, for scripts in pages of Snakemake and DVC, which escape nothing.
 
     Examples
     --------
-    >>> widen_tags("a < b</script>")
+    >>> replace_html_tag_brackets("a < b</script>")
     'a < b＜/script>'
     """
     return re.sub(r"<(?=[A-Za-z/!?])", "＜", text)
 
 
-def _partition_name_parts(settings: dict[str, Any]) -> dict[str, Any]:
+def _get_partition_name_parts(settings: dict[str, Any]) -> dict[str, Any]:
     """Get the settings that distinguish a partition, by name."""
     dataset, scheme = settings["dataset"], settings["partition"]
     parts = {name: dataset[name] for name in ("name", "subset", "split") if name in dataset}

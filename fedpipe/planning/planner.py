@@ -18,7 +18,7 @@ from typing import Any
 
 import fedpipe
 from fedpipe.core.components import pinned_files
-from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_digest
+from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_code_digest
 from fedpipe.core.components.component import Component
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
@@ -80,7 +80,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     )
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune(study_params, preset_changes, draft.grid_keys)
-    for point in grid.iterate_points(study_params):
+    for point in grid.iterate_grid_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
         draft.add_grid_point(point, settings_by_label)
@@ -116,7 +116,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         cells=tuple(draft.cells.values()),
         warnings=tuple(dict.fromkeys(draft.warnings)),
         files=tuple(sorted(draft.file_texts)),
-        shared=compute_shared_digest(),
+        shared=compute_shared_code_digest(),
         execution=study_params.execution,
         artifacts=study_params.artifacts,
         report=study_params.report,
@@ -124,7 +124,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         titles={
             label: title
             for label in study_params.study.algorithms
-            if (title := methods.get_title(label, study_params.algorithms[label])) != label
+            if (title := methods.get_method_title(label, study_params.algorithms[label])) != label
         },
         tuning=draft.get_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
@@ -183,7 +183,7 @@ class _PlanDraft:
             }
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
             data = params.dataset.file.stem
-            self.file_texts[str(store.settings_file(data))] = format_yaml(params.dataset.origin)
+            self.file_texts[str(store.get_dataset_settings_path(data))] = format_yaml(params.dataset.origin)
             check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
@@ -273,7 +273,7 @@ class _PlanDraft:
             dataset=params.dataset.file.stem,
             participants=params.federation.participants,
         )
-        self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out(run.seed))
+        self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out_clients(run.seed))
         self._add_run_settings(label, params, settings)
         other = self.runs.get((label, run.key), run)
         self.runs[label, run.key] = run if run.rounds > other.rounds else other
@@ -295,8 +295,8 @@ class _PlanDraft:
             self.partitions.setdefault(key, settings.partition_settings)
             self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
         if key not in self.sample_counts:
-            self.sample_counts[key] = _count_samples(params)
-            partition_file = layout.assignment_file(key).with_name("partition.yaml")
+            self.sample_counts[key] = _estimate_sample_counts(params)
+            partition_file = layout.get_assignment_path(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
         return key
@@ -350,7 +350,7 @@ def write_plan(plan: NewPlan) -> None:
     write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
 
-def _count_samples(params: Params) -> tuple[int, int]:
+def _estimate_sample_counts(params: Params) -> tuple[int, int]:
     """Estimate the number of training samples, and of all samples."""
     data = params.dataset
     size = data.subset or data.facts.size
@@ -366,7 +366,7 @@ def _describe_missing_data(params: Params) -> str:
     ):
         return "data not here"
     is_imagenet = getattr(params.model, "weights", None) == "imagenet"  # of VGG16
-    is_missing = params.model.has_missing_weights or (is_imagenet and not params.model.imagenet_file.is_file())
+    is_missing = params.model.has_missing_weights or (is_imagenet and not params.model.imagenet_weights_path.is_file())
     return "weights not here" if is_missing else ""
 
 

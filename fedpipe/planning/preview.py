@@ -35,7 +35,7 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
     study_plan = planner.make_plan(params)
     section = parser.parse_params(loader.read_params(params), format_download_command(params)).dataset
     for key in study_plan.partitions:
-        settings_path = layout.assignment_file(key).with_name("partition.yaml")
+        settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
         path = store.locate_dataset(settings["dataset"])
         if path.is_file() or path != section.file:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pydantic import ConfigDict, TypeAdapter, with_config
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import read_verified
+from fedpipe.core.storage.files import read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
@@ -133,7 +133,7 @@ def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Cal
     draws = [[candidate.draw for candidate in planned.candidates] for planned in tuning.searches]
     for rounds in tuning.rungs:
         try:
-            rung = _get_adapter().validate_json(read_verified(get_path(rounds), None))
+            rung = _get_adapter().validate_json(read_verified_bytes(get_path(rounds), None))
         except (ArtifactError, ValueError):  # missing, damaged, or from another version of fedpipe
             break
         num_keys = num_seeds if rounds == tuning.rungs[-1] else 0

@@ -78,7 +78,7 @@ def check_tune(study_params: Params, preset_changes: dict[str, Any], grid_keys: 
             ),
         ]
         for reason, other_key in other_keys:
-            if grid.is_within(key, other_key) or grid.is_within(other_key, key):
+            if grid.is_key_within_section(key, other_key) or grid.is_key_within_section(other_key, key):
                 raise SettingsError(f"tune.over: '{key}' can't be tuned, because {reason} '{other_key}'. Remove one.")
     for seed in tune.seeds:
         if seed in study.seeds:

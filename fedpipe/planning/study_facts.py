@@ -19,11 +19,11 @@ def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
         momentum=params.federation.momentum,
         has_validation=bool(params.dataset.validation_fraction or params.partition.has_validation),
         has_batch_norm_setting=hasattr(params.model, "batch_norm"),
-        build_network=functools.partial(_build_network, algorithm, params),
+        build_network=functools.partial(_build_empty_network, algorithm, params),
     )
 
 
-def _build_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
+def _build_empty_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
     """Build the network that an algorithm trains, without values. Cached in a process."""
     info, model = params.dataset.facts, params.model
     cache_key = (type(algorithm), repr(algorithm), type(model), repr(model), info.shape, info.classes)

@@ -10,7 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from fedpipe.core.callbacks import CALLBACKS_KEY, Callback, RunInfo, check_callback, find_callback, read_accuracies
+from fedpipe.core.callbacks import (
+    CALLBACKS_KEY,
+    Callback,
+    RunInfo,
+    check_callback,
+    find_callback,
+    read_round_accuracies,
+)
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.report.trackers import TRACKER_CLASSES
@@ -61,7 +68,7 @@ class CallbackList:
     def call_end_round(self, round_number: int) -> None:
         """Report a complete round to all callbacks."""
         if self._callbacks:
-            self._call_hook("end_round", self._run, round_number, read_accuracies(self._files, round_number))
+            self._call_hook("end_round", self._run, round_number, read_round_accuracies(self._files, round_number))
 
     def report_each_round(self, numbers: Iterator[int]) -> Iterator[int]:
         """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""

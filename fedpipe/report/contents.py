@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import json_bytes, write_bytes
+from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 
@@ -35,15 +35,15 @@ UNREPORTED_FIELDS = {
 
 def build_report_files(data: StudyData) -> FileContents:
     """Build all files with numbers: tables, metrics.json, plots' numbers and keys."""
-    return build_tables(data) | build_plots(data) | build_keys(data.plan)
+    return build_table_files(data) | build_plot_data_files(data) | build_run_key_files(data.plan)
 
 
-def build_tables(data: StudyData) -> FileContents:
+def build_table_files(data: StudyData) -> FileContents:
     """Build the tables (``results`` in three formats, statistics, times), ``metrics.json`` and ``curves.csv``."""
     return {path: build() for path, build in _get_table_builders(data).items()}
 
 
-def build_plots(data: StudyData) -> FileContents:
+def build_plot_data_files(data: StudyData) -> FileContents:
     """Build the numbers of DVC's plots that are too large for git: clients, matrices, partitions."""
     from fedpipe.report import plots
 
@@ -52,19 +52,19 @@ def build_plots(data: StudyData) -> FileContents:
         "matrices": plots.build_matrix_cells(data),
         "partition": plots.build_partition_counts(data.plan),
     }
-    return {data.plan.study_files.plot_numbers(name): plots.csv(frame) for name, frame in frames.items()}
+    return {data.plan.study_files.get_plot_data_path(name): plots.csv(frame) for name, frame in frames.items()}
 
 
-def build_keys(plan: Plan) -> FileContents:
+def build_run_key_files(plan: Plan) -> FileContents:
     """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
     key_files = {}
     for label in plan.algorithms:
         rounds = {run.key: run.rounds for run in plan.resolve(has_draws=True).runs if run.algorithm == label}
-        key_files[plan.study_files.run_keys(label)] = json_bytes({"keys": rounds})
+        key_files[plan.study_files.get_run_keys_path(label)] = encode_json({"keys": rounds})
     return key_files
 
 
-def write_files(contents_by_path: Mapping[Path, bytes]) -> None:
+def write_report_files(contents_by_path: Mapping[Path, bytes]) -> None:
     """Write the files of :func:`build_report_files`."""
     for path, data in contents_by_path.items():
         write_bytes(path, data)
@@ -119,9 +119,9 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     table = plan.study_files.result_table("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
-            f"{table} belongs to an earlier plan. Type `{get_run_command(plan)}` to run the current plan."
+            f"{table} belongs to an earlier plan. Type `{format_run_command_of_plan(plan)}` to run the current plan."
         )
-    check_tables(data, table.name)
+    require_current_tables(data, table.name)
     if form != "markdown":
         from fedpipe.report import wide
 
@@ -175,19 +175,21 @@ def require_same_search(plan: Plan, expected_search: str | None) -> None:
 def _describe_changed_plan(plan: Plan) -> str:
     return (
         f"{plan.study_files.plan} has changed since this Snakemake began, because {plan.params} was edited. Type "
-        f"`{get_run_command(plan)}` again."
+        f"`{format_run_command_of_plan(plan)}` again."
     )
 
 
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
-    if freshness.check_plan(plan, get_reported_fields).state != "stale":  # unknown if a clone lacks data for planning
+    if (
+        freshness.compare_plan_with_files(plan, get_reported_fields).state != "stale"
+    ):  # unknown if a clone lacks data for planning
         return None
-    command = get_run_command(plan)
+    command = format_run_command_of_plan(plan)
     return f"{plan.params} or code has changed since these results were made. Type `{command}` to update them."
 
 
-def check_tables(data: StudyData, *names: str) -> None:
+def require_current_tables(data: StudyData, *names: str) -> None:
     """Compare tables of a study, such as ``results.md``, with its runs.
 
     Raises
@@ -200,10 +202,10 @@ def check_tables(data: StudyData, *names: str) -> None:
     builders = {path: all_builders[path] for path in (plan.study_files.tables / name for name in names)}
     for path in builders:
         if not path.is_file():
-            raise ArtifactError(f"{path} is missing. Type `{get_run_command(plan)}` to make it.")
+            raise ArtifactError(f"{path} is missing. Type `{format_run_command_of_plan(plan)}` to make it.")
     for path in find_outdated_files({path: build() for path, build in builders.items()}):
         raise ArtifactError(
-            f"{path} does not match the runs of {plan.params}. Delete it and type `{get_run_command(plan)}`."
+            f"{path} does not match the runs of {plan.params}. Delete it and type `{format_run_command_of_plan(plan)}`."
         )
 
 
@@ -240,7 +242,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     return "\n".join([head, "", tables.render_markdown(partial_data), *failure_lines])
 
 
-def get_run_command(plan: Plan) -> str:
+def format_run_command_of_plan(plan: Plan) -> str:
     """Get the command that makes the study's table."""
     return layout.format_run_command(plan.params, plan.preset)
 
@@ -250,17 +252,17 @@ def _get_complete_cells(plan: Plan) -> tuple[Cell, ...]:
 
 
 def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
-    """Get the function that builds each file of :func:`build_tables`."""
+    """Get the function that builds each file of :func:`build_table_files`."""
     from fedpipe.report import plots, ranks, tables
 
     files = data.plan.study_files
-    rank_builders = {files.ranks_table: lambda: tables.encode_csv(ranks.build_pairs_table(data))}
+    rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
-        files.tables / "results.csv": lambda: tables.encode_csv(data.table),
+        files.tables / "results.csv": lambda: tables.encode_table_csv(data.table),
         files.tables / "results.html": lambda: tables.render_html(data).encode(),
         files.tables / "results.md": lambda: tables.render_markdown(data).encode(),
-        files.tables / "statistics.csv": lambda: tables.encode_csv(data.statistics),
-        files.tables / "times.csv": lambda: tables.encode_csv(data.mean_run_times),
-        files.metrics: lambda: json_bytes(tables.build_dvc_metrics(data)),
+        files.tables / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
+        files.tables / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
+        files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
         files.plots / "curves.csv": lambda: plots.csv(plots.build_learning_curves(data)),
     }

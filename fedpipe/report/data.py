@@ -134,13 +134,13 @@ class StudyData:
         """Heterogeneity of the clients by key of the partition, in the order of the runs."""
         summaries = {}
         for key in dict.fromkeys(run.partition for run in self.plan.runs):
-            path = layout.heterogeneity_file(key)
+            path = layout.get_heterogeneity_path(key)
             table = files.read_parquet(path, files.read_recorded_sha256(path, "assignment.json"))
             summaries[key] = HeterogeneitySummary.from_table(table)
         return summaries
 
     @cached_property
-    def code_notes(self) -> list[str]:
+    def shared_code_notes(self) -> list[str]:
         """Note about runs from other shared code than the plan's."""
         return [*code_changes.describe_runs_from_other_code(self.plan)]
 
@@ -171,7 +171,7 @@ class StudyData:
             for round in REPORTED_ROUNDS
         )
         cells = pd.DataFrame(
-            {"algorithm": cell.algorithm, **results.format_point(self.plan, cell)}
+            {"algorithm": cell.algorithm, **results.format_grid_point(self.plan, cell)}
             for cell in results.sort_cells(self.plan)
         ).drop_duplicates(ignore_index=True)
         for name, values in (

@@ -96,7 +96,9 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
                 remaining_runs[run.path] = max(
                     remaining_runs.get(run.path, (run, plan)), (run, plan), key=lambda pair: pair[0].rounds
                 )
-    rates = _load_rates({RunKind.from_settings(plan.run_settings[run.key]) for run, plan in remaining_runs.values()})
+    rates = _load_mean_rates(
+        {RunKind.from_settings(plan.run_settings[run.key]) for run, plan in remaining_runs.values()}
+    )
     seconds, stored_bytes, traffic_bytes, total_rounds = [], 0.0, 0.0, 0
     for run, plan in remaining_runs.values():
         settings = plan.run_settings[run.key]
@@ -126,7 +128,7 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     The estimate is too high if all earlier runs are short and have few samples.
     """
     rates_by_kind: dict[RunKind, list[Rates]] = {}
-    for kind, kind_rates in _load_rates(None).items():
+    for kind, kind_rates in _load_mean_rates(None).items():
         for nearest_kind in kind.nearest_kinds:
             rates_by_kind.setdefault(nearest_kind, []).append(kind_rates)
     hours_by_key = {}
@@ -165,7 +167,7 @@ def _count_stored_states(keep_models: str | int, run: PlannedRun) -> int:
     return run.rounds if keep_models == "all" else 2
 
 
-def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
+def _load_mean_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
     """Load the mean rates of each kind, or of the given kinds."""
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     markers = [path for path in RESULTS.glob("runs/*/*/joined/*/joined.json") if path.is_file()]
@@ -181,7 +183,7 @@ def _load_rates(requested_kinds: set[RunKind] | None) -> dict[RunKind, Rates]:
             if requested_kinds is None or (
                 kind in requested_kinds and len(rates_by_kind.get(kind, ())) < RUNS_PER_KIND
             ):
-                rates = _compute_rates(files, int(marker.parent.name), settings)
+                rates = _compute_run_rates(files, int(marker.parent.name), settings)
                 rates_by_kind.setdefault(kind, []).append(rates)
     return {kind: _average_rates(kind_rates) for kind, kind_rates in rates_by_kind.items()}
 
@@ -198,12 +200,14 @@ def _average_rates(kind_rates: list[Rates]) -> Rates:
     return Rates(train, rest_seconds, server, client, sent_bytes, trained_samples=sum(weights))
 
 
-def _compute_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
+def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
     merged_files = files.merged_files(rounds)
     times = read_json(merged_files.times)["rounds"]
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
-    train_samples, all_samples = _read_sample_counts(layout.assignment_file(digest_json(settings.partition_settings)))
+    train_samples, all_samples = _read_sample_counts(
+        layout.get_assignment_path(digest_json(settings.partition_settings))
+    )
     federation = settings.build_federation_settings()
     participation_sum = sum(participants) / federation.clients
     trained_samples = (

@@ -41,14 +41,14 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
         cell = next(
             cell
             for cell in algorithm_cells
-            if table_rows is None or (name, *results.format_point(plan, cell).values()) in table_rows
+            if table_rows is None or (name, *results.format_grid_point(plan, cell).values()) in table_rows
         )
         matrices_by_name = _read_model_matrices(cell.merged_files)
         if matrices_by_name and len(selected_matrices) < 2:
             (dataset,) = {run.dataset for run in plan.runs if run.has_cell(cell)}
             class_names = get_class_names(dataset, len(matrices_by_name["SL"]))
-            selected_matrices[results.describe_configuration(name, results.format_point(plan, cell))] = ModelMatrices(
-                cell, matrices_by_name, class_names
+            selected_matrices[results.describe_configuration(name, results.format_grid_point(plan, cell))] = (
+                ModelMatrices(cell, matrices_by_name, class_names)
             )
     return selected_matrices
 

@@ -10,14 +10,16 @@ import pandas as pd
 
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
-from fedpipe.planning.plan import Plan, widen_tags
+from fedpipe.planning.plan import Plan, replace_html_tag_brackets
 from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
 from fedpipe.report.data import StudyData
 
 
 def csv(frame: pd.DataFrame) -> bytes:
     """Encode a frame as CSV for DVC, which copies its text into a script."""
-    return tables.encode_csv(frame, lambda text: tables.escape_spreadsheet_formula(widen_tags(text)))
+    return tables.encode_table_csv(
+        frame, lambda text: tables.escape_spreadsheet_formula(replace_html_tag_brackets(text))
+    )
 
 
 def build_learning_curves(data: StudyData) -> pd.DataFrame:
@@ -81,9 +83,9 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``, without empty cells.
     """
     rows, descriptions = [], table_notes.describe_partitions(plan)
-    for key, settings in table_parts.get_partitions(plan).items():
+    for key, settings in table_parts.read_partition_settings_by_key(plan).items():
         name = table_notes.append_partition_seed(settings, descriptions[key])
-        path = layout.assignment_file(key)
+        path = layout.get_assignment_path(key)
         assignment = Assignment.read(path, files.read_recorded_sha256(path))
         for client, classes in zip(assignment.names, assignment.class_counts, strict=True):
             for label, samples in enumerate(classes):

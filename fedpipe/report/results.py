@@ -49,7 +49,7 @@ def sort_cells(plan: Plan) -> list[Cell]:
     return sorted(plan.cells, key=lambda cell: plan.algorithms.index(cell.algorithm))
 
 
-def format_point(plan: Plan, cell: GridCell) -> dict[str, str]:
+def format_grid_point(plan: Plan, cell: GridCell) -> dict[str, str]:
     """Format a cell's grid values as text by name. Empty if a name does not concern the algorithm."""
     return {name: _format_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
@@ -65,7 +65,7 @@ def shorten_names(names: Iterable[str]) -> list[str]:
     ]
 
 
-def describe_point(point: Mapping[str, str]) -> str:
+def describe_grid_point(point: Mapping[str, str]) -> str:
     """Describe a grid point, such as ``alpha=0.1, mu=1``, without values that do not concern the algorithm."""
     return ", ".join(
         f"{name}={value}" for name, value in zip(shorten_names(point), point.values(), strict=True) if value
@@ -74,7 +74,7 @@ def describe_point(point: Mapping[str, str]) -> str:
 
 def describe_configuration(name: str, point: Mapping[str, str]) -> str:
     """Describe algorithm and grid point, such as ``feddw (alpha=0.1)``."""
-    point_text = describe_point(point)
+    point_text = describe_grid_point(point)
     return f"{name} ({point_text})" if point_text else name
 
 
@@ -89,7 +89,9 @@ def describe_overrides(plan: Plan) -> list[str]:
     points_by_algorithm: dict[str, dict[str, list[str]]] = {}
     for cell in sort_cells(plan):
         points_by_overrides = points_by_algorithm.setdefault(cell.algorithm, {})
-        points_by_overrides.setdefault(format_overrides(cell), []).append(describe_point(format_point(plan, cell)))
+        points_by_overrides.setdefault(format_overrides(cell), []).append(
+            describe_grid_point(format_grid_point(plan, cell))
+        )
     sentences = []
     for algorithm, points_by_overrides in points_by_algorithm.items():
         for overrides, points in points_by_overrides.items():
@@ -253,7 +255,7 @@ def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFram
     frame = frame.copy()
     columns: dict[str, Any] = {
         "algorithm": cell.algorithm,
-        **format_point(plan, cell),
+        **format_grid_point(plan, cell),
         "seed": cell.seed,
         "key": cell.key,
     }

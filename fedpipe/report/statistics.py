@@ -194,7 +194,7 @@ def build_statistics_table(
     if differences := _compute_differences(plan, scores):
         statistics_frame = pd.concat([statistics_frame, pd.DataFrame(differences).set_index(cell_columns)])
     rows = dict.fromkeys(
-        (cell_columns.algorithm, *results.format_point(plan, cell_columns).values())
+        (cell_columns.algorithm, *results.format_grid_point(plan, cell_columns).values())
         for cell_columns in results.sort_cells(plan)
     )
     order = itertools.product(rows, results.list_protocols(plan, scores), STATISTICS)
@@ -222,13 +222,13 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
         for key, lines in frame.groupby(row_columns, sort=False)
     }
     cells_by_row = {
-        (cell.algorithm, *results.format_point(plan, cell).values()): cell for cell in results.sort_cells(plan)
+        (cell.algorithm, *results.format_grid_point(plan, cell).values()): cell for cell in results.sort_cells(plan)
     }
     for row_key, cell in cells_by_row.items():
         baseline_cell = _find_baseline_cell(plan, cell, shown_rows)
         if baseline_cell is None or cell.algorithm == report.baseline:
             continue
-        baseline_row_key = (baseline_cell.algorithm, *results.format_point(plan, baseline_cell).values())
+        baseline_row_key = (baseline_cell.algorithm, *results.format_grid_point(plan, baseline_cell).values())
         for protocol in dict.fromkeys(scores["protocol"]):
             baseline_scores, cell_scores = (
                 by_seed.get((*baseline_row_key, protocol)),
@@ -240,7 +240,11 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
                 else compute_paired_difference(baseline_scores, cell_scores)
             )
             if paired_difference is not None:
-                cell_labels = {"algorithm": cell.algorithm, **results.format_point(plan, cell), "protocol": protocol}
+                cell_labels = {
+                    "algorithm": cell.algorithm,
+                    **results.format_grid_point(plan, cell),
+                    "protocol": protocol,
+                }
                 rows.append(cell_labels | {"statistic": "difference", **paired_difference._asdict()})
     return rows
 
@@ -256,7 +260,7 @@ def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Has
         baseline_cell
         for baseline_cell in plan.cells
         if baseline_cell.algorithm == plan.report.baseline
-        and (baseline_cell.algorithm, *results.format_point(plan, baseline_cell).values()) in shown_rows
+        and (baseline_cell.algorithm, *results.format_grid_point(plan, baseline_cell).values()) in shown_rows
         and has_same_point(baseline_cell)
     ]
     return (

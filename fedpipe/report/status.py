@@ -162,12 +162,12 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
     runs = [
-        _get_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
+        _measure_run_progress(plan, run, name, jobs_by_path.get(run.path, []), snakemake_start, has_curves)
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
-    partitions = {layout.assignment_file(run.partition).parent for run in plan.runs}
+    partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
     study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
-    study_paths |= {layout.dataset_file(run.dataset) for run in sorted_runs} | {
+    study_paths |= {layout.get_dataset_path(run.dataset) for run in sorted_runs} | {
         diagnostic.files.table for diagnostic in plan.diagnostics
     }
     names = dict(zip(markers_by_run, (run.name for run in runs), strict=True))
@@ -192,9 +192,9 @@ def describe_runs(plan: Plan) -> list[dict[str, str]]:
     """Describe each run of :func:`sort_runs` by its algorithm, and by the grid values and the seed that differ."""
     points: dict[tuple[str, str], list[dict[str, str]]] = {}
     for cell in plan.cells:
-        points.setdefault((cell.algorithm, cell.key), []).append(results.format_point(plan, cell))
+        points.setdefault((cell.algorithm, cell.key), []).append(results.format_grid_point(plan, cell))
     descriptions = [
-        {name: _join(point[name] for point in points[run.algorithm, run.key]) for name in plan.grid}
+        {name: _join_distinct_texts(point[name] for point in points[run.algorithm, run.key]) for name in plan.grid}
         | {"seed": str(run.seed)}
         for run in sort_runs(plan)
     ]
@@ -210,10 +210,10 @@ def describe_configurations(plan: Plan) -> list[str]:
     """Describe algorithm and all grid points of each run of :func:`sort_runs`."""
     points: dict[tuple[str, str], list[str]] = {}
     for cell in plan.cells:
-        point = results.describe_point(results.format_point(plan, cell))
+        point = results.describe_grid_point(results.format_grid_point(plan, cell))
         points.setdefault((cell.algorithm, cell.key), []).append(point)
     return [
-        " ".join(filter(None, (plan.title(run.algorithm), _join(points[run.algorithm, run.key]))))
+        " ".join(filter(None, (plan.title(run.algorithm), _join_distinct_texts(points[run.algorithm, run.key]))))
         for run in sort_runs(plan)
     ]
 
@@ -269,7 +269,7 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
     return max(sum(remaining_seconds) / running_count, *remaining_seconds)
 
 
-def _get_run_progress(
+def _measure_run_progress(
     plan: Plan,
     run: PlannedRun,
     name: str,
@@ -309,7 +309,7 @@ def _get_run_progress(
     )
 
 
-def _join(texts: Iterable[str]) -> str:
+def _join_distinct_texts(texts: Iterable[str]) -> str:
     """Join distinct texts that are not empty."""
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
@@ -330,7 +330,9 @@ def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
 def _read_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
     """Read the accuracies by protocol of the evaluated rounds, or of the last ``limit`` of them."""
     evaluated_rounds = (number for number in range(complete_rounds, 0, -1) if is_stored(files.round(number).metrics))
-    return {number: callbacks.read_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)}
+    return {
+        number: callbacks.read_round_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)
+    }
 
 
 @functools.cache

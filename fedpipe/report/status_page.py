@@ -228,7 +228,7 @@ class StudyProgress:
     @cached_property
     def has_results(self) -> bool:
         """Whether the tables contain the runs of the plan, and not those of an earlier plan."""
-        return not contents.find_outdated_files(contents.build_keys(self.plan))
+        return not contents.find_outdated_files(contents.build_run_key_files(self.plan))
 
     def _get_accuracy_range(self, protocol: str) -> tuple[float, float]:
         """Get the lowest and the highest accuracy of all curves in percent."""

@@ -58,12 +58,14 @@ def render_progress(
     descriptions = {run.name: cells for run, cells in zip(runs, status.describe_runs(plan), strict=True)}
     sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
     failure_lines = _render_failures(failures, width, height)
-    visible_runs = len(sorted_runs) if height is None else max(height - _count_lines(failure_lines, width) - 6, 1)
-    progress = [PROGRESS_HEADS, *map(_format_run, sorted_runs[:visible_runs])]
-    remaining_width = width - _get_width(progress) - GAP
+    visible_runs = (
+        len(sorted_runs) if height is None else max(height - _count_wrapped_lines(failure_lines, width) - 6, 1)
+    )
+    progress = [PROGRESS_HEADS, *map(_format_run_row, sorted_runs[:visible_runs])]
+    remaining_width = width - _get_table_width(progress) - GAP
     rows = [[*descriptions[run.name].values()] for run in sorted_runs[:visible_runs]]
-    labels = fit_columns([[*descriptions[sorted_runs[0].name]], *rows], remaining_width)
-    bar_width = min(remaining_width - _get_width(labels) - GAP, BAR_WIDTHS[-1])
+    labels = shorten_columns_to_width([[*descriptions[sorted_runs[0].name]], *rows], remaining_width)
+    bar_width = min(remaining_width - _get_table_width(labels) - GAP, BAR_WIDTHS[-1])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in labels[0]:
         table.add_column(Text(head), no_wrap=True)
@@ -87,14 +89,14 @@ def render_progress(
     )
 
 
-def fit_columns(rows: list[list[str]], width: int) -> list[list[str]]:
+def shorten_columns_to_width(rows: list[list[str]], width: int) -> list[list[str]]:
     """Shorten the texts of a table, whose first row is its head, until it fits into ``width`` characters.
 
     The middle of heads is omitted first, then that of the longest texts.
 
     Examples
     --------
-    >>> fit_columns([["run", "learning_rate"], ["FedDW", "0.05"]], 14)
+    >>> shorten_columns_to_width([["run", "learning_rate"], ["FedDW", "0.05"]], 14)
     [['run', 'lea…ate'], ['FedDW', '0.05']]
     """
     columns = [*zip(*rows, strict=True)]
@@ -102,37 +104,39 @@ def fit_columns(rows: list[list[str]], width: int) -> list[list[str]]:
     limits = [(size, full_width) for size in range(full_width, MIN_HEAD_WIDTH, -1)]
     limits += [(min(size, MIN_HEAD_WIDTH), size) for size in range(full_width, MIN_CELL_WIDTH - 1, -1)]
     for head_size, cell_size in limits:
-        short_columns = [[elide_middle(head, head_size), *elide_texts(cells, cell_size)] for head, *cells in columns]
+        short_columns = [
+            [shorten_middle(head, head_size), *shorten_texts_to_width(cells, cell_size)] for head, *cells in columns
+        ]
         short_rows = [list(row) for row in zip(*short_columns, strict=True)]
-        if _get_width(short_rows) <= width:
+        if _get_table_width(short_rows) <= width:
             break
     return short_rows
 
 
-def elide_texts(texts: Sequence[str], width: int) -> list[str]:
+def shorten_texts_to_width(texts: Sequence[str], width: int) -> list[str]:
     """Omit the middle of the texts that are wider than ``width`` characters. Distinct texts stay distinct if possible.
 
     Examples
     --------
-    >>> elide_texts(["momentum of clients", "momentum at the clients"], 8)
+    >>> shorten_texts_to_width(["momentum of clients", "momentum at the clients"], 8)
     ['…of …nts', '…at …nts']
     """
-    short_texts = {text: elide_middle(text, width) for text in texts}
+    short_texts = {text: shorten_middle(text, width) for text in texts}
     texts_by_short_text: dict[str, list[str]] = {}
     for text, short_text in short_texts.items():
         texts_by_short_text.setdefault(short_text, []).append(text)
     for equal_texts in texts_by_short_text.values():
         prefix = os.path.commonprefix(equal_texts) if len(equal_texts) > 1 else ""  # noqa: RUF071 - by character
-        short_texts |= {text: elide_middle(f"…{text.removeprefix(prefix)}", width) for text in equal_texts if prefix}
+        short_texts |= {text: shorten_middle(f"…{text.removeprefix(prefix)}", width) for text in equal_texts if prefix}
     return [short_texts[text] for text in texts]
 
 
-def elide_middle(text: str, width: int) -> str:
+def shorten_middle(text: str, width: int) -> str:
     """Omit the middle of a text that is wider than ``width`` characters.
 
     Examples
     --------
-    >>> elide_middle("learning_rate", 6)
+    >>> shorten_middle("learning_rate", 6)
     'lea…te'
     """
     if len(text) <= width:
@@ -146,7 +150,7 @@ def format_accuracy(accuracy: float | None) -> str:
     return "" if accuracy is None else DASH if math.isnan(accuracy) else f"{100 * accuracy:.2f} %"
 
 
-def _format_run(run: RunProgress) -> tuple[str, str, str, str, str]:
+def _format_run_row(run: RunProgress) -> tuple[str, str, str, str, str]:
     """Format rounds, accuracy, seconds per round, time left and state of a run."""
     return (
         f"{run.rounds}/{run.total}",
@@ -157,7 +161,7 @@ def _format_run(run: RunProgress) -> tuple[str, str, str, str, str]:
     )
 
 
-def _get_width(rows: Sequence[Sequence[str]]) -> int:
+def _get_table_width(rows: Sequence[Sequence[str]]) -> int:
     """Get the width of a table in characters."""
     return sum(max(map(len, column)) for column in zip(*rows, strict=True)) + GAP * (len(rows[0]) - 1)
 
@@ -168,12 +172,12 @@ def _render_failures(failures: list[Failure], width: int, height: int | None) ->
     for index, failure in enumerate(failures):
         head = Text(f"{failure.rule} failed: {failure.log}", STYLES["failed"])
         failure_lines = [Text(), head, *(Text(f"  {line}") for line in failure.lines[-PRINTED_LOG_LINES:])]
-        if height is not None and lines and _count_lines(lines + failure_lines, width) > height // 2:
+        if height is not None and lines and _count_wrapped_lines(lines + failure_lines, width) > height // 2:
             return [*lines, Text(), Text(f"failed jobs not shown: {len(failures) - index}", STYLES["failed"])]
         lines += failure_lines
     return lines
 
 
-def _count_lines(texts: list[Text], width: int) -> int:
+def _count_wrapped_lines(texts: list[Text], width: int) -> int:
     """Count the lines of texts that wrap at a width."""
     return sum(max(math.ceil(text.cell_len / width), 1) for text in texts)

@@ -17,16 +17,16 @@ from fedpipe.report.table_parts import (
     AVERAGE_PHRASES,
     ROUND_PHRASES,
     TextTable,
-    get_partitions,
+    read_partition_settings_by_key,
 )
 from fedpipe.report.words import METRICS, join_words
-from fedpipe.settings.base import to_number
+from fedpipe.settings.base import convert_to_number
 from fedpipe.settings.dataset import Data
 
 MAX_LISTED_COLUMNS = 4  #: maximum number of input columns in a description
 
 
-def describe_measurement(plan: Plan) -> str:
+def describe_reported_numbers(plan: Plan) -> str:
     """Describe the table's numbers: preset, reported round, average and seeds."""
     report, seeds = plan.report, len(plan.seeds)
     seeds_text = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
@@ -43,7 +43,7 @@ def describe_measurement(plan: Plan) -> str:
     )
 
 
-def explain_dash(plan: Plan) -> str:
+def explain_missing_values(plan: Plan) -> str:
     """Explain the dashes of a table."""
     undefined_text = ", or that the test samples of each client have one class" if "auc" in plan.metrics else ""
     return f"A dash means that the method has no such model{undefined_text}."
@@ -62,7 +62,7 @@ def _explain_metrics(plan: Plan) -> list[str]:
     return sentences
 
 
-def describe_data(plan: Plan) -> str:
+def describe_data_and_partitions(plan: Plan) -> str:
     """Describe the data sets and partitions of the table, held-out clients and concept drifts."""
     descriptions = "; ".join(dict.fromkeys(describe_partitions(plan).values()))
     return " ".join([f"Data: {descriptions}.", *plan.held_out_notes, *plan.drift_notes])
@@ -75,7 +75,7 @@ def describe_partitions(plan: Plan) -> dict[str, str]:
             describe_partition(partition_settings, plan.unused_keys.get(key, ())),
             partition_settings["dataset"].get("sha256", ""),
         )
-        for key, partition_settings in get_partitions(plan).items()
+        for key, partition_settings in read_partition_settings_by_key(plan).items()
     }
     distinct_texts = [text for text, _ in dict.fromkeys(descriptions.values())]
     return {
@@ -129,7 +129,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
     }
     rows = [dict(zip(data.row_columns, map(str, key), strict=True)) for key in data.table_rows if key in measured_keys]
     for name, short_name in zip(plan.grid, results.shorten_names(plan.grid), strict=True):
-        numbers = [value for value in plan.grid[name] if "." in name and type(to_number(value)) in (int, float)]
+        numbers = [value for value in plan.grid[name] if "." in name and type(convert_to_number(value)) in (int, float)]
         if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
             continue
         edge_findings = []
@@ -139,7 +139,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
                 algorithm_rows = [row for row in rows if row["algorithm"] == algorithm]
                 edge_rows = [row for row in algorithm_rows if row[name] == value]
                 points = [
-                    results.describe_point({key: "" if key in searched_names else row[key] for key in plan.grid})
+                    results.describe_grid_point({key: "" if key in searched_names else row[key] for key in plan.grid})
                     for row in edge_rows
                 ]
                 title = plan.title(algorithm)
@@ -159,7 +159,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
 
 def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, str]]:
     """Describe the number of seeds by row, if some cells are missing."""
-    rows = [(cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells]
+    rows = [(cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells]
     seed_count = len(plan.seeds)
     if all(rows.count(row) == seed_count for row in rows):
         return {}

@@ -55,6 +55,6 @@ class TextTable(NamedTuple):
         return "" if column_index < self.left_aligned_columns else ' class="number"'
 
 
-def get_partitions(plan: Plan) -> dict[str, Any]:
+def read_partition_settings_by_key(plan: Plan) -> dict[str, Any]:
     """Get the settings of all partitions by key, in the order of the runs."""
     return {run.partition: plan.partitions[run.partition] for run in plan.runs}

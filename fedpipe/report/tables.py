@@ -17,12 +17,12 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.ranks import build_rank_parts
 from fedpipe.report.table_notes import (
     build_heterogeneity_parts,
-    describe_data,
+    describe_data_and_partitions,
     describe_environments,
     describe_failures,
-    describe_measurement,
     describe_missing_seeds,
-    explain_dash,
+    describe_reported_numbers,
+    explain_missing_values,
     warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
@@ -50,7 +50,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     plan, rows = data.plan, data.reported_rows
     rows = rows[(rows["metric"] == plan.metrics[0]) & (rows["protocol"] == plan.protocols[0]) & (rows["seeds"] > 0)]
     for cell in rows.to_dict("records"):
-        point = results.describe_point({name: cell[name] for name in plan.grid})
+        point = results.describe_grid_point({name: cell[name] for name in plan.grid})
         target, name = (numbers.setdefault(cell["algorithm"], {}), point) if point else (numbers, cell["algorithm"])
         target[name] = round(cell["mean"], 2)
     return numbers
@@ -60,7 +60,7 @@ def render_markdown(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     text_parts = [
         report_part.markdown if isinstance(report_part, TextTable) else escape_html(report_part)
-        for report_part in build_report_parts(data)
+        for report_part in build_report_sections(data)
     ]
     return "\n\n".join(text_parts) + "\n"
 
@@ -69,7 +69,7 @@ def render_html(data: StudyData) -> str:
     """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
         report_part.html if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
-        for report_part in build_report_parts(data)
+        for report_part in build_report_sections(data)
     ]
     plan = data.plan
     title = escape(
@@ -81,7 +81,7 @@ def render_html(data: StudyData) -> str:
     )
 
 
-def build_report_parts(data: StudyData) -> list[str | TextTable]:
+def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = describe_missing_seeds(plan)
@@ -110,7 +110,7 @@ def build_report_parts(data: StudyData) -> list[str | TextTable]:
         *warnings,
         *build_heterogeneity_parts(data),
         *describe_environments(data),
-        *data.code_notes,
+        *data.shared_code_notes,
     ]
     return [
         build_caption(plan),
@@ -129,8 +129,8 @@ def build_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_head(plan)}`: {format_metric(plan.protocols[0], plan.metrics[0])}, or the metric in "
-        "parentheses. "
+        f"Column `{get_reported_column_header(plan)}`: {format_metric(plan.protocols[0], plan.metrics[0])}, or the "
+        "metric in parentheses. "
         if plan.method_protocols
         else ""
     )
@@ -140,8 +140,8 @@ def build_caption(plan: Plan) -> str:
             f"{SELECTION_PHRASES[report.best_on]}. "
         )
     return (
-        f"{describe_measurement(plan)} Bytes are per participant and round. "
-        f"{extra_sentences}{explain_dash(plan)} {describe_data(plan)}"
+        f"{describe_reported_numbers(plan)} Bytes are per participant and round. "
+        f"{extra_sentences}{explain_missing_values(plan)} {describe_data_and_partitions(plan)}"
     )
 
 
@@ -156,16 +156,18 @@ def escape_spreadsheet_formula(text: str) -> str:
     return f"'{text}" if text.startswith(FORMULAS) and not re.fullmatch(NUMBER, text) else text
 
 
-def encode_csv(frame: pd.DataFrame, spell: Callable[[str], str] = escape_spreadsheet_formula) -> bytes:
+def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = escape_spreadsheet_formula) -> bytes:
     """Encode a frame as CSV, with the shortest exact floats."""
     texts = {
-        str(name): column.map({value: spell(value) if isinstance(value, str) else value for value in column.unique()})
+        str(name): column.map(
+            {value: format_value(value) if isinstance(value, str) else value for value in column.unique()}
+        )
         for name, column in frame.select_dtypes(exclude="number").items()
     }
-    return frame.assign(**texts).rename(columns=spell).to_csv(index=False, lineterminator="\n").encode()
+    return frame.assign(**texts).rename(columns=format_value).to_csv(index=False, lineterminator="\n").encode()
 
 
-def get_reported_head(plan: Plan) -> str:
+def get_reported_column_header(plan: Plan) -> str:
     """Get the head of the column with each method's number, if protocols differ."""
     return f"reported {METRICS[plan.metrics[0]].name}"
 
@@ -187,7 +189,7 @@ def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = cells[(cells["protocol"] == protocol) & (cells["metric"] == plan.metrics[0])].to_dict("records")
     metric = f" ({format_metric(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
-    return {get_reported_head(plan): f"{format_score(cell)}{metric}"}
+    return {get_reported_column_header(plan): f"{format_score(cell)}{metric}"}
 
 
 def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import json_bytes
+from fedpipe.core.storage.files import encode_json
 from fedpipe.core.storage.layout import MergedFiles
 from fedpipe.planning import search
 from fedpipe.planning.plan import Plan
@@ -71,7 +71,7 @@ def build_rungs(plan: Plan) -> dict[Path, bytes]:
 
 def encode_rung(rung: Rung) -> bytes:
     """Encode the result of a rung as JSON."""
-    return json_bytes(asdict(rung))
+    return encode_json(asdict(rung))
 
 
 def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
@@ -198,7 +198,7 @@ def _require_tuning(plan: Plan) -> PlannedTuning:
 
 def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
     """Format the grid values of a search as text by name."""
-    return {name: value for name, value in results.format_point(plan, planned).items() if name != TUNING}
+    return {name: value for name, value in results.format_grid_point(plan, planned).items() if name != TUNING}
 
 
 def _get_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:

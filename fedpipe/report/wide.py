@@ -146,15 +146,15 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         (*[cell[name] for name in key_positions], cell["protocol"], cell["metric"]): cell
         for cell in data.reported_rows.to_dict("records")
     }
-    runs = Counter((cell.algorithm, *results.format_point(plan, cell).values()) for cell in plan.cells)
+    runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
     shown_keys = {(get_row_labels(key), get_column_point(key)): tuple(map(str, key)) for key in data.table_rows}
     planned_keys = dict.fromkeys(
-        (cell.algorithm, *results.format_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
+        (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
     )
     planned_cells = {(get_row_labels(key), get_column_point(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
     cell_overrides = {
-        (cell.algorithm, *results.format_point(plan, cell).values()): results.format_overrides(cell)
+        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_overrides(cell)
         for cell in plan.cells
     }
     overrides_by_row: dict[tuple[str, ...], set[str]] = {}
@@ -221,7 +221,7 @@ def _get_column_names(plan: Plan) -> list[str]:
     """
     column_names = plan.column_names
     points = dict.fromkeys(
-        tuple(results.format_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
+        tuple(results.format_grid_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
     )
     change_counts = [
         sum(first_value != second_value for first_value, second_value in itertools.pairwise(values))
@@ -320,13 +320,13 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     ]
     caption_lines = [
         f"Made with `{command}`. The table needs \\usepackage{{booktabs}}.",
-        table_notes.describe_measurement(plan),
-        f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_dash(plan)}",
+        table_notes.describe_reported_numbers(plan),
+        f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
         *([describe_search(plan)] if plan.tuning else []),
         *results.describe_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
-        table_notes.describe_data(plan),
+        table_notes.describe_data_and_partitions(plan),
     ]
     if plan.report.best_over:
         caption_lines += [*_describe_best_values(data), *table_notes.warn_about_grid_edges(data)]
@@ -336,7 +336,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         *table_notes.describe_failures(data),
         *warnings,
         *table_notes.describe_environments(data),
-        *data.code_notes,
+        *data.shared_code_notes,
     ]
 
 
@@ -348,7 +348,7 @@ def _describe_best_values(data: StudyData) -> list[str]:
     for key in data.table_rows:
         algorithm, *point = map(str, key)
         searched_text, rest_text = (
-            results.describe_point(
+            results.describe_grid_point(
                 {
                     name: value if (name in searched_names) == is_searched_part else ""
                     for name, value in zip(plan.grid, point, strict=True)

@@ -70,7 +70,7 @@ class Section(BaseModel):
         return parsed
 
 
-def late_field(default: Any, **arguments: Any) -> Any:
+def field_omitted_at_default(default: Any, **arguments: Any) -> Any:
     """Declare a field that keys omit at its default, so that a later version of fedpipe finds the runs of this one.
 
     The default must switch the field off, and can never change.
@@ -82,35 +82,35 @@ def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raise an error if a value is listed twice."""
     earlier_values = set()
     for value in values:
-        if (hashable := _to_hashable(value)) in earlier_values:
+        if (hashable := _convert_to_hashable(value)) in earlier_values:
             raise ValueError(f"'{value}' is listed twice. Remove one.")
         earlier_values.add(hashable)
     return values
 
 
-def sort_clients(clients: float | tuple[int, ...], cure: str) -> float | tuple[int, ...]:
+def sort_client_list(clients: float | tuple[int, ...], advice: str) -> float | tuple[int, ...]:
     """Sort a list of clients, so that every order has the same key. A fraction stays as it is.
 
     Raises
     ------
     ValueError
-        The list is empty or contains a client twice. ``cure`` ends the message about an empty list.
+        The list is empty or contains a client twice. ``advice`` ends the message about an empty list.
     """
     if not isinstance(clients, tuple):
         return clients
     if not clients:
-        raise ValueError(f"[] lists no client. {cure}")
+        raise ValueError(f"[] lists no client. {advice}")
     return tuple(sorted(require_unique(clients)))
 
 
-def _to_hashable(value: Any) -> Any:
+def _convert_to_hashable(value: Any) -> Any:
     """Convert a value to a hashable one that is equal for equal values."""
     if isinstance(value, Mapping):
-        return "mapping", frozenset((key, _to_hashable(part)) for key, part in value.items())
-    return ("list", *map(_to_hashable, value)) if isinstance(value, (list, tuple)) else value
+        return "mapping", frozenset((key, _convert_to_hashable(part)) for key, part in value.items())
+    return ("list", *map(_convert_to_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
-def to_number(value: Any) -> Any:
+def convert_to_number(value: Any) -> Any:
     """Convert text to a number. YAML 1.1 reads 1e-3 as text."""
     try:
         return float(value) if isinstance(value, str) else value

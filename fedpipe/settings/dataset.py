@@ -24,7 +24,7 @@ from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
 from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
-from fedpipe.settings.base import Section, late_field
+from fedpipe.settings.base import Section, field_omitted_at_default
 
 SPLIT_KEYS = (
     "split",
@@ -79,18 +79,18 @@ class Data(Section):
         0.0, ge=0, lt=1, description="Fraction of each client's training samples for validation."
     )
 
-    feature_noise: float = late_field(
+    feature_noise: float = field_omitted_at_default(
         0.0,
         ge=0,
         description="Variance sigma of Gaussian noise in the inputs of the last client, also of its test samples. "
         "Client i of N has variance sigma * i / N (NIID-Bench). The global test set has no noise.",
     )
-    label_noise: Rate | tuple[Rate, ...] = late_field(
+    label_noise: Rate | tuple[Rate, ...] = field_omitted_at_default(
         0.0,
         description="Probability with which a training or validation sample has a wrong class: one for all clients, or "
         "a list of one per client. Test samples have their true classes.",
     )
-    label_noise_kind: LabelNoiseKind = late_field(
+    label_noise_kind: LabelNoiseKind = field_omitted_at_default(
         "symmetric", description="symmetric: any other class, with equal probabilities. pairwise: the next class."
     )
 
@@ -101,7 +101,7 @@ class Data(Section):
         return rates[0] if isinstance(rates, tuple) and len(set(rates)) == 1 else rates
 
     @model_validator(mode="after")
-    def _check_source(self) -> Data:
+    def _check_effective_dataset(self) -> Data:
         assert self.effective_dataset
         return self
 
@@ -131,7 +131,7 @@ class Data(Section):
             return True
         stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, named_dataset))
         return stored_file.is_file() or all(
-            (fetcher.is_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
+            (fetcher.is_mirror_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
             for file in named_dataset.files
         )
 
@@ -234,7 +234,12 @@ class Data(Section):
             except ArtifactError:
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
-        if not isinstance(source, PublishedDataset) or source.sha256 or not fetcher.is_local or self.file.is_file():
+        if (
+            not isinstance(source, PublishedDataset)
+            or source.sha256
+            or not fetcher.is_mirror_local
+            or self.file.is_file()
+        ):
             return None
         if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):
             return (

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, sort_clients
+from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, sort_client_list
 
 DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
 DEFAULT_ANGLE = 180
@@ -46,21 +46,21 @@ class Drift(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
+    def _fill_drift_defaults(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         raw = {name: value for name, value in raw.items() if value is not None}
         return ({"angle": DEFAULT_ANGLE} if raw.get("kind") == "rotation" else {}) | raw
 
     @model_validator(mode="after")
-    def _check_keys(self) -> Drift:
+    def _reject_unused_drift_keys(self) -> Drift:
         self._reject_other_keys("federation.drift", "kind", ["round", "clients", *DRIFT_KEYS[self.kind]])
         return self
 
     @field_validator("clients")
     @classmethod
     def _sort_clients(cls, clients: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return sort_clients(clients, "List at least one, or remove federation.drift.")
+        return sort_client_list(clients, "List at least one, or remove federation.drift.")
 
     @field_validator("label_map")
     @classmethod
@@ -86,7 +86,7 @@ class Drift(Choice):
                     f"federation.drift.clients: {list(self.clients)} has {self.clients[-1]}, but there are "
                     f"{num_clients} clients. Use 0 to {num_clients - 1}."
                 )
-        elif not self._count_clients(num_clients):
+        elif not self._count_drifting_clients(num_clients):
             raise ValueError(
                 f"federation.drift.clients: {self.clients} of {num_clients} clients is less than one client. Use a "
                 "larger fraction, or remove federation.drift."
@@ -118,7 +118,7 @@ class Drift(Choice):
         if isinstance(self.clients, tuple):
             return self.clients
         order = rng.make_generator(seed, "drift clients").permutation(num_clients)
-        return tuple(sorted(order[: self._count_clients(num_clients)].tolist()))
+        return tuple(sorted(order[: self._count_drifting_clients(num_clients)].tolist()))
 
     def draw_label_map(self, seed: int, num_classes: int) -> list[int]:
         """Draw the new class of each class (labels). A drawn map is one cycle, so it changes every class."""
@@ -130,7 +130,7 @@ class Drift(Choice):
 
     def describe(self, num_clients: int, class_names: Sequence[str]) -> str:
         """Describe the drift in a federation of so many clients. A sentence for captions."""
-        count = self._count_clients(num_clients)
+        count = self._count_drifting_clients(num_clients)
         change = f"images rotated by {self.angle} degrees" if self.angle else "permuted classes"
         if self.label_map:
             pairs = [f"{class_names[old]} to {class_names[new]}" for old, new in self.label_map.items()]
@@ -138,5 +138,5 @@ class Drift(Choice):
         verb = "has" if count == 1 else "have"
         return f"From round {self.round} on, {count} of {num_clients} clients {verb} a concept drift: {change}."
 
-    def _count_clients(self, num_clients: int) -> int:
+    def _count_drifting_clients(self, num_clients: int) -> int:
         return len(self.clients) if isinstance(self.clients, tuple) else round(self.clients * num_clients)

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from fedpipe.core import rng
-from fedpipe.settings.base import Choice, ClientNumber, Section, late_field, sort_clients
+from fedpipe.settings.base import Choice, ClientNumber, Section, field_omitted_at_default, sort_client_list
 from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
@@ -135,7 +135,7 @@ class Schedule(Choice):
 HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[ClientNumber, ...]
 
 
-class Federation(Section):  # declare a new field by `late_field`, because all others are in runs' keys
+class Federation(Section):  # declare a new field by `field_omitted_at_default`, because all others are in runs' keys
     """Clients, rounds, local training and aggregation."""
 
     clients: int = Field(
@@ -200,13 +200,13 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         description="Precision of products and convolutions in training. full: that of dtype. bfloat16: autocast. "
         "Weights, updates, losses and evaluation always have dtype.",
     )
-    held_out: HeldOut = late_field(
+    held_out: HeldOut = field_omitted_at_default(
         0.0,
         description="New clients, which never participate and are evaluated: a fraction of the clients, drawn with the "
         "study's seed, or a list of their numbers or names. `participation` is a fraction of the others. "
         "`report.clients` shows them.",
     )
-    drift: Drift | None = late_field(
+    drift: Drift | None = field_omitted_at_default(
         None,
         description="Concept drift: from a round on, some clients have other classes or rotated images in all their "
         "samples, such as `{round: 10, clients: 0.5}`. The global test set does not drift.",
@@ -274,17 +274,17 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
 
     @field_validator("held_out")
     @classmethod
-    def _sort_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return sort_clients(held_out, "Use 0, or list at least one.")
+    def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
+        return sort_client_list(held_out, "Use 0, or list at least one.")
 
     @model_validator(mode="after")
     def _check_held_out(self) -> Federation:
         held_out, clients, problem = self.held_out, self.clients, ""
         if isinstance(held_out, tuple) and held_out[-1] >= clients:
             problem = f"{list(held_out)} has {held_out[-1]}, but there are {clients} clients. Use 0 to {clients - 1}"
-        elif held_out and not self.num_held_out:
+        elif held_out and not self.num_held_out_clients:
             problem = f"{held_out} of {clients} clients is less than one client. Use a larger fraction, or 0"
-        elif self.num_held_out >= clients:
+        elif self.num_held_out_clients >= clients:
             value = list(held_out) if isinstance(held_out, tuple) else held_out
             problem = f"{value} of {clients} clients leaves no client that trains. Use fewer"
         if problem:
@@ -298,31 +298,31 @@ class Federation(Section):  # declare a new field by `late_field`, because all o
         return self
 
     @property
-    def num_held_out(self) -> int:
+    def num_held_out_clients(self) -> int:
         """Number of new clients."""
         return len(self.held_out) if isinstance(self.held_out, tuple) else round(self.held_out * self.clients)
 
     @property
     def held_out_note(self) -> str:
         """Sentence about clients that are held out, for captions. Empty if there are none."""
-        if not (count := self.num_held_out):
+        if not (count := self.num_held_out_clients):
             return ""
         words = "is held out, so it never trains" if count == 1 else "are held out, so they never train"
         return f"{count} of {self.clients} clients {words}."
 
-    def draw_held_out(self, seed: int) -> tuple[int, ...]:
+    def draw_held_out_clients(self, seed: int) -> tuple[int, ...]:
         """Draw the new clients of a run, in ascending order. Those of a smaller fraction are among them."""
         if isinstance(self.held_out, tuple):
             return self.held_out
         order = rng.make_generator(seed, "held-out").permutation(self.clients)
-        return tuple(sorted(order[: self.num_held_out].tolist()))
+        return tuple(sorted(order[: self.num_held_out_clients].tolist()))
 
-    def with_seen_clients(self, extra: int = 0) -> Federation:
+    def exclude_held_out_clients(self, extra: int = 0) -> Federation:
         """Copy for an algorithm, whose clients are those that are not held out, and ``extra`` ones."""
-        num_clients = self.clients - self.num_held_out + extra
+        num_clients = self.clients - self.num_held_out_clients + extra
         return self.model_copy(update={"clients": num_clients, "held_out": 0.0, "drift": None})
 
     @property
     def participants(self) -> int:
         """Number of clients in a round, m."""
-        return max(1, round(self.participation * (self.clients - self.num_held_out)))
+        return max(1, round(self.participation * (self.clients - self.num_held_out_clients)))

@@ -29,7 +29,7 @@ from fedpipe.settings.base import LABEL_PATTERN, Label, Protocol, Section
 DATA_KEYS = {"federation.clients", "federation.held_out", "federation.drift"}
 
 
-def _to_component(kind: ComponentKind, value: Any) -> Component:
+def _parse_component_if_raw(kind: ComponentKind, value: Any) -> Component:
     return value if isinstance(value, Component) else registry.parse_component(kind, value)
 
 
@@ -103,7 +103,7 @@ def parse_options(settings: Any, label: str) -> MethodOptions:
     return _parse_entry_options(entry, label)
 
 
-def get_title(label: str, method: Method) -> str:
+def get_method_title(label: str, method: Method) -> str:
     """Get the name of a method in tables and figures: its `title`, its algorithm's display name, or its label.
 
     Only an entry with the name of its algorithm has the display name, because several entries may use one algorithm.
@@ -112,10 +112,10 @@ def get_title(label: str, method: Method) -> str:
         return method.options.title
     if label != registry.get_component_name(ALGORITHM, type(method.algorithm)):
         return label
-    return get_display_name(method.algorithm) + (" + DW" if getattr(method.algorithm, "dw", None) else "")
+    return get_algorithm_display_name(method.algorithm) + (" + DW" if getattr(method.algorithm, "dw", None) else "")
 
 
-def get_display_name(algorithm: Component) -> str:
+def get_algorithm_display_name(algorithm: Component) -> str:
     """Get an algorithm's name in papers, such as FedALA, from its module's docstring."""
     return str(sys.modules[type(algorithm).__module__].__doc__).partition("\n")[0].rstrip(".")
 
@@ -213,18 +213,18 @@ def _dump_component(kind: ComponentKind, value: Component) -> dict[str, Any]:
     return {kind.selector: registry.get_component_name(kind, type(value)), **dataclasses.asdict(value)}
 
 
-def _component_section(kind: ComponentKind) -> tuple[Any, ...]:
+def _make_component_annotations(kind: ComponentKind) -> tuple[Any, ...]:
     return (
-        BeforeValidator(partial(_to_component, kind)),
+        BeforeValidator(partial(_parse_component_if_raw, kind)),
         PlainSerializer(partial(_dump_component, kind)),
         WithJsonSchema({"type": "object"}),
-        Field(default_factory=partial(_to_component, kind, {})),
+        Field(default_factory=partial(_parse_component_if_raw, kind, {})),
     )
 
 
 #: Sections with the name of a component and its parameters.
-PartitionSection = Annotated[Any, *_component_section(PARTITION)]
-ModelSection = Annotated[Any, *_component_section(MODEL)]
+PartitionSection = Annotated[Any, *_make_component_annotations(PARTITION)]
+ModelSection = Annotated[Any, *_make_component_annotations(MODEL)]
 #: Entries with an algorithm and its parameters, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],

@@ -93,7 +93,7 @@ def _list_client_values(dataset: Data, scheme: Component, num_clients: int | Non
     samples = store.load_samples(dataset.file)
     labels, test = np.asarray(samples.y), np.asarray(samples.test)
     subset = dataset.subset
-    indices = np.arange(len(labels)) if subset is None else assignment.select_subset(labels, test, subset)
+    indices = np.arange(len(labels)) if subset is None else assignment.select_sample_subset(labels, test, subset)
     columns = {name: Column(column.codes[indices], column.names) for name, column in samples.columns.items()}
     return assignment.list_client_values(
         scheme, labels[indices], test[indices], num_clients, dataset.split, seed, columns

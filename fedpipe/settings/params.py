@@ -27,7 +27,7 @@ from fedpipe.settings.diagnostics import DiagnosticSections
 from fedpipe.settings.evaluation import Evaluation
 from fedpipe.settings.execution import Artifacts, Execution
 from fedpipe.settings.federation import Federation
-from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionSection, get_title, parse_method
+from fedpipe.settings.methods import AlgorithmSections, ModelSection, PartitionSection, get_method_title, parse_method
 from fedpipe.settings.report import Report
 from fedpipe.settings.study import Study
 from fedpipe.settings.transforms import Transforms
@@ -107,7 +107,7 @@ class Params(Section):
             f"federation.schedule.period: {schedule.period} ends after round {restart_round} of {rounds}. Then the "
             "learning rate rises again, as in CosineAnnealingLR."
         )
-        num_new_clients, are_reported = self.federation.num_held_out, self.report.clients != "seen"
+        num_new_clients, are_reported = self.federation.num_held_out_clients, self.report.clients != "seen"
         new_clients_warning = (
             f"federation.held_out: tables and curves omit {num_new_clients} of {self.federation.clients} clients, "
             "which never participate. Set report.clients to both or new to see them."
@@ -179,7 +179,7 @@ class Params(Section):
                 "computed once. Use labels, or set model.frozen to false."
             )
         kept_protocols = {"kept-on-local", "kept-on-validation"}.intersection(self.evaluation.protocols)
-        if kept_protocols and federation.participants < federation.clients - federation.num_held_out:
+        if kept_protocols and federation.participants < federation.clients - federation.num_held_out_clients:
             raise SettingsError(
                 f"evaluation.protocols: {min(kept_protocols)} can't be used with federation.drift and "
                 f"federation.participation {federation.participation}, because a kept model is measured only after "
@@ -197,7 +197,7 @@ class Params(Section):
             raise SettingsError("\n".join(messages))
 
     @model_validator(mode="after")
-    def _check_consistency(self, info: ValidationInfo) -> Params:
+    def _check_sections_together(self, info: ValidationInfo) -> Params:
         context = info.context or {}
         for label in self.study.algorithms:
             if label not in self.algorithms:  # a built-in algorithm needs no entry
@@ -213,7 +213,7 @@ class Params(Section):
             labels = [label for label in self.study.algorithms if not options[label].overrides]
         self._check_report_names()
         self._check_validation_samples()
-        titles = {label: get_title(label, self.algorithms[label]) for label in self.study.algorithms}
+        titles = {label: get_method_title(label, self.algorithms[label]) for label in self.study.algorithms}
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):
             if other != label and title in (other, other_title) and options[label].title:
                 raise SettingsError(
@@ -261,7 +261,7 @@ class Params(Section):
         self._check_declared_files(context.get("download"), context.get("obtain", DOWNLOAD_COMMAND))
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
-                raise single_initial_model_error(label)
+                raise make_single_initial_model_error(label)
         self._check_noise()
         self._check_drift()
         facts = self.dataset.facts
@@ -309,7 +309,7 @@ class Params(Section):
                 f"{'token ids' if has_tokens else 'numbers'} of the data set. Use one of: "
                 f"{', '.join(default)}."
             )
-        self.model.check_weights(facts.shape, facts.classes)
+        self.model.check_weights_file(facts.shape, facts.classes)
         vocabulary = getattr(self.model, "vocabulary", None)
         if vocabulary is not None and facts.vocabulary is not None and vocabulary < facts.vocabulary:
             raise SettingsError(
@@ -332,7 +332,7 @@ class Params(Section):
         return self
 
 
-def single_initial_model_error(algorithm: str) -> SettingsError:
+def make_single_initial_model_error(algorithm: str) -> SettingsError:
     """Error about an algorithm with several initial models if a file contains only one."""
     return SettingsError(
         f"model.weights: the file contains one initial model, but {algorithm} needs several. Use null, or "

@@ -93,7 +93,7 @@ def parse_params(
     try:
         params = Params.model_validate(settings, context=context)
     except ValidationError as error:
-        list_known_keys = partial(_list_keys, settings=settings)
+        list_known_keys = partial(_list_known_keys, settings=settings)
         raise SettingsError("\n".join(format_validation_errors(error, settings, "", list_known_keys))) from None
     params._ignored_parameters = ignored_parameters
     return params
@@ -101,22 +101,22 @@ def parse_params(
 
 def parse_dataset(settings: Any) -> Data:
     """Validate the section `dataset` (see :func:`parse_params`)."""
-    return cast(Data, _parse_section(Data, "dataset", settings))
+    return cast(Data, _validate_section(Data, "dataset", settings))
 
 
 def parse_federation(settings: Any) -> Federation:
     """Validate the section `federation` (see :func:`parse_params`)."""
-    return cast(Federation, _parse_section(Federation, "federation", settings))
+    return cast(Federation, _validate_section(Federation, "federation", settings))
 
 
-def _parse_section(kind: type[Section], name: str, settings: Any) -> Section:
+def _validate_section(kind: type[Section], name: str, settings: Any) -> Section:
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
         raise SettingsError("\n".join(format_validation_errors(error, settings, name, lambda _: []))) from None
 
 
-def _list_keys(location: Location, settings: Any) -> list[str]:
+def _list_known_keys(location: Location, settings: Any) -> list[str]:
     section: Any = Params
     if location[:1] == ("diagnostics",) and len(location) == 2:
         kind = get_diagnostic_kind(settings["diagnostics"][location[1]])

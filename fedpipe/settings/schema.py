@@ -27,7 +27,7 @@ def build_json_schema() -> dict[str, Any]:
     schema = Params.model_json_schema(mode="validation")
     definitions = schema.setdefault("$defs", {})
 
-    def build_options(kind: ComponentKind) -> dict[str, Any]:
+    def build_component_schema(kind: ComponentKind) -> dict[str, Any]:
         choices, selector = [], kind.selector
         for name in registry.list_components(kind):
             component = registry.add_extension_parameters(kind, registry.find_component(kind, name))
@@ -50,20 +50,20 @@ def build_json_schema() -> dict[str, Any]:
         return {"anyOf": [*choices, custom_class | {"description": "A custom class, such as my_module.MyClass."}]}
 
     properties = schema["properties"]
-    properties["partition"] = build_options(PARTITION)
-    properties["model"] = build_options(MODEL)
+    properties["partition"] = build_component_schema(PARTITION)
+    properties["model"] = build_component_schema(MODEL)
     method_properties = MethodOptions.model_json_schema(mode="validation")["properties"]
     properties["algorithms"] = {
         "type": "object",
         "properties": {
             choice["title"]: choice | {"required": [], "properties": choice["properties"] | method_properties}
-            for choice in build_options(ALGORITHM)["anyOf"]
+            for choice in build_component_schema(ALGORITHM)["anyOf"]
             if choice["title"] != "own"
         },
         "additionalProperties": {"type": "object", "properties": method_properties},
     }
     dataset_keys = definitions.pop("Data")["properties"]
-    properties["dataset"] = build_options(DATASET)
+    properties["dataset"] = build_component_schema(DATASET)
     for choice in properties["dataset"]["anyOf"]:
         choice["properties"] = dataset_keys | choice["properties"]
     plain_schema: dict[str, Any] = json.loads(json.dumps(schema))

@@ -11,28 +11,28 @@ from pydantic import (
 )
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import Section, to_number
+from fedpipe.settings.base import Section, convert_to_number
 
 
-def _to_list(value: Any) -> Any:
+def _convert_to_list(value: Any) -> Any:
     """Convert a number to a list of one, so that both have the same key."""
-    number = to_number(value)
+    number = convert_to_number(value)
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
-def _per_channel_field(**limits: float) -> tuple[Any, ...]:
+def _make_per_channel_field(**limits: float) -> tuple[Any, ...]:
     """One number, or a list of numbers."""
     number = {"type": "number", **limits}
-    return BeforeValidator(_to_list), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
+    return BeforeValidator(_convert_to_list), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
 
 
 class Transforms(Section):
     """Normalization of all images, and random augmentation of training images."""
 
-    mean: Annotated[tuple[float, ...], *_per_channel_field()] = Field(
+    mean: Annotated[tuple[float, ...], *_make_per_channel_field()] = Field(
         (), description="Mean that is subtracted from pixels in [0, 1]: one number, or one per channel."
     )
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_per_channel_field(exclusiveMinimum=0)] = Field(
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_make_per_channel_field(exclusiveMinimum=0)] = Field(
         (), description="Standard deviation by which pixels are divided: one number, or one per channel."
     )
     crop: int = Field(0, ge=0, description="Padding in pixels for a random crop to the original size.")

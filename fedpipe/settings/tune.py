@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedpipe.settings.base import Section, ValidationProtocol, require_unique, to_number
+from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique
 
 KEPT_FRACTION = 3  #: one of so many draws continues after a rung
 SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
-Bound = Annotated[int | float, BeforeValidator(to_number)]
+Bound = Annotated[int | float, BeforeValidator(convert_to_number)]
 Scale = Literal["log", "linear", "choice"]
 
 

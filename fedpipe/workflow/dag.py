@@ -27,10 +27,10 @@ from fedpipe.core.storage.layout import (
     DiagnosticFiles,
     MergedFiles,
     RunFiles,
-    assignment_file,
-    dataset_file,
     format_show_command,
-    heterogeneity_file,
+    get_assignment_path,
+    get_dataset_path,
+    get_heterogeneity_path,
 )
 from fedpipe.planning.combined import CombinedPlan
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
@@ -54,7 +54,7 @@ class Wildcards(Protocol):
         ...
 
 
-def require_simple_folder(folder: Path) -> None:
+def require_importable_folder(folder: Path) -> None:
     """Reject a folder that jobs can't import code from: it is in PYTHONPATH, which is split at colons.
 
     Raises
@@ -107,7 +107,7 @@ class Dag:
         return cls(selection, plan, plan.execution)
 
     @property
-    def block_size(self) -> int | None:
+    def participants_per_job(self) -> int | None:
         """Number of participants that a job trains. None if a job runs all rounds of a segment."""
         return self.execution.clients_per_job
 
@@ -150,15 +150,15 @@ class Dag:
     def get_partition_input(self, wildcards: Wildcards) -> str:
         """Get the data set of a partition."""
         runs = self.plan.runs.values()
-        return str(dataset_file(next(run.dataset for run in runs if run.partition == wildcards.key)))
+        return str(get_dataset_path(next(run.dataset for run in runs if run.partition == wildcards.key)))
 
     def get_run_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of each job of a run: settings, data set and partition."""
         run = self.get_run(wildcards)
         return {
             "settings": ancient(str(run.files.settings)),
-            "data": str(dataset_file(run.dataset)),
-            "assignment": str(assignment_file(run.partition)),
+            "data": str(get_dataset_path(run.dataset)),
+            "assignment": str(get_assignment_path(run.partition)),
         }
 
     def get_segment_input(self, wildcards: Wildcards) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Dag:
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
         participants = self.get_run(wildcards).participants
-        return -(-participants // (self.block_size or participants))
+        return -(-participants // (self.participants_per_job or participants))
 
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
         """List the uploads of all blocks of a round."""
@@ -199,7 +199,7 @@ class Dag:
         last = rounds if run.path in self.plan.draw_paths else run.rounds
         fewer_rounds = [count for count in self.plan.round_counts[str(run.path)] if count < rounds]
         earlier = [str(run.files.merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
-        if self.block_size:
+        if self.participants_per_job:
             return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
         ends = (end for end in self.get_segment_ends(run) if end <= last)
         return [*(str(run.files.segment_manifest(end)) for end in ends), *earlier]
@@ -263,18 +263,20 @@ class Dag:
 
     def _wait_for_rung(self, plan: Plan, rounds: int, checkpoints: Any) -> None:
         """Let Snakemake call this function again after a rung, unless its result is current."""
-        getattr(checkpoints, f"rank{self.get_rule_suffix(plan)}").get(rung=f"{rounds:04d}")
+        getattr(checkpoints, f"rank{self.get_rule_name_suffix(plan)}").get(rung=f"{rounds:04d}")
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def get_rule_suffix(self, plan: Plan) -> str:
+    def get_rule_name_suffix(self, plan: Plan) -> str:
         """Get the suffix of the names of a study's rules. Empty if there is only one study."""
         return "_" + re.sub(r"\W", "_", str(plan.study_files.path)) if self.selection.is_folder else ""
 
     @staticmethod
     def get_table_input(plan: Plan) -> list[str]:
         """List the input of a study's tables: the merged rounds of all runs, and the partitions."""
-        partition_files = [file for key in plan.partitions for file in (assignment_file(key), heterogeneity_file(key))]
+        partition_files = [
+            file for key in plan.partitions for file in (get_assignment_path(key), get_heterogeneity_path(key))
+        ]
         return [str(path) for merged in plan.merged_files for path in merged.all_files] + list(
             map(str, partition_files)
         )
@@ -294,9 +296,9 @@ class Dag:
 
     def get_partition_output(self) -> list[str]:
         """List the partitions of all runs."""
-        return [str(assignment_file(key)) for key in self.plan.partitions]
+        return [str(get_assignment_path(key)) for key in self.plan.partitions]
 
-    def get_pages_input(self) -> list[str]:
+    def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
             *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
@@ -304,10 +306,10 @@ class Dag:
             *self.plan.diagnostics,
         ]
 
-    def get_final_output(self) -> list[str]:
+    def get_all_results(self) -> list[str]:
         """List all results and the files that they depend on, so that deleted files are restored."""
         return [
-            *sorted({str(dataset_file(run.dataset)) for run in self.plan.runs.values()}),
+            *sorted({str(get_dataset_path(run.dataset)) for run in self.plan.runs.values()}),
             *self.get_partition_output(),
             *self.get_run_output(),
             *self.plan.diagnostics,
@@ -323,9 +325,9 @@ class Dag:
     def has_locked_files(self) -> bool:
         """Whether another Snakemake has locked files of these studies."""
         own_prefixes = (
-            *(f"{dataset_file(run.dataset).with_suffix('')}." for run in self.plan.runs.values()),
-            *(f"{assignment_file(key).parent}/" for key in self.plan.partitions),
-            *(f"{run.files.rounds_folder}/" for run in self.plan.runs.values() if self.block_size),
+            *(f"{get_dataset_path(run.dataset).with_suffix('')}." for run in self.plan.runs.values()),
+            *(f"{get_assignment_path(key).parent}/" for key in self.plan.partitions),
+            *(f"{run.files.rounds_folder}/" for run in self.plan.runs.values() if self.participants_per_job),
             *(manifest for run in self.plan.runs.values() for manifest in self.get_segment_manifests(run)),
             *(f"{merged.path}/" for merged in self.plan.merged_files),
             *(f"{files.tables}/" for files in self.selection.studies.values()),
@@ -402,7 +404,7 @@ def get_figure_output(plan: Plan) -> list[str]:
     return list(map(str, plan.figure_files))
 
 
-def with_partition_key(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
+def convert_to_wildcards_function(plan: Plan, function: Callable[[str], _T]) -> Callable[[Wildcards], _T]:
     """Convert a function of a partition's key to a function of wildcards, where `{partition}` is its name."""
     keys = {name: key for key, name in plan.partition_names.items()}
     return lambda wildcards: function(keys[wildcards.partition])

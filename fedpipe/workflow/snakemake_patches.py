@@ -1,7 +1,8 @@
 """Every patch of Snakemake, with the defect that makes it necessary.
 
-Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require` reports an attribute
-that another version lacks, before any job starts. docs/upstream.md has reproductions and the patches to send.
+Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require_attributes` reports
+an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions and the patches to
+send.
 
 - Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
   other's locks (``FilePersistence._delete_locks``).
@@ -29,7 +30,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from fedpipe.core.errors import SettingsError
 
 
-def _require(owner: type, *names: str) -> None:
+def _require_attributes(owner: type, *names: str) -> None:
     """Raise an error if this version of Snakemake has no such attributes."""
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
@@ -39,9 +40,9 @@ def _require(owner: type, *names: str) -> None:
         )
 
 
-def patch_locks() -> None:
+def patch_lock_deletion() -> None:
     """Let Snakemake delete only its own locks. Skip this for ``snakemake --unlock``, which deletes all."""
-    _require(FilePersistence, "_delete_locks")
+    _require_attributes(FilePersistence, "_delete_locks")
     FilePersistence._delete_locks = _delete_own_locks
 
 
@@ -51,9 +52,9 @@ def _delete_own_locks(persistence: FilePersistence) -> None:
     persistence._lockfile.clear()
 
 
-def patch_scheduler() -> None:
+def patch_scheduler_alarm() -> None:
     """Let Snakemake set its alarm only at the limit of jobs per timespan. Otherwise the next finished job wakes it."""
-    _require(JobScheduler, "_schedule_reevalutation")
+    _require_attributes(JobScheduler, "_schedule_reevalutation")
     set_alarm = JobScheduler._schedule_reevalutation
 
     def set_alarm_if_rate_limited(scheduler: Any, delay: int) -> None:
@@ -65,7 +66,7 @@ def patch_scheduler() -> None:
 
 def patch_record_writing() -> None:
     """Let Snakemake write the record of an output as a new file."""
-    _require(FilePersistence, "_io_write", "_record_path")
+    _require_attributes(FilePersistence, "_io_write", "_record_path")
     write_in_place = FilePersistence._io_write
 
     def write_new_file(persistence: FilePersistence, subject: str, value: Any, name: str, *mode: int) -> None:
@@ -78,7 +79,7 @@ def patch_record_writing() -> None:
 
 def patch_linked_outputs() -> None:
     """Let Snakemake overwrite outputs that are hard links into DVC's cache."""
-    _require(_IOFile, "protected")
+    _require_attributes(_IOFile, "protected")
     is_read_only = _IOFile.protected
 
     async def is_protected(file: Any) -> bool:
@@ -89,7 +90,7 @@ def patch_linked_outputs() -> None:
 
 def patch_missing_records() -> None:
     """Let Snakemake rerun outputs with fixed names that have no record."""
-    _require(FilePersistence, "has_metadata", "metadata", "params_changed")
+    _require_attributes(FilePersistence, "has_metadata", "metadata", "params_changed")
     get_changes = FilePersistence.params_changed
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:

@@ -24,7 +24,7 @@ def finish(params: dict[str, Any]) -> NewPlan:
     for planned_run, run in zip(new_plan.runs, studies.open_runs(new_plan), strict=True):
         list(run.run_segment(planned_run.rounds))
         collect.collect_rounds(run.files, planned_run.rounds, new_plan.keep_models)
-    contents.write_files(contents.build_report_files(StudyData(new_plan)))
+    contents.write_report_files(contents.build_report_files(StudyData(new_plan)))
     return new_plan
 
 

@@ -74,7 +74,7 @@ def test_every_way_to_name_the_study_is_the_same(study: Path, results: Any, monk
 
 def test_frames_contain_the_numbers_of_the_tables(study: Path, results: Any) -> None:
     table = pd.read_csv(study / "results/tables/results.csv", dtype={"partition.alpha": str}, keep_default_na=False)
-    assert tables.encode_csv(results.table) == (study / "results/tables/results.csv").read_bytes()
+    assert tables.encode_table_csv(results.table) == (study / "results/tables/results.csv").read_bytes()
     last = results.accuracies.query(f"round == {ROUNDS} and average == 'sample'")
     means = last.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean() * 100
     rows = table[(table["average"] == "sample") & (table["round"] == "last") & (table["seeds"] > 0)]
@@ -367,7 +367,9 @@ def test_statistics_of_classes_are_those_of_scikit_learn(results: Any) -> None:
     table = pd.read_csv(results.folder / "results/tables/statistics.csv", dtype={"partition.alpha": str})
     rows = table.query("algorithm == 'fedavg' and `partition.alpha` == '1.0' and statistic == 'macro_f1'")
     assert rows.set_index("protocol")["seeds"].to_dict() == {protocol: 2 for protocol in rows["protocol"]}
-    assert tables.encode_csv(results.statistics) == (results.folder / "results/tables/statistics.csv").read_bytes()
+    assert (
+        tables.encode_table_csv(results.statistics) == (results.folder / "results/tables/statistics.csv").read_bytes()
+    )
 
 
 def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
         assert run["data"]["samples"] == settings.dataset["sha256"]
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
-        assert made_by["shared"] == code_digest.compute_shared_digest()
+        assert made_by["shared"] == code_digest.compute_shared_code_digest()
         assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
     assert yaml.safe_load(yaml.safe_dump(result)) == result
 
@@ -83,7 +83,7 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     study_plan = Plan.read(Path("results/plan.json"))
     study_plan = dataclasses.replace(study_plan, report=study_plan.report.model_copy(update={"round": "best"}))
     study_plan.write()
-    contents.write_files(contents.build_tables(StudyData(study_plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(study_plan)))
     result = trace_cell(TABLE, "fedavg.global-on-global")
     assert result["reported"].startswith("in each run's best round")
     for run in result["runs"]:

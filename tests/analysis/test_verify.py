@@ -69,7 +69,7 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
     key = digest_json(RunSettings.read(files.settings).partition_settings)
-    assignment_path, path = layout.assignment_file(key), layout.heterogeneity_file(key)
+    assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
     assert re.search(rf": {path}\. Delete {assignment_path}\..*`dvc checkout`", verdict.message)
@@ -188,7 +188,7 @@ def test_a_partition_that_can_not_be_recomputed_is_reported_and_the_rest_is_veri
     def raise_error(key: str) -> bool:
         raise ArtifactError("own.csv can't be read.")
 
-    monkeypatch.setattr(partition, "is_reproducible", raise_error)
+    monkeypatch.setattr(partition, "is_partition_reproducible", raise_error)
     verdicts = list(verify.verify_runs(list_runs("fedavg"), 1, random.Random(0)))
     assert all("own.csv can't be read." in verdict.message for verdict in verdicts[2:4])
     assert "all bits agree" in verdicts[4].message

@@ -190,7 +190,7 @@ def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem", "cure"),
+    ("arguments", "problem", "advice"),
     [
         (("describe", "fedavgg"), "'fedavgg' is unknown", "'fedavg'?"),
         (("list", "algos"), "'algos' ", "'algorithms'?"),
@@ -218,14 +218,14 @@ def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
 def test_a_mistake_is_one_message_and_status_2(
     arguments: tuple[str, ...],
     problem: str,
-    cure: str,
+    advice: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("studies/a").mkdir(parents=True)
     error = read_error(monkeypatch, capsys, *arguments)
     assert error.startswith(problem)
-    assert cure in error
+    assert advice in error
 
 
 @pytest.mark.parametrize(

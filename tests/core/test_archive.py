@@ -304,7 +304,7 @@ def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkey
 
     def rewrite_and_build(files: Any) -> bytes:
         if path.exists():
-            path.write_bytes(storage_files.json_bytes({"train": 7}))
+            path.write_bytes(storage_files.encode_json({"train": 7}))
         return original(files)
 
     monkeypatch.setattr(archive, "build_pack", rewrite_and_build)

@@ -158,7 +158,7 @@ def test_callbacks_get_single_rounds_when_they_are_evaluated(folder: Path) -> No
     printed("aggregate", path, "--round", "1", "--blocks", "1")
     printed("evaluate", path, "--round", "1", "--callbacks", "own.Diary")
     assert [entry[0] for entry in read_diary()] == ["begin", "round", "end"]
-    assert read_diary()[1][2:] == [1, callbacks.read_accuracies(run.files, 1)]
+    assert read_diary()[1][2:] == [1, callbacks.read_round_accuracies(run.files, 1)]
 
 
 @pytest.mark.parametrize(

@@ -301,11 +301,11 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
         "import sys; sys.path[:0] = sys.argv[1:3]\n"
         "from fedpipe.core.components import code_digest as code\n"
         "parts = [type(name, (), {'__module__': 'sample'}) for name in ('C', 'f')]\n"
-        "print(code.compute_code_digest(*parts).text, code.compute_shared_digest())"
+        "print(code.compute_code_digest(*parts).text, code.compute_shared_code_digest())"
     )
     command = [find_pythons()[version], "-c", script, str(ROOT), str(tmp_path)]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert process.stdout.split() == [GOLDEN, code_digest.compute_shared_digest()]
+    assert process.stdout.split() == [GOLDEN, code_digest.compute_shared_code_digest()]
 
 
 def test_every_part_of_a_tree_counts() -> None:

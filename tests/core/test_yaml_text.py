@@ -84,7 +84,7 @@ def test_all_other_yaml_is_read_with_the_same_limits(tmp_path: Path) -> None:
     hostile = "dataset: &d {name: *d}\n"
     for path, read in (
         (run.files.settings, lambda: RunSettings.read(run.files.settings)),
-        (layout.assignment_file(key).with_name("partition.yaml"), lambda: partition.read_partition_settings(key)),
+        (layout.get_assignment_path(key).with_name("partition.yaml"), lambda: partition.read_partition_settings(key)),
         (Path(f"results/data/{run.dataset}.yaml"), lambda: download.download_dataset(run.dataset)),
     ):
         path.write_text(hostile)

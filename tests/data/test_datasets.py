@@ -283,7 +283,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     assert sha256 in download.declare_dataset(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
-    samples = store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+    samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
     assert np.array_equal(samples.x.numpy(), PIXELS)
     assert samples.test.tolist() == [False] * 4 + [True] * 2
     run = run_settings.RunSettings.from_params(
@@ -708,7 +708,7 @@ def test_own_data_through_the_stages() -> None:
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
     (run,) = plan.runs
-    stored_file = layout.dataset_file(run.dataset)
+    stored_file = layout.get_dataset_path(run.dataset)
     first = stored_file.read_bytes()
     stored_file.unlink()
     stored_file.with_suffix(".json").unlink()

@@ -108,9 +108,9 @@ def test_a_plan_stores_them_without_a_network() -> None:
     planner.write_plan(plan := planner.make_plan(Path("params.yaml")))
     (run,) = plan.runs
     path = download.download_dataset(run.dataset)
-    assert path == layout.dataset_file(run.dataset)
+    assert path == layout.get_dataset_path(run.dataset)
     assert store.read_dataset_info(path) == parse_generated().facts
-    assert "generated" in read_params(store.settings_file(run.dataset))["name"]
+    assert "generated" in read_params(store.get_dataset_settings_path(run.dataset))["name"]
 
 
 @pytest.mark.parametrize("name", [None, "mnist"])

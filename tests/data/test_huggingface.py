@@ -34,7 +34,7 @@ def declare(**dataset: Any) -> planner.NewPlan:
 
 
 def load_samples(plan: planner.NewPlan) -> store.StoredSamples:
-    return store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+    return store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
 
 
 def test_images_with_writers() -> None:

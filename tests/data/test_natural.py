@@ -55,7 +55,7 @@ def declare(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any)
 
 def read_assignment(plan: planner.NewPlan) -> Assignment:
     (key,) = plan.partitions
-    path = layout.assignment_file(key)
+    path = layout.get_assignment_path(key)
     return Assignment.read(path, files.read_recorded_sha256(path))
 
 
@@ -113,7 +113,7 @@ def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str,
     declare(write(), partition, model={"name": "mlp", "hidden": [16]})
     plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
     assignment = read_assignment(plan)
-    samples = store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+    samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
     assert [*assignment.names] == sorted(assignment.names)
     assert set(assignment.names) < {*WRITERS} - {"few"}
     assert len(assignment.names) == 6
@@ -154,8 +154,8 @@ def test_other_arrays_of_an_npz_are_no_columns() -> None:
     np.savez("own.npz", x=PIXELS, y=LABELS, pixels=IMAGES, few=np.arange(3), thing=other)
     declare({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
     (run,) = planner.make_plan(Path("params.yaml")).runs
-    assert not store.load_samples(layout.dataset_file(run.dataset)).columns
-    assert files.read_pt(layout.dataset_file(run.dataset)).keys() == {"x", "y", "test"}, "stored as it always was"
+    assert not store.load_samples(layout.get_dataset_path(run.dataset)).columns
+    assert files.read_pt(layout.get_dataset_path(run.dataset)).keys() == {"x", "y", "test"}, "stored as it always was"
 
 
 def test_folders_may_have_a_split_and_deeper_folders() -> None:

@@ -102,10 +102,10 @@ def test_a_study_of_named_clients_runs(name: str) -> None:
     studies.write(settings, Path())
     download.declare_dataset(None, Path("params.yaml"))
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
-    samples = store.load_samples(layout.dataset_file(plan.runs[0].dataset))
+    samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
     assert (tuple(samples.x.shape[1:]), int(samples.y.max()) + 1, len(samples.y)) == (shape, classes, ROWS)
     (key,) = plan.partitions
-    path = layout.assignment_file(key)
+    path = layout.get_assignment_path(key)
     assert {*names} <= {*Assignment.read(path, files.read_recorded_sha256(path)).names}
     for run in studies.open_runs(plan):
         for _ in run.run_segment(2):

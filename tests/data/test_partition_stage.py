@@ -37,7 +37,7 @@ def make_run_settings(**sections: Any) -> RunSettings:
 
 def test_the_assignment_lies_beside_what_it_tells_of_heterogeneity() -> None:
     (key,) = studies.prepare(studies.settings(dataset={"validation_fraction": 0.1})).partitions
-    path = layout.assignment_file(key)
+    path = layout.get_assignment_path(key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
     table = files.read_parquet(path.with_name("heterogeneity.parquet"))
     assert table["samples"].to_pylist() == assignment.sizes.tolist()
@@ -112,8 +112,8 @@ def test_the_preview_is_the_partition_and_writes_nothing() -> None:
     ]:
         assert names == tuple("0123456789")
         assert held_out == unused_keys == ()
-        assert settings == yaml.safe_load(layout.assignment_file(key).with_name("partition.yaml").read_text())
-        assert np.array_equal(assignment.class_counts, Assignment.read(layout.assignment_file(key)).class_counts)
+        assert settings == yaml.safe_load(layout.get_assignment_path(key).with_name("partition.yaml").read_text())
+        assert np.array_equal(assignment.class_counts, Assignment.read(layout.get_assignment_path(key)).class_counts)
 
 
 def test_the_preview_shows_all_partitions_or_one() -> None:

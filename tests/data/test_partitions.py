@@ -606,7 +606,7 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("scheme", "clients", "samples", "problem", "cure"),
+    ("scheme", "clients", "samples", "problem", "advice"),
     [
         (IID(), 30, 20, "federation.clients: 30", "Use at most 20."),
         (
@@ -668,11 +668,11 @@ def test_a_hundred_clients_with_a_tiny_alpha_end(name: str, classes: int) -> Non
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Scheme) else str(value),
 )
-def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, problem: str, cure: str) -> None:
+def test_the_impossible_is_refused(scheme: Scheme, clients: int, samples: int, problem: str, advice: str) -> None:
     with pytest.raises(SettingsError) as error:
         scheme.check(clients, 10, samples)
     assert str(error.value).startswith(problem)
-    assert str(error.value).endswith(cure)
+    assert str(error.value).endswith(advice)
 
 
 def test_a_class_too_small_for_its_owners_is_refused() -> None:

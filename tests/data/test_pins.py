@@ -395,14 +395,14 @@ def test_it_is_one_partition_for_all_seeds_and_wherever_the_file_lies() -> None:
     shutil.move("own.csv", "moved/theirs.csv")
     moved = studies.prepare(settings | {"partition": settings["partition"] | {"path": "moved/theirs.csv"}})
     assert [run.key for run in moved.runs] == [run.key for run in plan.runs]
-    place = layout.assignment_file(key).with_name("partition.yaml")
+    place = layout.get_assignment_path(key).with_name("partition.yaml")
     assert yaml.safe_load(place.read_text())["origin"] == {"path": "moved/theirs.csv"}
 
 
 def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     plan = studies.prepare(make_declared_study())
     ((key, settings),) = plan.partitions.items()
-    table = files.read_parquet(layout.assignment_file(key))
+    table = files.read_parquet(layout.get_assignment_path(key))
     table_rows = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
     assert table_rows == sorted((int(sample), int(client), split) for sample, client, split in rows)

@@ -4,7 +4,7 @@ import pytest
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data.assignment import Assignment
-from fedpipe.planning.partition import select_subset
+from fedpipe.planning.partition import select_sample_subset
 from tests import small_studies as studies
 
 LABELS = np.repeat(np.arange(4), [400, 200, 100, 100])
@@ -12,7 +12,7 @@ TEST = np.arange(800) % 4 == 0
 
 
 def test_classes_and_tests_have_their_shares() -> None:
-    subset = select_subset(LABELS, TEST, 80)
+    subset = select_sample_subset(LABELS, TEST, 80)
     assert np.bincount(LABELS[subset]).tolist() == [40, 20, 10, 10]
     assert np.bincount(LABELS[subset][TEST[subset]]).tolist()[:2] == [10, 5]
     assert TEST[subset].sum() == pytest.approx(20, abs=1)
@@ -20,15 +20,15 @@ def test_classes_and_tests_have_their_shares() -> None:
 
 
 def test_it_is_one_subset_and_no_prefix() -> None:
-    assert np.array_equal(select_subset(LABELS, TEST, 80), select_subset(LABELS, TEST, 80))
-    assert not np.array_equal(select_subset(LABELS, TEST, 80)[:40], np.arange(40))
-    assert np.array_equal(select_subset(LABELS, TEST, 800), np.arange(800))
+    assert np.array_equal(select_sample_subset(LABELS, TEST, 80), select_sample_subset(LABELS, TEST, 80))
+    assert not np.array_equal(select_sample_subset(LABELS, TEST, 80)[:40], np.arange(40))
+    assert np.array_equal(select_sample_subset(LABELS, TEST, 800), np.arange(800))
 
 
 def test_a_study_of_a_subset_deals_nothing_else(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(dataset={"subset": 200}))
-    assignment = Assignment.read(layout.assignment_file(*plan.partitions))
+    assignment = Assignment.read(layout.get_assignment_path(*plan.partitions))
     samples = np.concatenate([*assignment.train, *assignment.test])
     assert len(samples) == len(np.unique(samples)) == 200
     assert samples.max() > 1000

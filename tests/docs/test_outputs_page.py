@@ -14,7 +14,7 @@ from tests.docs.page_blocks import blocks, read
 RERUN, DIFFERENCE, TABLE = blocks("docs/outputs.md")
 STUDY = yaml.safe_load(read("params.yaml"))
 TITLES = [
-    methods.get_display_name(registry.build_component(component.ALGORITHM, label, {}))
+    methods.get_algorithm_display_name(registry.build_component(component.ALGORITHM, label, {}))
     for label in STUDY["study"]["algorithms"]
 ]
 LABELS = [words.format_metric(protocol) for protocol in STUDY["evaluation"]["protocols"]]

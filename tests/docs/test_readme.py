@@ -133,7 +133,7 @@ def test_all_algorithms_are_listed_and_have_a_source() -> None:
 
 def get_title(algorithm: str) -> str:
     """The name of an algorithm in tables."""
-    return methods.get_display_name(registry.build_component(component.ALGORITHM, algorithm, {}))
+    return methods.get_algorithm_display_name(registry.build_component(component.ALGORITHM, algorithm, {}))
 
 
 def test_the_table_is_that_of_the_demo() -> None:

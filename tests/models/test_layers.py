@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedpipe.core.noise import CHUNK, uniform, uniform_in_chunks
+from fedpipe.core.noise import CHUNK, generate_uniform, generate_uniform_in_chunks
 from fedpipe.models.layers import BatchNorm, Dropout, Mode, replace_stateful_layers
 from tests import fake_device
 
@@ -135,19 +135,19 @@ def test_uniform_numbers_are_splitmix64s():
 
     key = 2**62 - 5
     expected = [(mix(((mix(key) + index) * gamma) & bits) >> 40) / 2**24 for index in range(1, 7)]
-    assert uniform(torch.tensor(key), (2, 3)).flatten().tolist() == expected
+    assert generate_uniform(torch.tensor(key), (2, 3)).flatten().tolist() == expected
 
 
 @pytest.mark.parametrize("key", [0, 1, -5, 2**62 - 1, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("shape", [(3,), (7, 5, 1), (CHUNK,), (2, CHUNK + 1)])
 def test_uniform_numbers_in_chunks_are_the_same(key, shape):
-    chunked, expected = (draw(torch.tensor(key), shape) for draw in (uniform_in_chunks, uniform))
+    chunked, expected = (draw(torch.tensor(key), shape) for draw in (generate_uniform_in_chunks, generate_uniform))
     assert chunked.dtype == expected.dtype
     assert torch.equal(chunked, expected)
 
 
 def test_uniform_numbers_are_uniform_and_do_not_repeat():
-    draws = torch.stack([uniform(torch.tensor(key), (1000,)) for key in range(50)])
+    draws = torch.stack([generate_uniform(torch.tensor(key), (1000,)) for key in range(50)])
     assert draws.min() >= 0
     assert draws.max() < 1
     counts = np.histogram(draws.numpy(), bins=20, range=(0, 1))[0]
@@ -190,7 +190,7 @@ def test_no_layer_has_in_a_batch_the_noise_that_another_has_in_the_next():
     ours = replace_stateful_layers(nn.Sequential(*(nn.Dropout(0.5) for _ in range(4))), mode, True)
     noises = []
     for key in map(torch.tensor, range(7, 12)):
-        noises.append(uniform(key, (100,)) >= 0.5)
+        noises.append(generate_uniform(key, (100,)) >= 0.5)
         with mode.activate(True, noise_key=key):
             noises += [layer(torch.ones(100)) > 0 for _ in range(2) for layer in ours]
     assert len({tuple(draws.tolist()) for draws in noises}) == 5 * (1 + 2 * 4)

@@ -186,12 +186,12 @@ def test_a_file_with_all_tensors_is_used_completely_and_can_be_frozen(file: Path
 
 
 def test_imagenet_random_weights_and_files_have_different_keys(file: Path) -> None:
-    key_parameters = [
-        VGG16().key_parameters(),
-        VGG16(weights=None, frozen=False).key_parameters(),
-        build_model(file).key_parameters(),
+    get_key_parameters = [
+        VGG16().get_key_parameters(),
+        VGG16(weights=None, frozen=False).get_key_parameters(),
+        build_model(file).get_key_parameters(),
     ]
-    assert key_parameters == [
+    assert get_key_parameters == [
         {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},
         {"weights": None, "sha256": None, "frozen": False},
         {"sha256": sha256(file), "frozen": True},
@@ -236,23 +236,23 @@ def test_the_url_of_torchvisions_weights_contains_the_first_digits_of_their_hash
 
 
 def test_torchvisions_weights_are_downloaded_once(server: VGG16, tmp_path: Path, weights: dict[str, Tensor]) -> None:
-    assert server.imagenet_file == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
+    assert server.imagenet_weights_path == tmp_path / "hub" / "checkpoints" / "vgg16-own.pth"
     server.check(SHAPE, 10)
-    assert not server.imagenet_file.exists()
+    assert not server.imagenet_weights_path.exists()
     base = server.build_initial_network(SHAPE, 10).body[0]
     assert torch.equal(base[0].weight, weights["features.0.weight"])
-    mtime_ns = server.imagenet_file.stat().st_mtime_ns
+    mtime_ns = server.imagenet_weights_path.stat().st_mtime_ns
     server.weights_file()
-    assert server.imagenet_file.stat().st_mtime_ns == mtime_ns
+    assert server.imagenet_weights_path.stat().st_mtime_ns == mtime_ns
 
 
 def test_a_download_of_another_file_is_rejected_and_deleted(server: VGG16) -> None:
     with pytest.raises(SettingsError, match=r"^model\.weights: imagenet can't be downloaded from http"):
         VGG16().weights_file()
-    assert not list(server.imagenet_file.parent.iterdir())
+    assert not list(server.imagenet_weights_path.parent.iterdir())
 
 
 def test_a_failed_download_names_the_path_of_the_file(server: VGG16, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vgg16, "WEIGHTS_URL", vgg16.WEIGHTS_URL.replace("own", "absent"))
-    with pytest.raises(SettingsError, match=rf"404.* {server.imagenet_file.parent}/vgg16-absent\.pth"):
+    with pytest.raises(SettingsError, match=rf"404.* {server.imagenet_weights_path.parent}/vgg16-absent\.pth"):
         server.weights_file()

@@ -96,7 +96,7 @@ def declare_study(name: str, **sections: Any) -> NewPlan:
 def run(plan: NewPlan) -> None:
     """Run the missing parts of a study."""
     for name in {run.dataset for run in plan.runs}:
-        if not layout.dataset_file(name).exists():
+        if not layout.get_dataset_path(name).exists():
             download.download_dataset(name)
     for key in plan.partitions:
         partition.partition_dataset(key)

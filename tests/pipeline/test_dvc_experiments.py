@@ -35,7 +35,7 @@ def record(project: Project, metrics: dict[str, float], **changes: Any) -> None:
     studies.write(params, project.folder)
     new_plan = planner.make_plan()
     planner.write_plan(new_plan)
-    contents.write_files(contents.build_keys(new_plan))
+    contents.write_report_files(contents.build_run_key_files(new_plan))
     files.write_json(new_plan.study_files.metrics, metrics)
     stages = yaml.safe_load((project.folder / "dvc.yaml").read_text())["stages"]
     outs = [next(iter(out)) if isinstance(out, dict) else out for out in stages["execute"]["outs"]]

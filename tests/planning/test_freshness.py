@@ -45,31 +45,31 @@ def edit_params(old: str, new: str) -> None:
 
 def test_a_plan_is_fresh_until_a_source_changes() -> None:
     plan = write_plan()
-    assert freshness.compare_sources(plan) == freshness.check_plan(plan) == Freshness("fresh")
+    assert freshness.compare_source_hashes(plan) == freshness.compare_plan_with_files(plan) == Freshness("fresh")
     assert not freshness.needs_planning(PARAMS, FULL_PRESET)
     edit_params("study:", "# a comment\nstudy:")
-    assert freshness.compare_sources(plan) == Freshness("stale", ("params.yaml",))
-    assert freshness.check_plan(plan) == Freshness("fresh"), "the edit does not change the plan"
+    assert freshness.compare_source_hashes(plan) == Freshness("stale", ("params.yaml",))
+    assert freshness.compare_plan_with_files(plan) == Freshness("fresh"), "the edit does not change the plan"
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     edit_params("learning_rate: 0.1", "learning_rate: 0.2")
-    assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
+    assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
 
 
 def test_the_fields_that_matter_are_compared() -> None:
     plan = write_plan()
     studies.write(studies.settings(execution={"stack": 4}), Path())
-    assert freshness.check_plan(plan) == Freshness("stale", ("params.yaml",))
-    assert freshness.check_plan(plan, get_reported_fields) == Freshness("fresh")
+    assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
+    assert freshness.compare_plan_with_files(plan, get_reported_fields) == Freshness("fresh")
 
 
 def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:
     plan = write_plan()
     PARAMS.write_text("study: {seeds: []}\n")
-    answer = freshness.check_plan(plan)
+    answer = freshness.compare_plan_with_files(plan)
     assert (answer.state, answer.changed_files) == ("stale", ("params.yaml",))
     assert "seeds" in str(answer.error)
     PARAMS.unlink()
-    answer = freshness.check_plan(plan)
+    answer = freshness.compare_plan_with_files(plan)
     assert (answer.state, answer.changed_files) == ("stale", ("params.yaml",))
     assert answer.error
 
@@ -81,13 +81,13 @@ def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(recor
         plan.study_files.sources.unlink()
     else:
         plan.study_files.sources.write_text(record)
-    assert freshness.compare_sources(plan) == Freshness("unknown")
+    assert freshness.compare_source_hashes(plan) == Freshness("unknown")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
-    assert freshness.check_plan(plan) == Freshness("fresh")
+    assert freshness.compare_plan_with_files(plan) == Freshness("fresh")
     edit_params("learning_rate: 0.1", "learning_rate: 0.2")
-    assert freshness.check_plan(plan) == Freshness("stale")
+    assert freshness.compare_plan_with_files(plan) == Freshness("stale")
     PARAMS.write_text("study: {seeds: []}\n")
-    answer = freshness.check_plan(plan)
+    answer = freshness.compare_plan_with_files(plan)
     assert (answer.state, answer.changed_files) == ("unknown", ())
     assert answer.error
 
@@ -97,8 +97,8 @@ def test_a_plan_that_another_has_replaced_is_stale_without_a_changed_file() -> N
     write_plan()
     write_json(Path("results/plan.json"), read_json(Path("results/plan.json")) | {"seeds": [7]})
     replaced = Plan.read(Path("results/plan.json"))
-    assert freshness.compare_sources(replaced) == Freshness("stale")
-    assert freshness.check_plan(replaced) == Freshness("stale")
+    assert freshness.compare_source_hashes(replaced) == Freshness("stale")
+    assert freshness.compare_plan_with_files(replaced) == Freshness("stale")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
 
 
@@ -106,11 +106,11 @@ def test_a_study_with_custom_modules_is_always_planned() -> None:
     """Another module with the same name may shadow it now."""
     Path("own_fresh.py").write_text(CUSTOM_ALGORITHM)
     plan = write_plan(algorithms={"fedavg": {"algorithm": "own_fresh.Own"}})
-    assert freshness.compare_sources(plan) == Freshness("stale")
+    assert freshness.compare_source_hashes(plan) == Freshness("stale")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
-    assert freshness.check_plan(plan) == Freshness("fresh")
+    assert freshness.compare_plan_with_files(plan) == Freshness("fresh")
     Path("own_fresh.py").write_text(f"{CUSTOM_ALGORITHM}# edited\n")
-    assert freshness.compare_sources(plan) == Freshness("stale", ("own_fresh.py",))
+    assert freshness.compare_source_hashes(plan) == Freshness("stale", ("own_fresh.py",))
 
 
 def test_a_plan_is_needed_if_it_or_what_is_written_with_it_is_gone() -> None:
@@ -131,5 +131,5 @@ def test_generated_data_may_be_real_by_now(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("fedpipe.data.sources.fetch.get_cache_folder", lambda: Path("cache").absolute())
     plan = write_plan(dataset={"name": "mnist", "on_missing": "generate"})
     assert all(run.dataset.startswith("generated-") for run in plan.runs)
-    assert freshness.compare_sources(plan) == Freshness("fresh")
+    assert freshness.compare_source_hashes(plan) == Freshness("fresh")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)

@@ -134,7 +134,7 @@ def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
         "own.npz", x_train=np.zeros((9, 8)), y_train=np.arange(9) % 3, x_test=np.zeros((3, 8)), y_test=np.arange(3)
     )
     own = {"name": "npz", "path": "own.npz", "split": "pooled"}
-    for dataset, preset, cure in (
+    for dataset, preset, advice in (
         (own, {"federation.rounds": 1}, "`fedpipe download --params studies/own.yaml`"),
         ({"name": "digits"}, {"dataset": own}, files.compute_file_sha256(Path("own.npz"))),
     ):
@@ -143,4 +143,4 @@ def test_what_a_preset_lacks_is_obtained_with_the_studys_own_command() -> None:
         with pytest.raises(SettingsError) as error:
             planner.make_plan(Path("studies/own.yaml"), "smoke")
         assert str(error.value).startswith("dataset.sha256: missing for own.npz")
-        assert cure in str(error.value)
+        assert advice in str(error.value)

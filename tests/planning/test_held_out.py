@@ -69,15 +69,15 @@ def test_the_setting_is_in_no_key_while_it_is_off() -> None:
 
 def test_the_draw_depends_on_the_seed_and_on_nothing_else() -> None:
     federation = Federation(clients=10, held_out=0.3)
-    assert federation.draw_held_out(0) == federation.draw_held_out(0)
-    assert len({federation.draw_held_out(seed) for seed in range(5)}) > 1
+    assert federation.draw_held_out_clients(0) == federation.draw_held_out_clients(0)
+    assert len({federation.draw_held_out_clients(seed) for seed in range(5)}) > 1
     for seed in range(5):
-        few, many = (Federation(clients=10, held_out=held_out).draw_held_out(seed) for held_out in (0.1, 0.5))
+        few, many = (Federation(clients=10, held_out=held_out).draw_held_out_clients(seed) for held_out in (0.1, 0.5))
         assert (len(few), len(many)) == (1, 5)
         assert {*few} < {*many} < {*range(10)}
-        other = Federation(clients=10, held_out=0.5, learning_rate=0.5, participation=0.1).draw_held_out(seed)
+        other = Federation(clients=10, held_out=0.5, learning_rate=0.5, participation=0.1).draw_held_out_clients(seed)
         assert other == many
-    assert Federation(clients=10, held_out=[7, 2]).draw_held_out(3) == (2, 7)
+    assert Federation(clients=10, held_out=[7, 2]).draw_held_out_clients(3) == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_participation_is_a_fraction_of_the_other_clients(
 
 def test_a_partition_has_the_new_clients_of_all_its_runs_or_none() -> None:
     plan = make_plan("fedavg", "fedper", federation={"held_out": 0.3}, study={"seeds": [0, 1]})
-    draws = {run.partition: Federation(clients=10, held_out=0.3).draw_held_out(run.seed) for run in plan.runs}
+    draws = {run.partition: Federation(clients=10, held_out=0.3).draw_held_out_clients(run.seed) for run in plan.runs}
     assert plan.held_out == draws
     assert len({*draws.values()}) == 2
     assert make_plan().held_out == {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import json_bytes, write_bytes
+from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
@@ -51,7 +51,7 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
         )
         found.append(result)
     rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
-    write_bytes(plan.study_files.rung_result(rounds), json_bytes(asdict(rung)))
+    write_bytes(plan.study_files.rung_result(rounds), encode_json(asdict(rung)))
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------

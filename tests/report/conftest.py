@@ -77,12 +77,12 @@ class Tree:
             cells=tuple(cells),
             warnings=(),
             files=(),
-            shared=code_digest.compute_shared_digest(),
+            shared=code_digest.compute_shared_code_digest(),
             execution=Execution(),
             artifacts=Artifacts(),
             report=Report(last_k=2),
         )
-        partition = layout.assignment_file(PARTITION).with_name("heterogeneity.parquet")
+        partition = layout.get_assignment_path(PARTITION).with_name("heterogeneity.parquet")
         self.write_table(partition, heterogeneity.summarize_clients(np.array([[4, 0], [3, 3]])), "assignment.json")
 
     def change(self, **fields: Any) -> None:

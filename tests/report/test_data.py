@@ -48,7 +48,7 @@ def study(make: Callable[..., Tree]) -> Tree:
         ),
     )
     samples = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 0, 1], "split": ["train", "train", "test"]}
-    tree.write_table(layout.assignment_file(PARTITION), pa.table(samples), "assignment.json")
+    tree.write_table(layout.get_assignment_path(PARTITION), pa.table(samples), "assignment.json")
     tree.plan.write()
     return tree
 
@@ -92,7 +92,7 @@ def test_figures(study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expect
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
 def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    contents.write_files(contents.build_tables(StudyData(study.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(study.plan)))
     for name in ("results.csv", "results.html", "statistics.csv"):
         (study.plan.study_files.tables / name).write_text("edited")
     reads = count_reads(monkeypatch, "show", "--format", form)

@@ -431,7 +431,7 @@ def test_partition_tells_no_sample_from_few_beside_many():
 def test_partition_is_the_same_bytes(make):
     tree = make(["fedavg"])
     table = {"sample": [0, 1, 2], "client": [0, 1, 1], "label": [0, 1, 0], "split": ["train", "train", "test"]}
-    path = layout.assignment_file(PARTITION)
+    path = layout.get_assignment_path(PARTITION)
     tree.write_table(path, pa.table(table), "assignment.json")
     files.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     stem = "partition-dirichlet-0.3-seed0"

@@ -133,7 +133,7 @@ def test_the_table_names_metrics_units_and_directions(single):
     assert "A lower ECE and NLL is better." in text
     assert "Local test ECE (personalized) is ece of personal-on-local" in text
     single.change(metrics=("accuracy",))
-    assert "better" not in (plain := table_notes.describe_measurement(single.plan))
+    assert "better" not in (plain := table_notes.describe_reported_numbers(single.plan))
     assert plain.startswith("Test accuracy (%) in the last")
 
 
@@ -211,8 +211,8 @@ def test_words_are_joined():
 
 
 def test_curves_csv_has_accuracies_whatever_the_metrics(single):
-    before = contents.build_tables(StudyData(single.plan))[single.plan.study_files.plot_numbers("curves")]
+    before = contents.build_table_files(StudyData(single.plan))[single.plan.study_files.get_plot_data_path("curves")]
     single.change(metrics=("nll", "ece"))
     data = StudyData(single.plan)
-    assert contents.build_tables(data)[single.plan.study_files.plot_numbers("curves")] == before
-    assert files.json_bytes({"fedavg": 1.4}) == contents.build_tables(data)[single.plan.study_files.metrics]
+    assert contents.build_table_files(data)[single.plan.study_files.get_plot_data_path("curves")] == before
+    assert files.encode_json({"fedavg": 1.4}) == contents.build_table_files(data)[single.plan.study_files.metrics]

@@ -64,12 +64,12 @@ def write_partition(tree: Any) -> None:
         tree.write_matrices(run, None)
     assignment = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    tree.write_table(layout.assignment_file(PARTITION), pa.table(assignment | {"split": split}), "assignment.json")
+    tree.write_table(layout.get_assignment_path(PARTITION), pa.table(assignment | {"split": split}), "assignment.json")
 
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
     write_partition(two)
-    contents.write_files(contents.build_plots(StudyData(two.plan)))
+    contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
     assert Path("results/plots/partition.csv").read_text().splitlines() == [
         "partition,client,class,samples",
         '"digits (official split), 2 clients, partition dirichlet (alpha=0.3), seed 0",0,0,2',
@@ -104,7 +104,9 @@ def test_no_name_ends_the_script_of_dvcs_page(make: Any, tmp_path: Path) -> None
     shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    contents.write_files(contents.build_tables(StudyData(tree.plan)) | contents.build_plots(StudyData(tree.plan)))
+    contents.write_report_files(
+        contents.build_table_files(StudyData(tree.plan)) | contents.build_plot_data_files(StudyData(tree.plan))
+    )
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)
@@ -126,7 +128,9 @@ def test_a_browser_draws_all_plots_without_a_network(two: Any, tmp_path: Path) -
     for name in (".dvc/config", "dvc.yaml", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
     two.write_matrices(0, {"SL": 0.1, "CR": 0.2})
-    contents.write_files(contents.build_tables(StudyData(two.plan)) | contents.build_plots(StudyData(two.plan)))
+    contents.write_report_files(
+        contents.build_table_files(StudyData(two.plan)) | contents.build_plot_data_files(StudyData(two.plan))
+    )
     subprocess.run(["git", "init", "-q"], check=True)
     command = [Path(sys.executable).parent / "dvc", "plots", "show", "-o", "elsewhere"]
     subprocess.run(command, check=True, capture_output=True)

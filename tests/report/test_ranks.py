@@ -159,14 +159,14 @@ def test_the_table_shows_mean_ranks(study):
 
 def test_ranks_csv_has_all_pairs(study):
     path = study.plan.study_files.ranks_table
-    built = contents.build_tables(StudyData(study.plan))
+    built = contents.build_table_files(StudyData(study.plan))
     rows = list(csv.DictReader(io.StringIO(built[path].decode())))
     assert len(rows) == 6
     assert (rows[0]["method"], rows[0]["other"]) == ("fedper", "fedavg")
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     assert [float(row["p"]) for row in rows] == pytest.approx(comparison.pair_p_values[np.triu_indices(4, 1)].tolist())
     study.change(report=Report())
-    assert path not in contents.build_tables(StudyData(study.plan))
+    assert path not in contents.build_table_files(StudyData(study.plan))
     assert "Ranks" not in tables.render_markdown(StudyData(study.plan))
 
 

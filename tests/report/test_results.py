@@ -65,10 +65,13 @@ def test_a_run_that_is_not_complete_is_named(make: Callable):
 
 
 def test_labels_of_grid_points():
-    assert results.describe_point({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
-    assert results.describe_point({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""}) == "algorithms.feddw.mu=1"
-    assert results.describe_point({}) == ""
-    assert results.describe_point({"algorithms.prox.algorithm": "fedprox"}) == "algorithms.prox.algorithm=fedprox"
+    assert results.describe_grid_point({"partition.alpha": "0.1", "model.hidden": "64"}) == "alpha=0.1, hidden=64"
+    assert (
+        results.describe_grid_point({"algorithms.feddw.mu": "1", "algorithms.fedprox.mu": ""})
+        == "algorithms.feddw.mu=1"
+    )
+    assert results.describe_grid_point({}) == ""
+    assert results.describe_grid_point({"algorithms.prox.algorithm": "fedprox"}) == "algorithms.prox.algorithm=fedprox"
 
 
 def test_an_axis_called_like_what_a_method_records_is_told(make: Callable):

@@ -207,14 +207,14 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
 
 
 def test_statistics_are_written_and_verified_with_the_tables(two: Tree) -> None:
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     path = Path("results/tables/statistics.csv")
     written = pd.read_csv(path)
     assert set(written["statistic"]) == {*statistics.FAIRNESS_COLUMNS}, "of runs from before classes were counted"
-    contents.check_tables(StudyData(two.plan), path.name)
+    contents.require_current_tables(StudyData(two.plan), path.name)
     path.write_bytes(path.read_bytes().replace(b"12.5", b"12.6"))
     with pytest.raises(ArtifactError, match=r"statistics.csv does not match the runs of params.yaml"):
-        contents.check_tables(StudyData(two.plan), path.name)
+        contents.require_current_tables(StudyData(two.plan), path.name)
 
 
 INVALID_SECTIONS = [

@@ -241,12 +241,12 @@ def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
         name="norms", kind="head-norms", algorithm="fedavg", run_key=run.key, rounds=3, round=3, key="0" * 12
     )
     plan = dataclasses.replace(plan, diagnostics=(diagnostic,))
-    layout.dataset_file(run.dataset).unlink()
-    layout.assignment_file(run.partition).unlink()
+    layout.get_dataset_path(run.dataset).unlink()
+    layout.get_assignment_path(run.partition).unlink()
     outputs = {
         "diagnostic": [diagnostic.files.table, diagnostic.files.marker],
-        "download": [layout.dataset_file(run.dataset)],
-        "partition": [layout.assignment_file(run.partition)],
+        "download": [layout.get_dataset_path(run.dataset)],
+        "partition": [layout.get_assignment_path(run.partition)],
         "table": ["results/tables/results.md"],
         "curves": ["results/figures/curves.svg"],
         "partition_figure": ["results/figures/partition-iid.svg"],
@@ -377,9 +377,9 @@ def test_each_run_has_one_line_at_80_columns(params: str) -> None:
 
 def test_columns_become_narrower_at_heads_then_at_the_longest_texts() -> None:
     rows = [["run", "learning_rate", "seed"], ["FedAvg with momentum", "0.05", "0"], ["FedDW", "0.1", "1"]]
-    assert status_table.fit_columns(rows, 41) == rows
-    assert status_table.fit_columns(rows, 35) == [["run", "lea…ate", "seed"], *rows[1:]]
-    narrow = status_table.fit_columns(rows, 24)
+    assert status_table.shorten_columns_to_width(rows, 41) == rows
+    assert status_table.shorten_columns_to_width(rows, 35) == [["run", "lea…ate", "seed"], *rows[1:]]
+    narrow = status_table.shorten_columns_to_width(rows, 24)
     assert narrow == [["run", "le…te", "seed"], ["FedAv…entum", "0.05", "0"], ["FedDW", "0.1", "1"]]
 
 

@@ -137,7 +137,7 @@ def test_colors_follow_the_mode_of_the_reader(browser: Any, tmp_path: Path) -> N
 
 def test_tables_are_linked_only_if_they_contain_the_runs_of_the_plan() -> None:
     plan = studies.prepare(studies.settings(rounds=ROUNDS))
-    contents.write_files(contents.build_report_files(StudyData(plan)))
+    contents.write_report_files(contents.build_report_files(StudyData(plan)))
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     assert 'href="results/tables/results.html"' in PAGE.read_text()
     assert "1 of 1" in re.sub("<.*?>", "", PAGE.read_text())

@@ -145,7 +145,7 @@ def test_one_seed_has_no_deviation(make):
     assert "One seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
-    assert b"fedavg,global-on-global,accuracy,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_csv(table)
+    assert b"fedavg,global-on-global,accuracy,sample,last,50.0,,1,100.0,200.0,0,0\n" in tables.encode_table_csv(table)
 
 
 def test_runs_made_in_different_places_are_all_named(two):
@@ -233,7 +233,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
         key: {**part, "clients": 2, "seed": 0} for key, part in zip((first, other), partition_settings, strict=True)
     }
     tree.change(partitions=settings, runs=(tree.runs[0], dataclasses.replace(tree.runs[1], partition=other)))
-    path = layout.assignment_file(other).with_name("heterogeneity.parquet")
+    path = layout.get_assignment_path(other).with_name("heterogeneity.parquet")
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
@@ -267,9 +267,9 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
 def test_people_read_titles_and_programs_labels(grid):
     searched = Report(best_over=("algorithms.fedprox.mu",), last_k=2, statistics=("difference",), baseline="fedavg")
     grid.change(report=searched)
-    before = contents.build_tables(StudyData(grid.plan))
+    before = contents.build_table_files(StudyData(grid.plan))
     grid.change(titles={"fedavg": "FedAvg <b>", "fedprox": "FedProx (μ ≥ 1)"})
-    after = contents.build_tables(StudyData(grid.plan))
+    after = contents.build_table_files(StudyData(grid.plan))
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
     text = tables.render_markdown(StudyData(grid.plan))
@@ -290,17 +290,17 @@ def set_overrides(tree, get_overrides):
 
 def test_settings_that_a_method_has_alone_stand_below_the_table(two):
     """Else a table mixes budgets of training without a word."""
-    plain = contents.build_tables(StudyData(two.plan))
+    plain = contents.build_table_files(StudyData(two.plan))
     overrides = {"federation.local_epochs": 15, "model.hidden": [8], "federation.optimizer": "<adam>"}
     set_overrides(two, lambda cell: overrides if cell.algorithm == "local" else {})
-    contents_by_path = contents.build_tables(StudyData(two.plan))
+    contents_by_path = contents.build_table_files(StudyData(two.plan))
     note = "Overrides of local: federation.local_epochs=15, model.hidden=[8], federation.optimizer="
     path = Path("results/tables/results.md")
     rows, _, rest = contents_by_path[path].decode().partition(f"\n\n{note}&lt;adam&gt;.\n\n")
     assert f"{rows}\n\n{rest}".encode() == plain[path]
     assert rows.splitlines()[-1].startswith("| local ")
     assert f"<p>{note}&lt;adam&gt;.</p>" in contents_by_path[path.with_suffix(".html")].decode()
-    contents.write_files(contents_by_path)
+    contents.write_report_files(contents_by_path)
     assert note in contents.render_results(StudyData(two.plan))
     changed = {path for path in contents_by_path if contents_by_path[path] != plain[path]}
     assert changed == {path, path.with_suffix(".html")}
@@ -323,7 +323,7 @@ def test_no_text_of_a_csv_file_is_a_formula(make):
     tree = make(["fedavg"], [0], {"data": values})
     for run in range(len(values)):
         tree.write(run, one_round(run))
-    contents_by_path = contents.build_tables(StudyData(tree.plan))
+    contents_by_path = contents.build_table_files(StudyData(tree.plan))
     for name in ("tables/results.csv", "tables/times.csv", "plots/curves.csv"):
         rows = list(csv.DictReader(io.StringIO(contents_by_path[Path("results") / name].decode())))
         row = list(dict.fromkeys(row["data"] for row in rows))
@@ -404,9 +404,9 @@ def test_sizes(count, text):
 def test_files_are_written_with_the_same_bytes_each_time(two):
     names = [f"tables/{name}" for name in ("results.csv", "results.md", "statistics.csv", "times.csv")]
     names += ["metrics.json", "plots/curves.csv"]
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     first = {name: (Path("results") / name).read_bytes() for name in names}
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     assert {name: (Path("results") / name).read_bytes() for name in names} == first
     assert json.loads(first["metrics.json"])["fedavg"] == 70.0
     assert first["tables/times.csv"] == (
@@ -415,19 +415,19 @@ def test_files_are_written_with_the_same_bytes_each_time(two):
 
 
 def test_times_change_neither_results_nor_metrics(two):
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     before = [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")]
     for run in range(len(two.runs)):
         path = two.merged_files(run).times
         two.write_json(path, json.loads(path.read_text().replace('"train": ', '"train": 1')))
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     assert [(Path("results") / name).read_bytes() for name in ("tables/results.csv", "metrics.json")] == before
 
 
 def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         contents.render_results(StudyData(two.plan))
-    contents.write_files(contents.build_tables(StudyData(two.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
     contents.write_figure_curves(StudyData(two.plan))
     text = contents.render_results(StudyData(two.plan))
     assert "70.00 ± 14.14" in text

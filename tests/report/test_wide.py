@@ -298,8 +298,8 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
     paragraphs = tables.render_markdown(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
-    contents.write_files(contents.build_tables(StudyData(searched.plan)))
-    contents.check_tables(StudyData(searched.plan), "results.md", "results.html")
+    contents.write_report_files(contents.build_table_files(StudyData(searched.plan)))
+    contents.require_current_tables(StudyData(searched.plan), "results.md", "results.html")
     assert EDGE in contents.render_results(StudyData(searched.plan))
 
 
@@ -383,7 +383,7 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
 
 def test_the_command_prints_it(one):
     one.plan.write()
-    contents.write_files(contents.build_tables(StudyData(one.plan)))
+    contents.write_report_files(contents.build_table_files(StudyData(one.plan)))
     for form, expected_text in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0

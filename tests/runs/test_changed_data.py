@@ -47,7 +47,7 @@ def study_plan() -> NewPlan:
 
 def write_other_partition(plan: NewPlan) -> Path:
     """Replace the run's assignment, with a matching manifest."""
-    path = layout.assignment_file(plan.runs[0].partition)
+    path = layout.get_assignment_path(plan.runs[0].partition)
     table = read_parquet(path)
     split = table["split"].to_numpy(zero_copy_only=False).copy()
     split[np.flatnonzero(split == "test")[0]] = "train"
@@ -59,7 +59,7 @@ def write_other_partition(plan: NewPlan) -> Path:
 
 def write_other_dataset(plan: NewPlan) -> Path:
     """Replace the run's data set, with a matching manifest."""
-    path = layout.dataset_file(plan.runs[0].dataset)
+    path = layout.get_dataset_path(plan.runs[0].dataset)
     tree = {name: value.clone() for name, value in read_pt(path).items()}
     tree["x"][0, 0, 0, 0] += 0.5
     manifest = read_json(path.with_suffix(".json"))
@@ -69,7 +69,7 @@ def write_other_dataset(plan: NewPlan) -> Path:
 
 def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
-    data, partition_path = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    data, partition_path = layout.get_dataset_path(run.dataset), layout.get_assignment_path(run.partition)
     expected = {
         "data set": store.compute_samples_sha256(store.load_samples(data)),
         "partition": compute_assignment_sha256(read_parquet(partition_path)),
@@ -130,7 +130,7 @@ def test_rounds_of_other_data_are_found_where_round_0_is_of_this_one(study_plan:
 
 def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
     (run,) = study_plan.runs
-    data, partition_path = layout.dataset_file(run.dataset), layout.assignment_file(run.partition)
+    data, partition_path = layout.get_dataset_path(run.dataset), layout.get_assignment_path(run.partition)
     for path in (data, partition_path):
         path.unlink()
         path.with_suffix(".json").unlink()
@@ -155,7 +155,7 @@ def test_the_same_data_made_again_is_the_same(study_plan: NewPlan) -> None:
 
 def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
     (key,) = study_plan.partitions
-    path = layout.assignment_file(key)
+    path = layout.get_assignment_path(key)
     settings_path = path.with_name("partition.yaml")
     original_text = settings_path.read_text()
     path.unlink()
@@ -191,7 +191,7 @@ def test_an_edited_partition_yaml_deals_nothing(study_plan: NewPlan) -> None:
 )
 def test_an_edited_description_of_the_data_stores_nothing(study_plan: NewPlan, settings: Any, message: str) -> None:
     name = study_plan.runs[0].dataset
-    path = store.settings_file(name)
+    path = store.get_dataset_settings_path(name)
     bits_before = studies.hash_results(Path("results/data"))
     path.write_text(yaml.safe_dump(settings))
     with pytest.raises(ArtifactError) as error:

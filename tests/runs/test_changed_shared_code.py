@@ -38,7 +38,7 @@ def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any
 
 def replace_shared_code(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Replace the shared code by one with another digest, whose SGD multiplies the step by ``rate``."""
-    monkeypatch.setattr(code_digest, "compute_shared_digest", lambda: "f00d" * 3)
+    monkeypatch.setattr(code_digest, "compute_shared_code_digest", lambda: "f00d" * 3)
     update = optimizers.SGD.update
 
     def update_with_rate(

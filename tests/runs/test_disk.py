@@ -200,8 +200,8 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     packing.unpack_folder(run.files.rounds_folder)
     last_round = run.files.round(ROUNDS)
     shared = {
-        "data": layout.dataset_file(plan.runs[0].dataset),
-        "assignment": layout.assignment_file(plan.runs[0].partition),
+        "data": layout.get_dataset_path(plan.runs[0].dataset),
+        "assignment": layout.get_assignment_path(plan.runs[0].partition),
     }
     path = (
         shared.get(name)

@@ -1006,7 +1006,7 @@ def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
     names = registry.list_components(component.ALGORITHM)
     for name in names:
         algorithm = registry.parse_component(component.ALGORITHM, {}, name)
-        assert suggest_name(methods.get_display_name(algorithm), names) == f"Did you mean '{name}'?"
+        assert suggest_name(methods.get_algorithm_display_name(algorithm), names) == f"Did you mean '{name}'?"
 
 
 def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> None:

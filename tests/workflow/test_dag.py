@@ -72,7 +72,7 @@ def list_run_input(graph: Dag, path: str) -> dict[str, str]:
 def test_a_run_is_one_job() -> None:
     graph = build_dag()
     path, names = get_first_run(graph)
-    assert (graph.has_run_jobs, graph.block_size) == (True, None)
+    assert (graph.has_run_jobs, graph.participants_per_job) == (True, None)
     job_input = graph.get_segment_input(make_wildcards(**names, stop="0004"))
     assert job_input == list_run_input(graph, path)
     assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
@@ -111,7 +111,7 @@ def test_a_round_has_blocks_of_participants() -> None:
     """Five of ten clients participate, in blocks of three and two."""
     graph = build_dag(rounds=2, execution={"rounds_per_job": 1, "clients_per_job": 3})
     path, names = get_first_run(graph)
-    assert graph.block_size == 3
+    assert graph.participants_per_job == 3
     wildcards = make_wildcards(**names, round="0002")
     assert graph.get_round_input(wildcards) == list_run_input(graph, path) | {"state": f"{path}/rounds/0001/state.json"}
     assert graph.count_blocks(wildcards) == 2
@@ -141,7 +141,7 @@ def test_all_results_of_a_study() -> None:
     (plan,) = graph.plan.plans
     runs, names = graph.plan.runs.values(), plan.partition_names.values()
     assert sorted(names) == ["dirichlet-0.3-seed0", "dirichlet-0.3-seed1"]
-    assert sorted(graph.get_final_output()) == sorted(
+    assert sorted(graph.get_all_results()) == sorted(
         [
             f"results/data/{plan.runs[0].dataset}.pt",
             *(f"results/partitions/{key}/assignment.parquet" for key in plan.partitions),
@@ -176,9 +176,9 @@ def test_all_results_of_a_study() -> None:
     )
     for name, file in (("curves", "metrics"), ("matrices", "matrices")):
         assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
-    assert graph.get_rule_suffix(plan) == ""
+    assert graph.get_rule_name_suffix(plan) == ""
     key = next(key for key, name in plan.partition_names.items() if name == "dirichlet-0.3-seed1")
-    assert dag.with_partition_key(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
+    assert dag.convert_to_wildcards_function(plan, str)(make_wildcards(partition="dirichlet-0.3-seed1")) == key
 
 
 def test_the_outputs_of_rule_table_are_what_the_command_writes() -> None:
@@ -204,8 +204,8 @@ def test_a_diagnostic_waits_for_the_joined_rounds() -> None:
     }
     assert is_flagged(job_input["settings"], "ancient")
     assert is_flagged(job_input["joined"], "ancient")
-    assert table in graph.get_final_output()
-    assert table in graph.get_pages_input()
+    assert table in graph.get_all_results()
+    assert table in graph.get_paper_pages_input()
 
 
 # -- several studies ---------------------------------------------------------------------------------------------------
@@ -228,14 +228,14 @@ def test_studies_in_a_folder_share_runs() -> None:
     assert len(graph.plan.runs) == 2
     assert graph.get_segment_ends(graph.plan.runs[path]) == [2, 4]
     assert graph.get_segment_input(make_wildcards(**names, stop="0004"))["previous"] == f"{path}/segments/0002.json"
-    assert [graph.get_rule_suffix(plan) for plan in graph.plan.plans] == [
+    assert [graph.get_rule_name_suffix(plan) for plan in graph.plan.plans] == [
         "_results_studies_a_b_long__1_",
         "_results_studies_a_short",
     ]
-    final = graph.get_final_output()
+    final = graph.get_all_results()
     assert {"results/studies/a/short/tables/results.md", "results/studies/a/b/long (1)/figures/curves.svg"} <= {*final}
-    assert "results/studies/a/short/tables/results.md" in graph.get_pages_input()
-    assert "results/studies/a/short/figures/curves.svg" not in graph.get_pages_input()
+    assert "results/studies/a/short/tables/results.md" in graph.get_paper_pages_input()
+    assert "results/studies/a/short/figures/curves.svg" not in graph.get_paper_pages_input()
     assert "`fedpipe show --params FILE`" in graph.format_done_message()
 
 
@@ -248,7 +248,7 @@ def test_what_the_machine_lacks_is_left_out_of_a_folder_only() -> None:
     files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
     graph = Dag.from_selection(selection)
     assert [run.algorithm for run in graph.plan.runs.values()] == ["fedavg"]
-    assert not [path for path in graph.get_final_output() if str(missing.path) in path or "/away/" in path]
+    assert not [path for path in graph.get_all_results() if str(missing.path) in path or "/away/" in path]
     files.unavailable_runs.unlink()
     assert len(Dag.from_selection(selection).plan.runs) == 2
     files.unavailable_runs.write_text(json.dumps({str(missing.path): "data not here"}))
@@ -283,9 +283,9 @@ def test_config_selects_studies() -> None:
 
 
 def test_a_folder_that_would_part_pythonpath_is_refused() -> None:
-    dag.require_simple_folder(Path("/home/me/study"))
+    dag.require_importable_folder(Path("/home/me/study"))
     with pytest.raises(SettingsError, match=r"^/home/a:b: ':' can't be part"):
-        dag.require_simple_folder(Path("/home/a:b"))
+        dag.require_importable_folder(Path("/home/a:b"))
 
 
 def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
@@ -296,7 +296,7 @@ def test_a_missing_or_stale_plan_is_made_by_the_main_process() -> None:
     assert selection.needs_planning(is_main_process=False)
     selection.write_plans()
     assert not selection.needs_planning(is_main_process=True)
-    assert Dag.from_selection(selection).get_final_output()
+    assert Dag.from_selection(selection).get_all_results()
     with Path("params.yaml").open("a") as file:
         file.write("# a comment\n")
     assert selection.needs_planning(is_main_process=True)

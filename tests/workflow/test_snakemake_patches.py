@@ -21,15 +21,15 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.workflow import snakemake_patches
 from fedpipe.workflow.snakemake_patches import (
     patch_linked_outputs,
-    patch_locks,
+    patch_lock_deletion,
     patch_missing_records,
     patch_record_writing,
-    patch_scheduler,
+    patch_scheduler_alarm,
 )
 
 REPLACED = [
-    (patch_locks, FilePersistence, {"_delete_locks"}),
-    (patch_scheduler, JobScheduler, {"_schedule_reevalutation"}),
+    (patch_lock_deletion, FilePersistence, {"_delete_locks"}),
+    (patch_scheduler_alarm, JobScheduler, {"_schedule_reevalutation"}),
     (patch_record_writing, FilePersistence, {"_io_write", "_record_path"}),
     (patch_linked_outputs, _IOFile, {"protected"}),
     (patch_missing_records, FilePersistence, {"has_metadata", "metadata", "params_changed"}),

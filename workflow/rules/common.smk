@@ -68,7 +68,7 @@ if MAKES_PAPERS and "params" not in config:
 # Each study has its plan, tables and figures in results/studies/NAME@PRESET. Studies share runs, partitions and data.
 # 4. Plan the studies whose plans are not current, and read the plans.
 try:
-    dag.require_simple_folder(Path.cwd())
+    dag.require_importable_folder(Path.cwd())
     SELECTION = StudySelection.from_config(config)
     if SELECTION.needs_planning(workflow.is_main_process):
         SELECTION.write_plans()

@@ -3,7 +3,7 @@
 # of rounds (execution.rounds_per_job). With execution.clients_per_job a round has jobs for training of blocks of
 # participants, aggregation and evaluation.
 
-if STUDY_DAG.block_size is None:
+if STUDY_DAG.participants_per_job is None:
 
     rule segment:
         input:
@@ -48,7 +48,7 @@ else:
         params:
             round=lambda wildcards: int(wildcards.round),
             block=lambda wildcards: int(wildcards.block),
-            size=STUDY_DAG.block_size,
+            size=STUDY_DAG.participants_per_job,
         shell:
             "fedpipe train results/runs/{wildcards.algorithm}/{wildcards.key} --round {params.round} "
             "--block {params.block} --size {params.size} --threads {threads} > {log} 2>&1"

@@ -6,7 +6,7 @@ PAGES = f"results/papers/{SELECTION.preset}"
 
 rule papers:
     input:
-        STUDY_DAG.get_pages_input(),  # so that deleted files are restored
+        STUDY_DAG.get_paper_pages_input(),  # so that deleted files are restored
         pages=f"{PAGES}/index.html",
     log:
         f"{PAGES}/papers.log",
@@ -18,7 +18,7 @@ rule papers:
 
 rule pages:
     input:
-        STUDY_DAG.get_pages_input(),
+        STUDY_DAG.get_paper_pages_input(),
     output:
         expand(
             f"{PAGES}/{{name}}",

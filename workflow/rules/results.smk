@@ -1,12 +1,12 @@
 # The tables and figures of a study. If several studies are run together, each of them has these rules.
 from functools import partial
 
-from fedpipe.core.storage.layout import assignment_file
+from fedpipe.core.storage.layout import get_assignment_path
 from fedpipe.report.contents import compute_report_fingerprint
 
 for PLAN in STUDY_DAG.plan.plans:
     FILES = PLAN.study_files
-    SUFFIX = STUDY_DAG.get_rule_suffix(PLAN)
+    SUFFIX = STUDY_DAG.get_rule_name_suffix(PLAN)
 
     rule:
         name:
@@ -76,13 +76,17 @@ for PLAN in STUDY_DAG.plan.plans:
         name:
             f"partition_figure{SUFFIX}"
         input:
-            dag.with_partition_key(PLAN, lambda key: str(assignment_file(key))),
+            dag.convert_to_wildcards_function(
+                PLAN, lambda key: str(get_assignment_path(key))
+            ),
         output:
             report(
                 f"{FILES.partition_figure('{partition}')}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
-                labels=dag.with_partition_key(PLAN, PLAN.describe_partition),
+                labels=dag.convert_to_wildcards_function(
+                    PLAN, PLAN.describe_partition
+                ),
             ),
             f"{FILES.partition_figure('{partition}')}.pdf",
             f"{FILES.partition_figure('{partition}')}.png",
@@ -94,10 +98,10 @@ for PLAN in STUDY_DAG.plan.plans:
         params:
             study=str(PLAN.params),
             preset=PLAN.preset,
-            key=dag.with_partition_key(PLAN, str),
+            key=dag.convert_to_wildcards_function(PLAN, str),
             width=PLAN.report.figure_width,  # a change draws the figure again
             drift=str(PLAN.drift_notes),
-            held_out=dag.with_partition_key(
+            held_out=dag.convert_to_wildcards_function(
                 PLAN, lambda key: str(PLAN.held_out.get(key, ()))
             ),
         shell:

@@ -7,7 +7,7 @@ for PLAN in STUDY_DAG.plan.plans:
 
         checkpoint:
             name:
-                f"rank{STUDY_DAG.get_rule_suffix(PLAN)}"
+                f"rank{STUDY_DAG.get_rule_name_suffix(PLAN)}"
             input:
                 STUDY_DAG.get_rung_input(PLAN, checkpoints),
             output:

@@ -158,7 +158,7 @@ def add_dw_mixin(method: Any) -> type[Any]:
 
 
 def get_dw_conflict(method: Any) -> str:
-    """Why a method can't have the regularizer, with the cure. Empty: it can."""
+    """Why a method can't have the regularizer, with the advice. Empty: it can."""
     reason: str = getattr(method, "dw_conflict", "")
     return f"{method.__qualname__} has its own parameter 'dw'" if has_own_dw(method) else reason
 

@@ -17,7 +17,7 @@ from fedpipe.core.yaml_text import read_yaml
 from fedpipe.engine.clients.executor import FIRST
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.models.cnn import CNN
-from fedpipe.settings.methods import get_display_name
+from fedpipe.settings.methods import get_algorithm_display_name
 from fedpipe.testing import Trial, make_trial
 
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
@@ -64,7 +64,7 @@ def render_method_row(name: str, other_libraries: dict[str, Any]) -> str:
     owners = {"shared": upload, "own": kept}
     statistics = ", ".join(owner for owner, state in owners.items() if has_running_statistics(state))
     also_in = ", ".join(library for library, facts in other_libraries.items() if name in facts["methods"]) or "–"
-    title = get_display_name(trial.algorithm)
+    title = get_algorithm_display_name(trial.algorithm)
     cells = (f"[{title}](#{name})", get_model_kind(trial), down, up, parts, statistics, also_in)
     return f"| {' | '.join(cells)} |"
 

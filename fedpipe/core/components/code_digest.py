@@ -99,7 +99,7 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 
 
 @functools.cache
-def compute_shared_digest() -> str:
+def compute_shared_code_digest() -> str:
     """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
     return _digest_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
 

@@ -123,7 +123,7 @@ def write_pt(path: Path, tree: Mapping[str, Any]) -> str:
     return write_bytes(path, buffer.getbuffer())
 
 
-def json_bytes(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode JSON with sorted keys, so that equal values give equal bytes."""
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
@@ -139,7 +139,7 @@ def encode_parquet(table: pa.Table) -> bytes:
 
 def write_json(path: Path, value: Any) -> str:
     """Write JSON atomically."""
-    return write_bytes(path, json_bytes(value))
+    return write_bytes(path, encode_json(value))
 
 
 def write_parquet(path: Path, table: pa.Table) -> str:
@@ -180,7 +180,7 @@ def _is_tensor_tree(value: Any) -> bool:
 
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """Read a JSON file, checked."""
-    data = read_verified(path, sha256)
+    data = read_verified_bytes(path, sha256)
     return _call_reader(path, lambda: json.loads(data))
 
 
@@ -188,7 +188,7 @@ def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
     """Read a Parquet file, checked."""
     import pyarrow as pa
 
-    data = read_verified(path, sha256)
+    data = read_verified_bytes(path, sha256)
     return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data)))
 
 
@@ -282,7 +282,7 @@ def read_bytes(path: Path) -> bytes:
     raise FileNotFoundError(path)
 
 
-def read_verified(path: Path, sha256: str | None) -> bytes:
+def read_verified_bytes(path: Path, sha256: str | None) -> bytes:
     """Read a file and check its SHA-256."""
     try:
         data = read_bytes(path)

@@ -23,7 +23,7 @@ from fedpipe.core.storage.files import (
     read_json,
     read_parquet,
     read_recorded_sha256,
-    read_verified,
+    read_verified_bytes,
 )
 
 PARAMS = Path("params.yaml")  #: the main study
@@ -175,7 +175,7 @@ class MergedFiles:
             A file is missing, damaged, or has another number of rounds.
         """
         for path in self.all_files[:-1]:
-            read_verified(path, self.read_recorded_sha256(path))
+            read_verified_bytes(path, self.read_recorded_sha256(path))
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ class StudyFiles:
         """Folder of the figures."""
         return self.path / "figures"
 
-    def run_keys(self, label: str) -> Path:
+    def get_run_keys_path(self, label: str) -> Path:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
 
@@ -360,7 +360,7 @@ class StudyFiles:
         """The table of times."""
         return self.tables / "times.csv"
 
-    def plot_numbers(self, name: str) -> Path:
+    def get_plot_data_path(self, name: str) -> Path:
         """Numbers of one of the `PLOTS`."""
         return self.plots / f"{name}.csv"
 
@@ -375,8 +375,8 @@ class StudyFiles:
             self.statistics_table,
             self.times_table,
             self.metrics,
-            *map(self.plot_numbers, PLOTS),
-            *map(self.run_keys, algorithm_labels),
+            *map(self.get_plot_data_path, PLOTS),
+            *map(self.get_run_keys_path, algorithm_labels),
         ]
 
     def figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
@@ -434,19 +434,19 @@ def _format_command(command: str, params: Path, preset: str, overrides: Iterable
     return shlex.join(["fedpipe", command, *params_option, *preset_option, *override_options])
 
 
-def dataset_file(name: str) -> Path:
+def get_dataset_path(name: str) -> Path:
     """File with a data set's tensors."""
     return RESULTS / "data" / f"{name}.pt"
 
 
-def assignment_file(key: str) -> Path:
+def get_assignment_path(key: str) -> Path:
     """File of the partition with this key."""
     return RESULTS / "partitions" / key / "assignment.parquet"
 
 
-def heterogeneity_file(key: str) -> Path:
+def get_heterogeneity_path(key: str) -> Path:
     """File with the heterogeneity of a partition."""
-    return assignment_file(key).with_name("heterogeneity.parquet")
+    return get_assignment_path(key).with_name("heterogeneity.parquet")
 
 
 def read_merged_table(path: Path) -> pa.Table:

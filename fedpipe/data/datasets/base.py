@@ -75,7 +75,7 @@ class Dataset(Component):
         return DatasetInfo(self.shape, self.classes, self.size, self.tests)
 
     @override
-    def key_parameters(self) -> dict[str, Any]:
+    def get_key_parameters(self) -> dict[str, Any]:
         """Parameters and content digest. The tensors depend only on these and on the code that reads the data set.
 
         Raises
@@ -89,7 +89,9 @@ class Dataset(Component):
                 f"dataset.name: '{name}' has no checksum. Set {type(self).__qualname__}.checksum to the one "
                 f"that `fedpipe download {name}` prints."
             )
-        parameters = {key: value for key, value in super().key_parameters().items() if key not in {"path", "sha256"}}
+        parameters = {
+            key: value for key, value in super().get_key_parameters().items() if key not in {"path", "sha256"}
+        }
         return {**parameters, "sha256": self.content_digest}
 
     def infer_info(self, samples: Samples) -> DatasetInfo:

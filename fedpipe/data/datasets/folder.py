@@ -14,7 +14,7 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.data.datasets.base import ImageSize, Samples, UserDataset
 
 
-def _require_label(levels: tuple[str, ...]) -> tuple[str, ...]:
+def _require_label_level(levels: tuple[str, ...]) -> tuple[str, ...]:
     if levels and (levels.count("label") != 1 or len({*levels}) < len(levels)):
         raise ValueError(f"[{', '.join(levels)}] can't be used. Use different names, of which one is label.")
     return levels
@@ -44,7 +44,7 @@ class Folder(UserDataset):
     """
 
     image_size: ImageSize | None = None
-    levels: Annotated[tuple[str, ...], AfterValidator(_require_label)] = ()
+    levels: Annotated[tuple[str, ...], AfterValidator(_require_label_level)] = ()
 
     @override
     def _compute_sha256(self) -> str:
@@ -55,8 +55,8 @@ class Folder(UserDataset):
 
     @override
     def _read(self, path: Path) -> Samples:
-        from fedpipe.data.sources.images import read_folder, read_levels
+        from fedpipe.data.sources.images import read_folder, read_nested_folders
 
         if self.levels:
-            return read_levels(path, self.levels, self.image_size)
+            return read_nested_folders(path, self.levels, self.image_size)
         return read_folder(path, self.image_size)

@@ -61,7 +61,7 @@ class HuggingFace(TableDataset):
     client: str | None = None
 
     @override
-    def key_parameters(self) -> dict[str, Any]:
+    def get_key_parameters(self) -> dict[str, Any]:
         """Omit the revision, because the SHA-256 pins the files.
 
         Raises
@@ -73,7 +73,7 @@ class HuggingFace(TableDataset):
             raise SettingsError(
                 f"dataset.sha256: missing for {self.path}. Run `fedpipe download` with this study, which fills it in."
             )
-        return {name: value for name, value in super().key_parameters().items() if name != "revision"}
+        return {name: value for name, value in super().get_key_parameters().items() if name != "revision"}
 
     @override
     def find_missing_sha256(self, fetch: Fetcher) -> str | None:
@@ -92,15 +92,15 @@ class HuggingFace(TableDataset):
         """Fetch the data files: name and local path by split."""
         from pathlib import Path
 
-        library = _import_library()
-        builder = self._call(library.load_dataset_builder)
+        library = _import_datasets_library()
+        builder = self._call_library(library.load_dataset_builder)
         urls = {split: [str(url) for url in files] for split, files in (builder.config.data_files or {}).items()}
         if not urls:
             raise ArtifactError(f"dataset.path: {self.path} has no data files. Use a repository with data files.")
         try:
             local_files = library.DownloadManager(builder.name).download(urls)
         except Exception as error:  # any error of the network
-            raise self._fetch_error(error) from error
+            raise self._make_fetch_error(error) from error
         return {
             split: [(PurePosixPath(url).name, Path(file)) for url, file in zip(urls[split], paths, strict=True)]
             for split, paths in local_files.items()
@@ -116,7 +116,7 @@ class HuggingFace(TableDataset):
         """Read the columns of the splits, with a column split."""
         import pyarrow as pa
 
-        splits = self._call(_import_library().load_dataset)
+        splits = self._call_library(_import_datasets_library().load_dataset)
         names = [name for name in ("train", "test") if name in splits] or [*splits]
         if names not in (["train"], ["train", "test"]) and len(names) > 1:
             raise ArtifactError(
@@ -128,7 +128,7 @@ class HuggingFace(TableDataset):
             table = splits[name].data.table
             used_names = {self.label, self.client, *(self.input_columns or ("text", "image"))}
             table = table.select([column for column in table.column_names if column in used_names])
-            table = _import_library().table.embed_table_storage(table)  # images in files, too
+            table = _import_datasets_library().table.embed_table_storage(table)  # images in files, too
             split = "test" if name == "test" and len(names) > 1 else "train"
             tables.append(table.append_column("split", pa.array([split] * len(table))))
         columns = splits[names[0]].column_names
@@ -139,14 +139,14 @@ class HuggingFace(TableDataset):
                 )
         return pa.concat_tables(tables)
 
-    def _call(self, function: Any) -> Any:
+    def _call_library(self, function: Any) -> Any:
         """Call a function of the library for this repository or folder."""
         try:
             return function(self.path, revision=self.revision)
         except Exception as error:  # any error of the library or the network
-            raise self._fetch_error(error) from error
+            raise self._make_fetch_error(error) from error
 
-    def _fetch_error(self, error: Exception) -> ArtifactError:
+    def _make_fetch_error(self, error: Exception) -> ArtifactError:
         reason = format_error(error)
         return ArtifactError(
             f"dataset.path: {self.path} can't be fetched ({reason}). Check its name and dataset.revision, and run "
@@ -154,7 +154,7 @@ class HuggingFace(TableDataset):
         )
 
 
-def _import_library() -> Any:
+def _import_datasets_library() -> Any:
     """Import Hugging Face's library.
 
     Raises

@@ -59,10 +59,10 @@ class TinyImageNet(PublishedImages):
             if missing_names := sorted(set(names) - members):
                 raise ArtifactError(f"{path} lacks {missing_names[0]}.")
 
-            def make_opener(name: str) -> Callable[[], IO[bytes]]:
+            def make_image_opener(name: str) -> Callable[[], IO[bytes]]:
                 return lambda: archive.open(name)
 
-            x = read_images([(f"{path}, {name}", make_opener(name)) for name in names], is_color=True)
+            x = read_images([(f"{path}, {name}", make_image_opener(name)) for name in names], is_color=True)
         y = np.searchsorted(ids, labels)
         return Samples(x, y, np.arange(len(y)) >= len(train))
 

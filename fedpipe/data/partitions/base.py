@@ -130,8 +130,10 @@ class ColumnScheme(Scheme):
     column: str | None = None
 
     @override
-    def key_parameters(self) -> dict[str, Any]:
-        return {name: value for name, value in super().key_parameters().items() if (name, value) != ("column", None)}
+    def get_key_parameters(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in super().get_key_parameters().items() if (name, value) != ("column", None)
+        }
 
     def find_column(self, columns: Mapping[str, Column]) -> Column:
         """Find the scheme's column among those of the data set.

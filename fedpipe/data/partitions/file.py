@@ -67,11 +67,11 @@ class File(Scheme):
         return self._load_sample_owners().split is not None
 
     @override
-    def key_parameters(self) -> dict[str, Any]:
+    def get_key_parameters(self) -> dict[str, Any]:
         """Omit the seed if the table has fixed splits."""
         return {
             name: value
-            for name, value in super().key_parameters().items()
+            for name, value in super().get_key_parameters().items()
             if name != "seed" or not self.has_fixed_splits
         }
 
@@ -131,7 +131,7 @@ class File(Scheme):
     def _load_sample_owners(self) -> SampleClientPairs:
         return _read_pairs_cached(self, pinned_files.compute_stat_fingerprint(Path(self.path)))
 
-    def read_pairs(self) -> SampleClientPairs:
+    def read_sample_client_pairs(self) -> SampleClientPairs:
         """Columns of the table after validation.
 
         Raises
@@ -204,7 +204,7 @@ class File(Scheme):
 @functools.lru_cache(maxsize=8)
 def _read_pairs_cached(scheme: File, fingerprint: str) -> SampleClientPairs:
     """Columns of a scheme's file, cached until the file changes."""
-    return scheme.read_pairs()
+    return scheme.read_sample_client_pairs()
 
 
 def _parse_table(content: bytes, path: str) -> pa.Table:

@@ -128,7 +128,7 @@ class Fetcher:
             return False
 
     @property
-    def is_local(self) -> bool:
+    def is_mirror_local(self) -> bool:
         """Whether the mirror can be read without a network."""
         return self.mirror is None or self._get_local_mirror_path("") is not None
 
@@ -228,7 +228,7 @@ class Fetcher:
     def _format_download_error(
         self, missing_files: Sequence[PublishedFile], file: PublishedFile, error: OSError
     ) -> str:
-        has_local_mirror = self.mirror is not None and self.is_local
+        has_local_mirror = self.mirror is not None and self.is_mirror_local
         names = " and ".join(Path(file.name).name for file in missing_files)
         folder = (
             Path(self.mirror if self.mirror is not None and has_local_mirror else "FOLDER") / Path(file.name).parent

@@ -54,7 +54,7 @@ def read_folder(path: Path, image_size: int | None = None) -> Samples:
     return Samples(x, labels, test, class_names=tuple(classes))
 
 
-def read_levels(path: Path, levels: Sequence[str], image_size: int | None = None) -> Samples:
+def read_nested_folders(path: Path, levels: Sequence[str], image_size: int | None = None) -> Samples:
     """Read images from nested folders.
 
     Parameters

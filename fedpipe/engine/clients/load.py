@@ -19,7 +19,7 @@ from fedpipe.settings.dataset import NOISE_KEYS
 
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:
     """Get the paths of a run's data set and partition."""
-    partition_path = layout.assignment_file(digest_json(settings.partition_settings))
+    partition_path = layout.get_assignment_path(digest_json(settings.partition_settings))
     return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedpipe.core.noise import uniform
+from fedpipe.core.noise import generate_uniform
 from fedpipe.settings.transforms import Transforms
 
 
@@ -35,7 +35,7 @@ def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
     """Transform images of shape (B, c, h, w), each with its own random numbers. ``key`` is an int64 scalar."""
     if not settings.is_random:
         return x
-    draws = uniform(key, (len(x), 4)).T  # by sample, so that padding does not change the numbers
+    draws = generate_uniform(key, (len(x), 4)).T  # by sample, so that padding does not change the numbers
     if settings.crop:
         x = _crop_images(x, settings.crop, draws[0], draws[1])
     if settings.flip:

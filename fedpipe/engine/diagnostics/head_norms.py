@@ -39,7 +39,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     """Compute rows of `SCHEMA` for the selected models, in order."""
     rows: list[dict[str, Any]] = []
     for name in settings["models"]:
-        for owner, model, counts in _iterate_models(run, round_number, name, settings["finetune_epochs"]):
+        for owner, model, counts in _iterate_heads_and_counts(run, round_number, name, settings["finetune_epochs"]):
             rows += make_norm_rows(name, owner, get_head_weight(run, model), counts)
     return pa.Table.from_pylist(rows, SCHEMA)
 
@@ -67,7 +67,7 @@ def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
     return float(squares.groupby(model_rows["owner"]).sum().pow(0.5).mean())
 
 
-def _iterate_models(
+def _iterate_heads_and_counts(
     run: Run, round_number: int, name: str, epochs: int
 ) -> Iterator[tuple[int, Tensors, list[int] | None]]:
     counts = run.clients.select_round(round_number).class_counts.long()

@@ -125,7 +125,7 @@ def with_model_uploads(
             passes: Sequence[Pass] = super().local_passes()
             if finetune_epochs is not None:
                 passes = self.finetune_passes(finetune_epochs) if finetune_epochs else ()
-            return [self._with_trace(pass_) for pass_ in passes] if trace_function else passes
+            return [self._record_trace_in_pass(pass_) for pass_ in passes] if trace_function else passes
 
         @override
         def upload(self, client: State) -> State:
@@ -152,10 +152,10 @@ def with_model_uploads(
             )
             return counted_state
 
-        def _with_trace(self, pass_: Pass) -> Pass:
+        def _record_trace_in_pass(self, pass_: Pass) -> Pass:
             if not isinstance(pass_, Train):
                 return pass_
-            inner = pass_.step or _descend
+            inner = pass_.step or _take_optimizer_step
 
             def step(client: State, batch: Batch, gradient: Gradient) -> State:
                 client = self._record_trace(client) if trace_function else client
@@ -184,7 +184,7 @@ def _is_diagnostic_part(part: str) -> bool:
     return part.startswith("diagnostic/")
 
 
-def _descend(client: State, batch: Batch, gradient: Gradient) -> State:
+def _take_optimizer_step(client: State, batch: Batch, gradient: Gradient) -> State:
     return gradient.descend(client, gradient(client))
 
 

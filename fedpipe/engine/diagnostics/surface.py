@@ -33,7 +33,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     """Compute rows of `SCHEMA`, row by row of the grid."""
     model = local_models.get_global_model(run, round_number).map(lambda value: value.to(run.clients.device))
     parameters = run.algorithm.net.parameters(model)
-    one, two = (make_direction(parameters, settings["seed"], index) for index in range(2))
+    one, two = (draw_random_direction(parameters, settings["seed"], index) for index in range(2))
     train = run.clients.select_round(round_number).train
     samples = sample_indices(np.unique(np.concatenate(train)), settings["samples"], settings["seed"])
     steps = np.linspace(-settings["radius"], settings["radius"], settings["points"]).tolist()
@@ -45,7 +45,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def make_direction(model: Tensors, seed: int, index: int) -> Tensors:
+def draw_random_direction(model: Tensors, seed: int, index: int) -> Tensors:
     """Make the ``index``-th random direction. Before scaling it is the same for all models with the same shapes."""
     generator = torch.Generator().manual_seed(rng.derive_entropy(seed, f"diagnostic/surface/{index}") % 2**63)
 

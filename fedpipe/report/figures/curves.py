@@ -55,7 +55,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     titles = (results.describe_configuration(plan.title(label), point) for label, point in pairs)
     lines = dict(zip(names, titles, strict=True))
     frame = frame.assign(
-        point=[results.describe_point(point) for point in _get_grid_points(frame, panel_names)], line=names
+        point=[results.describe_grid_point(point) for point in _get_grid_points(frame, panel_names)], line=names
     )
     protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
     drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))

@@ -30,7 +30,7 @@ MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 def draw_partition(plan: Plan, key: str, stem: Path) -> None:
     """Draw the partition with this key. Clients that are held out are marked."""
-    path, dataset = layout.assignment_file(key), next(run.dataset for run in plan.runs if run.partition == key)
+    path, dataset = layout.get_assignment_path(key), next(run.dataset for run in plan.runs if run.partition == key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
     page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
     figure = build_partition_figure(

@@ -317,7 +317,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
     frame = surface.compute_table(run, AT, settings).to_pandas()
     assert list(zip(frame["x"], frame["y"], strict=True)) == [(x, y) for y in (-0.5, 0, 0.5) for x in (-0.5, 0, 0.5)]
     model = run.load_server_state(AT)["model"]
-    first_direction, second_direction = (surface.make_direction(model, 4, index) for index in range(2))
+    first_direction, second_direction = (surface.draw_random_direction(model, 4, index) for index in range(2))
     for direction in (first_direction, second_direction):
         for name, value in model.items():
             if value.dim() < 2:
@@ -347,10 +347,10 @@ def test_a_convolutions_filters_are_scaled_one_by_one() -> None:
     from fedpipe.core.tensors import Tensors
 
     model = Tensors({"weight": torch.stack([torch.full((2, 3, 3), 2.0), torch.zeros(2, 3, 3)]), "bias": torch.ones(2)})
-    result = surface.make_direction(model, 0, 0)
+    result = surface.draw_random_direction(model, 0, 0)
     assert float(result["weight"][0].norm()) == pytest.approx(2 * math.sqrt(18))
     assert not result["weight"][1].any()
-    repeated_run = surface.make_direction(3 * model, 0, 0)
+    repeated_run = surface.draw_random_direction(3 * model, 0, 0)
     torch.testing.assert_close(repeated_run["weight"], 3 * result["weight"])
 
 

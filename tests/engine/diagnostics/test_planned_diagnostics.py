@@ -55,7 +55,7 @@ def test_the_digest_of_a_diagnostic_is_of_what_diagnostics_have_of_their_own() -
     assert len({code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}) == len(
         code_digest.DIAGNOSTIC_MODULES
     )
-    expected = code_digest.compute_shared_digest()
+    expected = code_digest.compute_shared_code_digest()
     assert expected not in {code_digest.compute_diagnostic_digest(kind) for kind in code_digest.DIAGNOSTIC_MODULES}
 
 
