@@ -171,7 +171,7 @@ def test_a_file_of_another_network_is_rejected(name: str) -> None:
     section = TORCHVISION if name == "torchvision" else TIMM
     model = build_model(**section | {"weights": "other.pt", "sha256": compute_file_sha256(Path("other.pt"))})
     with pytest.raises(SettingsError, match=r"^model\.weights: other\.pt does not fit (shufflenet|test_vit)"):
-        model.check_weights((3, 32, 32), 3)
+        model.check_weights_file((3, 32, 32), 3)
 
 
 @pytest.mark.parametrize(

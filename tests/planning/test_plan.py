@@ -394,7 +394,7 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
 
 @pytest.mark.parametrize("name", registry.list_components(component.ALGORITHM))
 def test_every_algorithm_has_a_display_name(name: str) -> None:
-    title = methods.get_title(
+    title = methods.get_method_title(
         name, methods.Method(registry.parse_component(component.ALGORITHM, {}, name), methods.MethodOptions())
     )
     assert title != name
