@@ -41,9 +41,9 @@ snakemake_patches.patch_missing_records()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:
-    snakemake_patches.patch_scheduler()
+    snakemake_patches.patch_scheduler_alarm()
     if not UNLOCKS:
-        snakemake_patches.patch_locks()
+        snakemake_patches.patch_lock_deletion()
 
 # Planning and local jobs share one import of PyTorch, see fedpipe/cli/job_server.py. Local rules of a cluster don't.
 ENVIRONMENT = {}
