@@ -211,6 +211,7 @@ class _PlanDraft:
         tune = self.study_params.tune
         if tune is None:
             return
+        values_by_label = tune.draw_values([*params_by_label])
         for label, params in params_by_label.items():
             search.check_rungs(tune, params)
             grid_values = self._select_grid_values(point, label, params)
@@ -219,9 +220,7 @@ class _PlanDraft:
                 continue
             protocol = search.get_protocol(tune, params, label)
             candidates, partitions = [], dict[int, str]()
-            for draw, values in enumerate(
-                search.draw_values(label, tune.select_ranges(label), tune.draws, tune.seeds[0])
-            ):
+            for draw, values in enumerate(values_by_label[label]):
                 draw_params, keys = resolve_draw(label, values), []
                 self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
                 for seed in tune.seeds:

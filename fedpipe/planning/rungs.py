@@ -6,7 +6,7 @@ is a file next to the study's tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedpipe.core.storage.files import read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
+from fedpipe.settings.tune import count_kept_draws
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
@@ -108,6 +109,26 @@ class Rung:
     search: Key  #: hash of the search that it belongs to
     rounds: int
     searches: tuple[RungSearch, ...]  #: in the order of the plan
+
+
+def select_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_last: bool) -> tuple[int, ...]:
+    """Select the draws that continue after a rung: the best third of the different ones. After the last, the winner.
+
+    Draws with the same values have the same runs, so that they count as one.
+
+    Parameters
+    ----------
+    candidates
+        All draws of a search.
+    ranking
+        Numbers of the rung's draws, best first.
+    is_last
+        Whether it is the last rung.
+    """
+    best_draws: dict[tuple[Key, ...], int] = {}
+    for draw in ranking:
+        best_draws.setdefault(candidates[draw].keys, draw)
+    return tuple(best_draws.values())[: 1 if is_last else count_kept_draws(len(best_draws))]
 
 
 def format_draw(draw: int) -> str:

@@ -1,17 +1,16 @@
 """Plans the search of section `tune`: the draws of each method, their runs, and the runs of the winners.
 
-A draw is a function of the first seed of `tune.seeds`, the method's label, its ranges and the draw's number. More draws
-continue the same sequence. The runs of draws are evaluated only by the protocol that ranks them.
+A draw is a function of the first seed of `tune.seeds`, the ranges and the draw's number, so all methods try the same
+values of common keys. More draws continue the same sequence. The runs of draws are evaluated only by the protocol that
+ranks them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
-from fedpipe.core import rng
 from fedpipe.core.components.component import ALGORITHM
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage.files import write_bytes
@@ -19,33 +18,13 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings, dump_evaluation
-from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch
+from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_draws
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
-from fedpipe.settings.tune import Range, Tune, count_kept_draws
+from fedpipe.settings.tune import Tune, count_kept_draws
 
 TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
-
-
-def draw_values(label: str, ranges: dict[str, Range], draws: int, seed: int) -> list[dict[str, Any]]:
-    """Draw values of a method's keys by a scrambled Sobol sequence.
-
-    Returns
-    -------
-    list of dict
-        Values by key, in the order of the draws. Fewer draws are the first of these. Empty without ranges.
-    """
-    from scipy.stats import qmc  # imported here, because few studies have a search
-
-    if not ranges:
-        return []
-    sobol = qmc.Sobol(len(ranges), rng=rng.make_generator(seed, f"tune {label}"))
-    points = sobol.random_base2(math.ceil(math.log2(draws)))[:draws]
-    return [
-        {key: ranges[key].get_value(float(fraction)) for key, fraction in zip(sorted(ranges), point, strict=True)}
-        for point in points
-    ]
 
 
 def get_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
@@ -171,7 +150,7 @@ def assume_results(
         is_last = rounds == plan.tuning.rungs[-1]
         for index, search in enumerate(plan.tuning.searches):
             entrants = rungs[-1].searches[index].selected if rungs else range(len(search.candidates))
-            kept = tuple(entrants)[: 1 if is_last else count_kept_draws(len(entrants))]
+            kept = select_draws(search.candidates, list(entrants), is_last)
             runs = [
                 settings
                 for draw in (kept if is_last else ())

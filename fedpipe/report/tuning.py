@@ -15,12 +15,22 @@ from fedpipe.core.storage.files import encode_json
 from fedpipe.core.storage.layout import MergedFiles
 from fedpipe.planning import search
 from fedpipe.planning.plan import Plan
-from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, PlannedSearch, PlannedTuning, RankedDraw, Rung, RungSearch
+from fedpipe.planning.rungs import (
+    TUNED,
+    TUNING,
+    UNTUNED,
+    PlannedSearch,
+    PlannedTuning,
+    RankedDraw,
+    Rung,
+    RungSearch,
+    select_draws,
+)
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.words import METRICS, format_metric, join_words
 from fedpipe.settings.base import Metric
-from fedpipe.settings.tune import count_kept_draws
+from fedpipe.settings.tune import Range
 
 NO_VALUE = "–"  #: cell of a key that does not concern a method
 
@@ -53,7 +63,7 @@ def rank_rung(plan: Plan, rounds: int) -> Rung:
         files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
         ranking = rank_draws(measurements, METRICS[tuning.metric].direction)
-        selected = tuple(ranked.draw for ranked in ranking[: 1 if is_last else count_kept_draws(len(ranking))])
+        selected = select_draws(planned.candidates, [ranked.draw for ranked in ranking], is_last)
         keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
         found.append(
             RungSearch(
@@ -148,13 +158,18 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
     rungs = plan.read_rungs()
     if len(rungs) < len(plan.tuning.rungs):
         return [describe_search(plan)]
-    metric, rows, failed = METRICS[plan.tuning.metric], [], []
+    metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
     heads = dict(zip(plan.tuning.over, results.shorten_names(plan.tuning.over), strict=True))
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         title, point = plan.title(planned.algorithm), _format_point(plan, planned)
         winner = result.ranking[0] if result.ranking else None
         values = _get_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
         failed += [results.describe_configuration(title, point)] if winner and winner.diverged else []
+        near_bounds += [
+            f"{heads[key]} of {results.describe_configuration(title, point)}"
+            for key, value in values.items()
+            if value is not None and Range.model_validate(plan.tuning.over[key]).is_near_bound(value)
+        ]
         rows.append(
             {
                 "algorithm": title,
@@ -167,7 +182,12 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
             }
         )
     warning = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
-    return [describe_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning]
+    bound_note = (
+        [f"Some winners are near a bound of their range: {join_words(near_bounds)}. Try a wider range."]
+        if near_bounds
+        else []
+    )
+    return [describe_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
 
 
 def describe_search(plan: Plan) -> str:
@@ -177,16 +197,31 @@ def describe_search(plan: Plan) -> str:
     measures = join_words([format_metric(protocol, tuning.metric) for protocol in protocols])
     *earlier, last = map(str, tuning.rungs)
     earlier_rounds = f"the best third continued after round {join_words(earlier)}, and " if earlier else ""
-    ranges = "; ".join(
+    ranges = ", ".join(
         f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
     )
     untuned = dict.fromkeys(plan.title(planned.algorithm) for planned in tuning.searches if not planned.candidates)
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
+    seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {join_words([*map(str, tuning.seeds)])}"
     return (
         f"Rows with tuning `{UNTUNED}` use the settings of the study's file, and rows with `{TUNED}` the best of "
-        f"{tuning.draws} draws. The budget was the same for each method: {earlier_rounds}the best draw after round "
-        f"{last} won. Draws were ranked by {measures}, over all validation samples, with seed "
-        f"{join_words([*map(str, tuning.seeds)])}. They used no test samples. Ranges: {ranges}.{untuned_note}"
+        f"{tuning.draws} draws. Each method with a range had as many draws and rounds: {earlier_rounds}the best draw "
+        f"after round {last} won. Draws were ranked by {measures}, over all validation samples, with {seeds}. "
+        f"{_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
+    )
+
+
+def _describe_test_samples(plan: Plan, tuning: PlannedTuning) -> str:
+    """Describe whether samples of the draws' runs can be test samples of the study."""
+    draws_partitions = {key for planned in tuning.searches for key in planned.partitions}
+    has_other_test_samples = any(
+        settings["dataset"].get("split") == "pooled" for settings in plan.partitions.values()
+    ) and not draws_partitions <= {*plan.partitions}
+    if not has_other_test_samples:
+        return "They used no test samples."
+    return (
+        "They were not evaluated on test samples. But with split `pooled` each seed has other test samples, so their "
+        "training and validation samples can be test samples of the study."
     )
 
 

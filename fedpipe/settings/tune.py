@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from fedpipe.core import rng
 from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique
 
 KEPT_FRACTION = 3  #: one of so many draws continues after a rung
@@ -73,6 +75,16 @@ class Range(Section):
         value = round(value) if is_integer else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
         return min(max(value, low), high)
 
+    def is_near_bound(self, value: float) -> bool:
+        """Whether a drawn value is in the lowest or highest tenth of its scale. False for a list of values."""
+        if self.choice is not None:
+            return False
+        low, high = cast(tuple[float, float], self.log or self.linear)
+        if self.log is not None:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        fraction = (value - low) / (high - low)
+        return not 0.1 <= fraction <= 0.9
+
 
 class Tune(Section):
     """A search for the hyperparameters of every method, with the same number of draws and rounds for each.
@@ -84,14 +96,14 @@ class Tune(Section):
     over: dict[str, Range] = Field(
         min_length=1,
         description="Ranges by key, such as `federation.learning_rate: {log: [0.001, 1]}`, `{linear: [0, 1]}` or "
-        "`{choice: [8, 16]}`. A key in `algorithms.LABEL` is for this method, and each method draws its own values of "
-        "other keys. Numbers are integers if both bounds are.",
+        "`{choice: [8, 16]}`. A key in `algorithms.LABEL` is for this method. All methods try the same values of other "
+        "keys. Numbers are integers if both bounds are.",
     )
     draws: int = Field(ge=2, le=10_000, description="Draws of each method, by a scrambled Sobol sequence.")
     rungs: tuple[Annotated[int, Field(ge=1, le=9999, strict=True)], ...] = Field(
         min_length=1,
-        description="Numbers of rounds, such as `[20, 60, 180]`. After each, the best third of the draws (rounded up) "
-        "continues. After the last, the best one wins.",
+        description="Numbers of rounds, such as `[20, 60, 180]`. After each, the best third of the different draws "
+        "(rounded up) continues. After the last, the best one wins.",
     )
     by: ValidationProtocol = Field(
         description="Protocol on the clients' validation samples that ranks the draws, in the study's first metric "
@@ -111,6 +123,16 @@ class Tune(Section):
                 raise ValueError(f"{later} follows {earlier}. Use ascending numbers of rounds, such as [20, 60, 180].")
         return rungs
 
+    @model_validator(mode="after")
+    def _require_several_draws_in_last_rung(self) -> Tune:
+        if self.draw_counts[-1] < 2:
+            needed = KEPT_FRACTION ** (len(self.rungs) - 1) + 1
+            raise ValueError(
+                f"{self.draws} draws can't be used with {len(self.rungs)} rungs, because only one draw reaches round "
+                f"{self.rungs[-1]}. Use at least {needed} draws, or fewer rungs."
+            )
+        return self
+
     @property
     def draw_counts(self) -> tuple[int, ...]:
         """Number of draws of each method in each rung."""
@@ -120,11 +142,33 @@ class Tune(Section):
         return tuple(counts)
 
     def select_ranges(self, label: str) -> dict[str, Range]:
-        """Select the ranges that a method draws from, in the order of their keys' names."""
+        """Select the ranges that a method draws from. Those of all methods are the first, sorted by key."""
+        common_keys = [key for key in sorted(self.over) if not key.startswith("algorithms.")]
+        own_keys = [key for key in sorted(self.over) if key.startswith(f"algorithms.{label}.")]
+        return {key: self.over[key] for key in (*common_keys, *own_keys)}
+
+    def draw_values(self, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Draw values by a scrambled Sobol sequence that all methods share, so that they try the same common values.
+
+        Returns
+        -------
+        dict
+            By label, the values of each draw by key. Fewer draws are the first of these. Empty without ranges.
+        """
+        from scipy.stats import qmc  # imported here, because few studies have a search
+
+        ranges = {label: self.select_ranges(label) for label in labels}
+        dimensions = max(map(len, ranges.values()))
+        sobol = qmc.Sobol(dimensions, rng=rng.make_generator(self.seeds[0], "tune"))
+        points = sobol.random_base2(math.ceil(math.log2(self.draws)))[: self.draws].tolist()
         return {
-            key: self.over[key]
-            for key in sorted(self.over)
-            if not key.startswith("algorithms.") or key.startswith(f"algorithms.{label}.")
+            label: [
+                {key: one.get_value(fraction) for (key, one), fraction in zip(own.items(), point, strict=False)}
+                for point in points
+            ]
+            if own
+            else []
+            for label, own in ranges.items()
         }
 
 

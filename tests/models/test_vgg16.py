@@ -51,7 +51,7 @@ def build_model(file: Path, **parameters: Any) -> VGG16:
     model = registry.build_component(component.MODEL, "vgg16", settings)
     assert isinstance(model, VGG16)
     model.check(SHAPE, 10)
-    model.check_weights(SHAPE, 10)
+    model.check_weights_file(SHAPE, 10)
     return model
 
 

@@ -14,12 +14,18 @@ from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch
-from fedpipe.settings.tune import Range
+from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_draws
+from fedpipe.settings.tune import Tune
 from tests import small_studies as studies
 
-RANGES = {"federation.learning_rate": Range(log=(0.001, 1)), "algorithms.fedprox.mu": Range(linear=(0.0, 1.0))}
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
+EXACT_RATES = [
+    {"federation.learning_rate": 0.0392},
+    {"federation.learning_rate": 0.2},
+    {"federation.learning_rate": 0.566},
+    {"federation.learning_rate": 0.0128},
+]
+EXACT_MUS = [0.0486, 0.425, 0.0114, 0.101]
 TUNE = {"over": OVER, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [100, 101]}
 
 
@@ -57,25 +63,36 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
 # -- draws -------------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_a_function_of_seed_label_and_number() -> None:
-    draws = search.draw_values("fedprox", RANGES, 4, 100)
-    assert draws == [
-        {"algorithms.fedprox.mu": 0.979, "federation.learning_rate": 0.375},
-        {"algorithms.fedprox.mu": 0.12, "federation.learning_rate": 0.00349},
-        {"algorithms.fedprox.mu": 0.261, "federation.learning_rate": 0.037},
-        {"algorithms.fedprox.mu": 0.652, "federation.learning_rate": 0.0207},
-    ]
-    assert search.draw_values("fedprox", dict(reversed(RANGES.items())), 4, 100) == draws
-    assert search.draw_values("fedprox", RANGES, 11, 100)[:4] == draws
-    assert search.draw_values("fedprox", RANGES, 3, 100) == draws[:3]
-    assert search.draw_values("fedavg", RANGES, 4, 100) != draws
-    assert search.draw_values("fedprox", RANGES, 4, 101) != draws
-    assert search.draw_values("fedavg", {}, 4, 100) == []
+def draw(draws: int = 4, seed: int = 100, over: dict[str, Any] = OVER) -> dict[str, list[dict[str, Any]]]:
+    settings = TUNE | {"over": over, "draws": draws, "rungs": [1], "seeds": [seed, 7]}
+    return Tune.model_validate(settings).draw_values(["fedavg", "fedprox"])
+
+
+def test_draws_are_a_function_of_seed_range_and_number() -> None:
+    draws = draw()
+    assert draws == {
+        "fedavg": EXACT_RATES,
+        "fedprox": [rate | {"algorithms.fedprox.mu": mu} for rate, mu in zip(EXACT_RATES, EXACT_MUS, strict=True)],
+    }
+    assert draw(over=dict(reversed(OVER.items()))) == draws
+    assert {label: values[:4] for label, values in draw(11).items()} == draws
+    assert draw(3) == {label: values[:3] for label, values in draws.items()}
+    assert draw(seed=101) != draws
+    assert draw(over={"algorithms.fedprox.mu": OVER["algorithms.fedprox.mu"]})["fedavg"] == []
+
+
+def test_methods_share_the_values_of_common_keys_whatever_their_labels() -> None:
+    over = OVER | {"algorithms.fedavg.mu": {"linear": [0.0, 1.0]}}
+    fedavg, fedprox = draw(over=over).values()
+    for one, other in zip(fedavg, fedprox, strict=True):
+        assert one["federation.learning_rate"] == other["federation.learning_rate"]
+    settings = TUNE | {"over": {"federation.learning_rate": OVER["federation.learning_rate"]}}
+    assert len({str(values) for values in Tune.model_validate(settings).draw_values(["a", "b"]).values()}) == 1
 
 
 def test_draws_cover_a_range_evenly() -> None:
-    values = [draw["a"] for draw in search.draw_values("fedavg", {"a": Range(linear=(0.0, 8.0))}, 8, 3)]
-    assert sorted(int(value) for value in values) == [*range(8)]
+    values = draw(8, 3, {"federation.learning_rate": {"linear": [0.0, 8.0]}})["fedavg"]
+    assert sorted(int(value["federation.learning_rate"]) for value in values) == [*range(8)]
 
 
 # -- plan --------------------------------------------------------------------------------------------------------------
@@ -127,7 +144,7 @@ def test_each_point_of_the_grid_has_a_search() -> None:
 
 def test_more_draws_rungs_or_study_seeds_keep_the_keys_of_the_draws() -> None:
     paths = plan_study().draw_paths
-    assert plan_study({"rungs": [1, 3, 4]}).draw_paths == paths
+    assert plan_study({"rungs": [3, 4]}).draw_paths == paths
     assert plan_study(study={"seeds": [5]}).draw_paths == paths
     assert plan_study(evaluation={"protocols": ["global-on-global"]}).draw_paths == paths
     assert plan_study({"draws": 7}).draw_paths > paths
@@ -140,6 +157,17 @@ def test_a_study_without_the_section_has_the_same_plan_as_before() -> None:
     assert "tuning" not in content
     assert "grid" in content
     assert content["grid"] == {}
+
+
+def test_draws_with_the_same_values_count_as_one() -> None:
+    plan = plan_study({"over": {"federation.batch_size": {"choice": [16, 32, 64]}}, "draws": 8, "rungs": [1, 2]})
+    assert plan.tuning is not None
+    candidates = plan.tuning.searches[0].candidates
+    sizes = [candidate.values["federation.batch_size"] for candidate in candidates]
+    ranking = sorted(range(8), key=lambda draw: (sizes[draw], draw))
+    assert select_draws(candidates, ranking, is_last=False) == (sizes.index(16),), "a third of three"
+    assert select_draws(candidates, ranking[::-1], is_last=True) == (7 - sizes[::-1].index(64),)
+    assert select_draws(candidates, [], is_last=True) == ()
 
 
 # -- results of rungs --------------------------------------------------------------------------------------------------

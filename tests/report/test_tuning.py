@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fedpipe.engine.collect import collect_rounds
-from fedpipe.planning import search
+from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.report import tuning
 from fedpipe.report.data import StudyData
@@ -49,10 +49,10 @@ def test_draws_that_diverged_rank_last(direction: int) -> None:
 
 
 def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two draws of FedProx. FedAvg has no range, so its rows are equal. A proximal weight of 1e30 diverges."""
+    """Four draws of FedProx with two values, which count as two. FedAvg has no range, so its rows are equal. A proximal weight of 1e30 diverges."""
     monkeypatch.chdir(tmp_path)
     over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
-    tune = {"over": over, "draws": 2, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     sections = {"dataset": {"validation_fraction": 0.2}, "federation": {"batch_size": 8}}
     settings = studies.settings(("fedavg", "fedprox"), 2, tune=tune, **sections) | {"partition": {"scheme": "iid"}}
     made = studies.prepare(settings)
@@ -66,23 +66,48 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     compute(plan, 2)
     draws = tuning.build_draws_frame(plan)
     values = draws.set_index(["rounds", "rank"])["algorithms.fedprox.mu"]
-    assert values.to_dict() == {(1, 1): 0.1, (1, 2): 1e30, (2, 1): 0.1}
-    assert draws["diverged"].tolist() == [False, True, False]
-    assert draws["selected"].tolist() == [True, False, True]
+    assert values.to_dict() == {(1, 1): 0.1, (1, 2): 0.1, (1, 3): 1e30, (1, 4): 1e30, (2, 1): 0.1}
+    assert draws["diverged"].tolist() == [False, False, True, True, False]
+    assert draws["selected"].tolist() == [True, False, False, False, True]
     assert {*draws["algorithm"]} == {"fedprox"}
     assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
     sentence, table = tuning.build_search_parts(plan)
-    assert "the best of 2 draws" in sentence
+    assert "the best of 4 draws" in sentence
+    assert "Each method with a range had as many draws and rounds" in sentence
+    assert "with seed 7. " in sentence
+    assert "They used no test samples." in sentence
     assert "No range concerns FedAvg" in sentence
     assert isinstance(table, tuning.TextTable)
     assert table.frame[["algorithm", "mu", "draws"]].to_numpy().tolist() == [
         ["FedAvg", "–", "0"],
-        ["FedProx", "0.1", "2"],
+        ["FedProx", "0.1", "4"],
     ]
     means = StudyData(plan).table.query("protocol == 'personal-on-local' and average == 'sample' and round == 'last'")
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
     assert isinstance(by_row, pd.Series)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition", "has_other_samples"),
+    [({}, {}, False), ({"split": "pooled"}, {}, True), ({"split": "pooled"}, {"seed": 3}, False)],
+)
+def test_samples_of_draws_may_be_test_samples_of_other_seeds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: dict[str, str],
+    partition: dict[str, int],
+    has_other_samples: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    over = {"federation.learning_rate": {"log": [0.01, 1]}}
+    tune = {"over": over, "draws": 2, "rungs": [1], "by": "personal-on-validation", "seeds": [7, 8]}
+    sections = {"dataset": {"validation_fraction": 0.2} | dataset, "partition": partition}
+    studies.write(studies.settings(tune=tune, **sections), tmp_path)
+    sentence = tuning.describe_search(planner.make_plan())
+    assert ("can be test samples of the study" in sentence) == has_other_samples
+    assert ("They used no test samples." in sentence) != has_other_samples
+    assert "with seeds 7 and 8. " in sentence
 
 
 def compute(plan: Plan, rounds: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,16 @@ def test_each_integer_is_as_likely_as_the_others() -> None:
 
 
 def test_the_best_third_continues() -> None:
-    settings = TUNE | {"draws": 27, "rungs": [1, 2, 3, 4, 5]}
-    assert Tune.model_validate(settings).draw_counts == (27, 9, 3, 1, 1)
-    assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2, 1, 1)
+    settings = TUNE | {"draws": 27, "rungs": [1, 2, 3]}
+    assert Tune.model_validate(settings).draw_counts == (27, 9, 3)
+    assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2)
+
+
+@pytest.mark.parametrize(("value", "is_near"), [(0.0101, True), (0.0159, False), (0.62, False), (0.64, True)])
+def test_a_winner_in_the_outer_tenth_of_its_range_is_near_a_bound(value: float, is_near: bool) -> None:
+    assert Range(log=(0.01, 1)).is_near_bound(value) == is_near
+    assert Range(linear=(0.0, 10.0)).is_near_bound(10 * math.log(100 * value, 100)) == is_near
+    assert not Range(choice=(0.0101, 1)).is_near_bound(value)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +74,7 @@ def test_the_best_third_continues() -> None:
         ({"seeds": []}, r"^tune\.seeds: \[\] "),
         ({"rungs": [2, 1]}, r"^tune\.rungs: 1 follows 2"),
         ({"rungs": [1, 1]}, r"^tune\.rungs: 1 follows 1"),
+        ({"rungs": [1, 2, 3]}, r"^tune: 4 draws can't be used with 3 rungs, .* round 3\. Use at least 10 draws"),
         ({"rungs": [1, 5]}, r"^tune\.rungs: 5 is more than federation\.rounds \(4\)"),
         ({"draws": 1}, r"^tune\.draws: 1 "),
         ({"drawz": 1}, r"^tune\.drawz: unknown key\. Did you mean 'draws'"),
