@@ -49,7 +49,7 @@ def test_draws_that_diverged_rank_last(direction: int) -> None:
 
 
 def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four draws of FedProx with two values, which count as two. FedAvg has no range, so its rows are equal. A proximal weight of 1e30 diverges."""
+    """Four draws of two values count as two. FedAvg has no range, so its rows are equal. A weight of 1e30 diverges."""
     monkeypatch.chdir(tmp_path)
     over = {"algorithms.fedprox.mu": {"choice": [1e30, 0.1]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
