@@ -205,7 +205,7 @@ def describe_search(plan: Plan) -> str:
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {join_words([*map(str, tuning.seeds)])}"
     return (
         f"Rows with tuning `{UNTUNED}` use the settings of the study's file, and rows with `{TUNED}` the best of "
-        f"{tuning.draws} draws. Each method with a range had as many draws and rounds: {earlier_rounds}the best draw "
+        f"{tuning.draws} draws. Every method with a range had {tuning.draws} draws: {earlier_rounds}the best draw "
         f"after round {last} won. Draws were ranked by {measures}, over all validation samples, with {seeds}. "
         f"{_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
     )

@@ -73,7 +73,7 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
     sentence, table = tuning.build_search_parts(plan)
     assert "the best of 4 draws" in sentence
-    assert "Each method with a range had as many draws and rounds" in sentence
+    assert "Every method with a range had 4 draws: the best third continued after round 1" in sentence
     assert "with seed 7. " in sentence
     assert "They used no test samples." in sentence
     assert "No range concerns FedAvg" in sentence
