@@ -90,8 +90,13 @@ def format_number(value: float) -> str:
 
 
 def write_tables(page: str, numbers: pd.DataFrame) -> str:
-    """Replace the tables of the page, which are between comments."""
-    for name, text in (("accuracies", render_accuracies(numbers)), ("alphas", render_alphas(numbers))):
+    """Write the tables of the page."""
+    return replace_tables(page, {"accuracies": render_accuracies(numbers), "alphas": render_alphas(numbers)})
+
+
+def replace_tables(page: str, tables: dict[str, str]) -> str:
+    """Replace the tables of a page, which are between comments with their names."""
+    for name, text in tables.items():
         page, count = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end -->)",
             lambda match, text=text: match[1] + text + "\n" + match[2],

@@ -65,7 +65,7 @@ def describe(
         raise SettingsError(f"'{name}' is unknown. {suggest_name(name, known_names)}")
     kind, component_class = (
         kinds[0],
-        registry.add_extension_parameters(kinds[0], registry.find_component(kinds[0], name)),
+        registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)),
     )
     typer.echo(f"{name} ({kind.name})\n\n{equations.render_docstring(inspect.getdoc(component_class) or '')}\n")
     if sentence := get_inherited_new_client_sentence(component_class):

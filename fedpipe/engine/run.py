@@ -230,7 +230,7 @@ class Run:
         """Train some participants."""
         self._require_resumable(round_number)
         start_time = time.perf_counter()
-        test_lists = evaluation.get_post_training_test_sets(self.evaluation, self._is_evaluated(round_number)).values()
+        test_lists = evaluation.get_test_sets_after_training(self.evaluation, self._is_evaluated(round_number)).values()
         tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
         participants = self.participants(round_number)
         block = Block(
@@ -271,7 +271,7 @@ class Run:
                 server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
             contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
         hashes = self._record_participants(round_number, weighted_uploads)
-        hashes |= self._record_matrices(round_number, server, uploads)
+        hashes |= self._write_exchanged_matrices(round_number, server, uploads)
         made_by = _remove_duplicates([block.made_by for block in blocks])
         environment = self.get_environment()
         if all(
@@ -334,7 +334,7 @@ class Run:
             "trained": scores_by_client,
             "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
         }
-        for model, tests in evaluation.get_post_training_test_sets(
+        for model, tests in evaluation.get_test_sets_after_training(
             self.evaluation, self._is_evaluated(round_number)
         ).items():
             model_scores = {
@@ -345,7 +345,7 @@ class Run:
             hashes[path.name] = write_parquet(path, table)
         return hashes
 
-    def _record_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
+    def _write_exchanged_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
         """Write exchanged matrices, if any. Return the file's hash."""
         with create_tensors_on_device_of(server):
             matrices = {-1: self.algorithm.matrices(server)}

@@ -260,7 +260,7 @@ def compute_rounds_to_targets(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _compute_sample_counts(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The number of each client's training samples of each class, in the first run of each panel."""
     frames: dict[str, pd.DataFrame] = {}
     for run in runs:
@@ -374,7 +374,7 @@ FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
     "curves": _build_curves,
     "sweep": _build_sweep,
     "bars": _build_bars,
-    "counts": _compute_sample_counts,
+    "counts": _count_samples_by_client_and_class,
     "norms": _build_head_norms,
     "matrices": _build_matrices,
 } | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)

@@ -211,7 +211,7 @@ class Paper(_LayoutModel):
         """The id of a number in running text."""
         return CellId(self.paper, TEXT_TABLE, text.row, text.column, text.metric)
 
-    def find_repeated_cell(self, cell_id: CellId) -> CellId | None:
+    def find_original_cell(self, cell_id: CellId) -> CellId | None:
         """The cell of another table that a cell repeats, or None."""
         table = self.tables.get(cell_id.table)
         for repeat in table.repeats if table else ():

@@ -45,7 +45,7 @@ def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: Study
     if cell_id.metric == "server_memory_million_parameters":
         return MeasuredCell(Number(_count_stored_server_elements(method, int(column)), runs=1))
     study = find_study(table.study) if table.study else None
-    original = paper.find_repeated_cell(cell_id)
+    original = paper.find_original_cell(cell_id)
     if original and study and not study.get_cells(method, column):  # a column of another table's study
         other = paper.tables[original.table]
         study, method, column = find_study(other.study or ""), other.rows[original.row].method or "", original.column

@@ -120,7 +120,7 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
         compared.cells[cell_id]
         for name in tables
         for cell_id in comparison.list_table_cell_ids(paper, name)
-        if len(tables) == 1 or not paper.find_repeated_cell(cell_id)
+        if len(tables) == 1 or not paper.find_original_cell(cell_id)
     ]
     counts = Counter(cell.verdict_text for cell in cells)
     counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})

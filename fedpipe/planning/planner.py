@@ -130,7 +130,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
         held_out_notes=_list_notes(params.federation.held_out_note for params in draft.params),
-        drift_notes=_list_notes(map(_describe_drift, draft.params)),
+        drift_notes=_list_notes(map(_describe_concept_drift, draft.params)),
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -301,7 +301,7 @@ class _PlanDraft:
         return key
 
 
-def _describe_drift(params: Params) -> str:
+def _describe_concept_drift(params: Params) -> str:
     """Describe the concept drift in a sentence for captions. Empty without drift."""
     drift = params.federation.drift
     return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""

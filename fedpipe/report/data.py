@@ -84,7 +84,7 @@ class StudyData:
         )
 
     @cached_property
-    def left_out_updates(self) -> pd.DataFrame:
+    def left_out_update_counts(self) -> pd.DataFrame:
         """Updates that were not finite, one row per cell.
 
         ``left_out``: number of omitted updates. ``diverged``: first round without a finite update, 0 if there is none.
@@ -175,15 +175,15 @@ class StudyData:
             for cell in results.sort_cells(self.plan)
         ).drop_duplicates(ignore_index=True)
         for name, values in (
-            ("protocol", results.list_protocols(self.plan, self.scores)),
+            ("protocol", results.list_evaluation_protocols(self.plan, self.scores)),
             ("metric", self.plan.metrics),
             ("average", AVERAGES),
             ("round", REPORTED_ROUNDS),
         ):
             cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
         bytes_sent = self.mean_traffic.groupby(rows, sort=False)[TRAFFIC_COLUMNS].mean().reset_index()
-        left_out_updates = self.left_out_updates.assign(diverged=lambda frame: frame["diverged"] > 0)
-        failure_counts = left_out_updates.groupby(rows, sort=False)[["left_out", "diverged"]].sum().reset_index()
+        left_out_update_counts = self.left_out_update_counts.assign(diverged=lambda frame: frame["diverged"] > 0)
+        failure_counts = left_out_update_counts.groupby(rows, sort=False)[["left_out", "diverged"]].sum().reset_index()
         table = cells.merge(seed_means, how="left", on=[*cell_columns, "round"])
         table = table.merge(bytes_sent, how="left", on=rows).merge(failure_counts, how="left", on=rows)
         return table.assign(seeds=table["seeds"].fillna(0).astype(int))

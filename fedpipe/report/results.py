@@ -106,7 +106,7 @@ def format_overrides(cell: Cell) -> str:
     return ", ".join(f"{key}={_format_value(value)}" for key, value in cell.own.items())
 
 
-def list_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
+def list_evaluation_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """List the study's protocols, then those of grid points and further ones of methods."""
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 

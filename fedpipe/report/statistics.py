@@ -197,7 +197,7 @@ def build_statistics_table(
         (cell_columns.algorithm, *results.format_grid_point(plan, cell_columns).values())
         for cell_columns in results.sort_cells(plan)
     )
-    order = itertools.product(rows, results.list_protocols(plan, scores), STATISTICS)
+    order = itertools.product(rows, results.list_evaluation_protocols(plan, scores), STATISTICS)
     ordered_keys = [(*row_key, protocol, name) for row_key, protocol, name in order]
     ordered_frame = statistics_frame.reindex(
         [key for key in ordered_keys if key in statistics_frame.index]

@@ -84,14 +84,14 @@ class Configuration:
     runs: list[RunProgress]
 
     @cached_property
-    def counted_runs(self) -> list[RunProgress]:
+    def complete_or_begun_runs(self) -> list[RunProgress]:
         """Its complete runs, or the begun ones if none is complete."""
         complete_runs = [run for run in self.runs if run.state == "done"]
         return complete_runs or [run for run in self.runs if run.curves]
 
     def compute_last_accuracies(self, protocol: str) -> list[float]:
         """Compute the accuracy in [0, 1] of each counted run in its last evaluated round."""
-        last_rounds = [run.curves[max(run.curves)] for run in self.counted_runs]
+        last_rounds = [run.curves[max(run.curves)] for run in self.complete_or_begun_runs]
         return [accuracies[protocol] for accuracies in last_rounds if protocol in accuracies]
 
     def format_last_accuracy(self, protocol: str) -> str:
@@ -103,7 +103,7 @@ class Configuration:
     @property
     def round_range(self) -> str:
         """Smallest and largest number of complete rounds of the counted runs."""
-        counts = [run.rounds for run in self.counted_runs]
+        counts = [run.rounds for run in self.complete_or_begun_runs]
         return "–".join(str(count) for count in dict.fromkeys((min(counts), max(counts))))
 
 

@@ -169,7 +169,7 @@ def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, s
 def describe_failures(data: StudyData) -> list[str]:
     """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
-    for key, cells in data.left_out_updates.groupby(data.row_columns, sort=False):
+    for key, cells in data.left_out_update_counts.groupby(data.row_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(plan.title(algorithm), dict(zip(plan.grid, values, strict=True)))
         left_out_count, diverged_rounds = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]

@@ -88,7 +88,7 @@ def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
-def sort_client_list(clients: float | tuple[int, ...], advice: str) -> float | tuple[int, ...]:
+def check_and_sort_clients(clients: float | tuple[int, ...], advice: str) -> float | tuple[int, ...]:
     """Sort a list of clients, so that every order has the same key. A fraction stays as it is.
 
     Raises

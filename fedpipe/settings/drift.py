@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
-from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, sort_client_list
+from fedpipe.settings.base import NUMBER_OR_NAME, Choice, ClientNumber, check_and_sort_clients
 
 DRIFT_KEYS: dict[str, list[str]] = {"labels": ["label_map"], "rotation": ["angle"]}  #: keys of each kind
 DEFAULT_ANGLE = 180
@@ -60,7 +60,7 @@ class Drift(Choice):
     @field_validator("clients")
     @classmethod
     def _sort_clients(cls, clients: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return sort_client_list(clients, "List at least one, or remove federation.drift.")
+        return check_and_sort_clients(clients, "List at least one, or remove federation.drift.")
 
     @field_validator("label_map")
     @classmethod

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from fedpipe.core import rng
-from fedpipe.settings.base import Choice, ClientNumber, Section, field_omitted_at_default, sort_client_list
+from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, field_omitted_at_default
 from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
@@ -275,7 +275,7 @@ class Federation(Section):  # declare a new field by `field_omitted_at_default`,
     @field_validator("held_out")
     @classmethod
     def _sort_held_out_clients(cls, held_out: float | tuple[int, ...]) -> float | tuple[int, ...]:
-        return sort_client_list(held_out, "Use 0, or list at least one.")
+        return check_and_sort_clients(held_out, "Use 0, or list at least one.")
 
     @model_validator(mode="after")
     def _check_held_out(self) -> Federation:

@@ -30,7 +30,7 @@ def build_json_schema() -> dict[str, Any]:
     def build_component_schema(kind: ComponentKind) -> dict[str, Any]:
         choices, selector = [], kind.selector
         for name in registry.list_components(kind):
-            component = registry.add_extension_parameters(kind, registry.find_component(kind, name))
+            component = registry.add_dw_parameter(kind, registry.find_component(kind, name))
             component_schema = get_type_adapter(cast(Hashable, component)).json_schema(ref_template="#/$defs/{model}")
             definitions.update(component_schema.pop("$defs", {}))
             component_schema["title"] = name

@@ -173,4 +173,4 @@ def test_a_method_with_a_parameter_of_its_name_has_only_that_parameter():
         assert (type(method), method.dw) == (Own, value)
     with pytest.raises(SettingsError, match=r"^algorithms\.mine\.dw: {'mu': 0\.1}"):
         registry.build_component(component.ALGORITHM, f"{__name__}.Own", {"dw": {"mu": 0.1}}, "algorithms.mine")
-    assert registry.add_extension_parameters(component.ALGORITHM, Own) is Own
+    assert registry.add_dw_parameter(component.ALGORITHM, Own) is Own

@@ -76,9 +76,9 @@ def test_a_tables_parts_fit(paper, name):
 def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
     numbers, table = published.load_published(), paper.tables[name]
     repeated = {
-        cell_id: paper.find_repeated_cell(cell_id)
+        cell_id: paper.find_original_cell(cell_id)
         for cell_id in paper.iter_cell_ids(name)
-        if paper.find_repeated_cell(cell_id)
+        if paper.find_original_cell(cell_id)
     }
     assert bool(repeated) == bool(table.repeats)
     for cell_id, original in repeated.items():
@@ -87,7 +87,7 @@ def test_what_stands_in_two_tables_is_the_same_in_both(paper, name):
 
 def test_how_many_stand_in_two_tables():
     repeated = [
-        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_repeated_cell(cell_id)
+        cell_id for paper, name in TABLES for cell_id in paper.iter_cell_ids(name) if paper.find_original_cell(cell_id)
     ]
     assert Counter(cell_id.paper for cell_id in repeated) == {"FedDW": 24, "FedDUAL": 3, "PFPS-LWC": 12, "cwFedAvg": 12}
 

@@ -91,9 +91,7 @@ def render_schema() -> str:
 def render_components_page(kind: ComponentKind) -> str:
     """Render the page of a kind of components: a table of contents and one section per component."""
     components = {name: registry.find_component(kind, name) for name in registry.list_components(kind)}
-    documented_components = {
-        name: registry.add_extension_parameters(kind, component) for name, component in components.items()
-    }
+    documented_components = {name: registry.add_dw_parameter(kind, component) for name, component in components.items()}
     fields = {name: set(_get_parameter_defaults(component)) for name, component in documented_components.items()}
     own_fields = {name: set(_get_parameter_defaults(component)) for name, component in components.items()}
     common = set.intersection(*own_fields.values()).union(
@@ -159,9 +157,7 @@ def render_settings_page() -> str:
         common = _get_common_keys(section)
         if kind:
             parameter_docs = _get_parameter_docs(
-                registry.add_extension_parameters(
-                    kind, registry.find_component(kind, registry.list_components(kind)[0])
-                )
+                registry.add_dw_parameter(kind, registry.find_component(kind, registry.list_components(kind)[0]))
             )
             common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
         paragraphs.append(_render_keys_table(common, schema))

@@ -213,7 +213,7 @@ def build_component(
     """
     component_class, key = find_component(kind, name, key), key or kind.section
     if kind is ALGORITHM:
-        dw = _import_dw_extension()
+        dw = _import_feddw_extension()
         if not dw.has_own_dw(component_class):
             component_class = dw.add_dw_if_requested(component_class, parameters, key)
             parameters = {field: value for field, value in parameters.items() if (field, value) != ("dw", None)}
@@ -223,7 +223,7 @@ def build_component(
     except ValidationError as error:
         known_keys = [
             *other_keys,
-            *(field.name for field in list_parameters(add_extension_parameters(kind, component_class))),
+            *(field.name for field in list_parameters(add_dw_parameter(kind, component_class))),
         ]
         raise SettingsError(
             "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
@@ -231,15 +231,15 @@ def build_component(
     return component
 
 
-def add_extension_parameters(kind: ComponentKind, component: type[Component]) -> type[Component]:
+def add_dw_parameter(kind: ComponentKind, component: type[Component]) -> type[Component]:
     """Class with the parameters of extensions. Most algorithms can have FedDW's regularizer `dw`."""
-    if kind is not ALGORITHM or _import_dw_extension().get_dw_conflict(component):
+    if kind is not ALGORITHM or _import_feddw_extension().get_dw_conflict(component):
         return component
-    extended_class: type[Component] = _import_dw_extension().add_dw_mixin(component)
+    extended_class: type[Component] = _import_feddw_extension().add_dw_mixin(component)
     return extended_class
 
 
-def _import_dw_extension() -> Any:
+def _import_feddw_extension() -> Any:
     return importlib.import_module("fedpipe.algorithms.extensions.dw")
 
 

@@ -74,7 +74,7 @@ def get_test_sets(settings: Evaluation, model: str) -> list[Test]:
     return [test for test in test_names if f"{model}-on-{test}" in settings.protocols]
 
 
-def get_post_training_test_sets(settings: Evaluation, is_evaluated: bool) -> dict[str, list[Test]]:
+def get_test_sets_after_training(settings: Evaluation, is_evaluated: bool) -> dict[str, list[Test]]:
     """Get the test sets by model for a round's participants after training."""
     tests_by_model = {
         "trained": get_test_sets(settings, "trained") if is_evaluated else [],

@@ -57,7 +57,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     frame = frame.assign(
         point=[results.describe_grid_point(point) for point in _get_grid_points(frame, panel_names)], line=names
     )
-    protocols = [name for name in results.list_protocols(plan, frame) if name in set(frame["protocol"])]
+    protocols = [name for name in results.list_evaluation_protocols(plan, frame) if name in set(frame["protocol"])]
     drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))
     overrides = results.describe_overrides(dataclasses.replace(plan, cells=drawn_cells))
     page = style.PAGES[plan.report.figure_width]
