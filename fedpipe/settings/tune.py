@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedpipe.core import rng
 from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique
 
 KEPT_FRACTION = 3  #: one of so many draws continues after a rung
@@ -155,7 +154,9 @@ class Tune(Section):
         dict
             By label, the values of each draw by key. Fewer draws are the first of these. Empty without ranges.
         """
-        from scipy.stats import qmc  # imported here, because few studies have a search
+        from scipy.stats import qmc  # imported here, because `fedpipe status` imports no NumPy
+
+        from fedpipe.core import rng
 
         ranges = {label: self.select_ranges(label) for label in labels}
         dimensions = max(map(len, ranges.values()))
