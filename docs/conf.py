@@ -46,6 +46,7 @@ docs/cli
 docs/outputs
 docs/algorithms
 docs/all-methods
+docs/tuned-methods
 docs/datasets
 docs/partitions
 docs/models

@@ -23,6 +23,7 @@ PAGES = (
     "docs/tuning.md",
     "docs/trackers.md",
     "docs/all-methods.md",
+    "docs/tuned-methods.md",
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 

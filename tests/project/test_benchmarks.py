@@ -15,8 +15,8 @@ import pytest
 from fedpipe.core.components import component, registry
 from tests.docs.page_blocks import ROOT, read
 
-#: Programs that other tests run, in tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
-ELSEWHERE = {"all_methods", "demo", "faults"}
+#: Programs that other tests run, in tests/docs, tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
+ELSEWHERE = {"all_methods", "demo", "faults", "tuned_methods"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
@@ -128,7 +128,7 @@ def test_a_peer_that_trains_in_another_way(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     figures = tmp_path / "figures.json"
-    command = [sys.executable, str(ROOT / "benchmarks/peers.py"), "--synthetic", "--samples", "20000", "--rounds", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks/peers.py"), "--synthetic", "--samples", "20000", "--rounds", "30"]
     command += ["--case", "clients", "--system", "fedpipe", "pfllib", "--threads", "1", "--pfllib", str(tmp_path)]
     process = subprocess.run([*command, "--json", str(figures)], cwd=ROOT, capture_output=True, text=True)
     fedpipe, pfllib = json.loads(figures.read_text())["rows"]

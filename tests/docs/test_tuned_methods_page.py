@@ -1,0 +1,62 @@
+"""The page of tuned methods agrees with its stored numbers and its study."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+
+from fedpipe.planning import planner
+from tests.small_studies import ROOT
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("tuned_methods")
+
+
+def test_the_tables_are_those_of_the_stored_numbers(program: ModuleType) -> None:
+    page = program.PAGE.read_text()
+    assert program.write_tables(page, pd.read_csv(program.NUMBERS)) == page, "run python benchmarks/tuned_methods.py"
+
+
+def test_there_is_a_run_of_each_method_seed_and_setting(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    plan, numbers = planner.make_plan(program.STUDY.relative_to(ROOT)), pd.read_csv(program.NUMBERS)
+    expected = {
+        (label, tuning, seed) for label in plan.algorithms for tuning in plan.grid["tuning"] for seed in plan.seeds
+    }
+    assert {*zip(numbers["algorithm"], numbers["tuning"], numbers["seed"], strict=True)} == expected
+    assert numbers["key"].str.fullmatch("[0-9a-f]{12}").all()
+    assert plan.tuning is not None
+    page = program.PAGE.read_text()
+    assert f"{plan.tuning.draws} draws" in page
+    for key, value_range in plan.tuning.over.items():
+        (values,) = value_range.values()
+        tuned = numbers.loc[numbers["tuning"] == "tuned", key.rpartition(".")[2]].dropna()
+        assert tuned.between(min(values), max(values)).all()
+    seen_labels = {key.split(".")[1] for key in plan.tuning.over if key.startswith("algorithms.")}
+    assert {name for name in seen_labels if numbers["algorithm"].eq(name).any()} == seen_labels
+
+
+def test_the_program_reads_the_results_of_a_search(
+    program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks and differences of a table of two methods."""
+    rows = [
+        {"algorithm": name, "method": name.upper(), "tuning": tuning, "seed": seed, "accuracy": accuracy + seed}
+        for name, tuning, accuracy in [
+            ("a", "default", 50),
+            ("a", "tuned", 60),
+            ("b", "default", 40),
+            ("b", "tuned", 70),
+        ]
+        for seed in (0, 1)
+    ]
+    lines = program.render_accuracies(pd.DataFrame(rows)).splitlines()
+    assert lines[2] == "| B | 40.50 ± 0.71 | 2 | 70.50 ± 0.71 | 1 | +30.00 |"
+    assert lines[3] == "| A | 50.50 ± 0.71 | 1 | 60.50 ± 0.71 | 2 | +10.00 |"
