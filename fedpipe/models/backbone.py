@@ -239,6 +239,8 @@ class Backbone(Model):
                 f"{suggest_architecture(self.architecture, architectures)}"
             )
         names = self.list_weights()
+        if self.weights is not None and (name := self.weights.rpartition(".")[2]) in names and name != self.weights:
+            raise SettingsError(f"model.weights: unknown weights '{self.weights}'. Did you mean '{name}'?")
         if self.weights is not None and self.weights not in names and not _is_path(self.weights):
             advice = suggest_name(self.weights, names) if names else "Use null, or the path of a file."
             raise SettingsError(f"model.weights: unknown weights '{self.weights}' of {self.architecture}. {advice}")

@@ -211,6 +211,12 @@ def test_body_and_head_compute_the_logits_of_timm(architecture: str, shape: tupl
             {"architecture": "resnet18", "weights": "IMAGENET1K_V3"},
             "model.weights: unknown weights 'IMAGENET1K_V3' of resnet18. Did you mean 'IMAGENET1K_V1'?",
         ),
+        (
+            "torchvision",
+            (3, 32, 32),
+            {"architecture": "resnet18", "weights": "ResNet18_Weights.IMAGENET1K_V1"},
+            "model.weights: unknown weights 'ResNet18_Weights.IMAGENET1K_V1'. Did you mean 'IMAGENET1K_V1'?",
+        ),
         ("timm", (3, 32, 32), {"architecture": "test_vit", "weights": "imagenet"}, "model.weights: unknown weights"),
         (
             "timm",
