@@ -71,8 +71,9 @@ def test_a_search_from_draws_to_the_table(project: Project) -> None:
     project.edit(tune={"draws": 6})
     segments = count_jobs(project.snakemake("runs"))["segment"]
     assert 4 <= segments <= 4 + 2 * 2 + 2, "two new draws of each method, and what follows from them"
-    project.edit(tune={"rungs": [1, 2, 3]})
-    assert count_jobs(project.snakemake("runs"))["segment"] <= 2 + 2, "the best of each method for one more round"
+    project.edit(tune={"rungs": [1, 3]})
+    segments = count_jobs(project.snakemake("runs"))["segment"]
+    assert 4 <= segments <= 4 + 2, "the two best of each method for one more round, and maybe another winner"
     project.edit(tune={"draws": 4, "rungs": [1, 2]})
     assert count_jobs(project.snakemake("runs"))["segment"] == 0
     assert [rung["searches"] for rung in read_rungs(project)] == [first["searches"], second["searches"]]
