@@ -74,13 +74,13 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
 
 def test_a_search_selects_the_same_draws_on_slurm(clone: Clone, tmp_path: Path) -> None:
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
-    tune = {"over": over, "draws": 3, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
+    tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     local = Project(studies.copy_project(tmp_path / "local"))
     for project in (local, clone):
         studies.write(studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2}), project.folder)
     local.snakemake("runs")
     output = clone.run_on_slurm(*RUNS)
-    assert len(re.findall(r"submitted with SLURM jobid", output)) == 2 + 3 + 1 + 2, (
+    assert len(re.findall(r"submitted with SLURM jobid", output)) == 2 + 4 + 2 + 2, (
         "partitions, draws, default and winner"
     )
     assert clone.hash_results() == local.hash_results()
