@@ -59,6 +59,11 @@ class VGG16(Model):
         """None for torchvision's weights."""
         return None if self.weights == IMAGENET else super().pinned_file
 
+    @property
+    @override
+    def has_missing_weights(self) -> bool:
+        return self.weights == IMAGENET and not self.imagenet_weights_path.is_file()
+
     @override
     def get_key_parameters(self) -> dict[str, Any]:
         return super().get_key_parameters() | ({"sha256": self._weights_sha256} if self.weights == IMAGENET else {})

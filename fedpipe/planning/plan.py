@@ -440,10 +440,10 @@ class Plan:
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
-        get_run_keys_path = {(run.algorithm, run.key) for run in self.runs}
+        run_keys = {(run.algorithm, run.key) for run in self.runs}
         return (
-            get_run_keys_path >= {(cell.algorithm, cell.key) for cell in self.cells}
-            and get_run_keys_path >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
+            run_keys >= {(cell.algorithm, cell.key) for cell in self.cells}
+            and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
             and {run.algorithm for run in self.runs} == set(self.algorithms)
             and {run.partition for run in self.runs} == set(self.partitions)
             and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)

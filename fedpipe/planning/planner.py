@@ -364,9 +364,7 @@ def _describe_missing_data(params: Params) -> str:
         params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.named_dataset
     ):
         return "data not here"
-    is_imagenet = getattr(params.model, "weights", None) == "imagenet"  # of VGG16
-    is_missing = params.model.has_missing_weights or (is_imagenet and not params.model.imagenet_weights_path.is_file())
-    return "weights not here" if is_missing else ""
+    return "weights not here" if params.model.has_missing_weights else ""
 
 
 def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, sele
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
-from fedpipe.settings.tune import Tune, count_kept_draws
+from fedpipe.settings.tune import Tune, count_draws_by_rung
 
 TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
 
@@ -169,9 +169,9 @@ def describe_bound(plan: Plan) -> str:
     tuning = plan.tuning
     if tuning is None:
         return ""
-    count, rounds, previous = tuning.draws, 0, 0
-    for rung in tuning.rungs:
-        rounds, previous, count = rounds + count * (rung - previous), rung, count_kept_draws(count)
+    counts = count_draws_by_rung(tuning.draws, len(tuning.rungs))
+    steps = [rung - previous for rung, previous in zip(tuning.rungs, (0, *tuning.rungs[:-1]), strict=True)]
+    rounds = sum(count * step for count, step in zip(counts, steps, strict=True))
     searches = sum(bool(planned.candidates) for planned in tuning.searches)
     seeds = len(tuning.seeds)
     return (

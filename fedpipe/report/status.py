@@ -25,7 +25,6 @@ from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration
-from fedpipe.settings.tune import count_kept_draws
 from snakemake_logger_plugin_fedpipe import RECORDS_FOLDER, read_records
 from snakemake_logger_plugin_fedpipe.progress import read_log_tail
 
@@ -241,12 +240,13 @@ def summarize_progress(runs: list[RunProgress], width: int | None = None) -> lis
 
 def describe_search_progress(plan: Plan) -> list[str]:
     """Describe the rung of `tune` that is computed now, in one line. Empty without `tune`."""
-    tuning, number = plan.tuning, len(plan.read_rungs())
+    tuning, rungs = plan.tuning, plan.read_rungs()
+    number = len(rungs)
     if tuning is None:
         return []
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
-    draws = functools.reduce(lambda count, _: count_kept_draws(count), range(number), tuning.draws)
+    draws = max(len(result.selected) for result in rungs[-1].searches) if rungs else tuning.draws
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} draw{'s' if draws > 1 else ''} of each method until "
         f"round {tuning.rungs[number]}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -117,7 +117,7 @@ class Tune(Section):
     @field_validator("rungs")
     @classmethod
     def _check_rungs(cls, rungs: tuple[int, ...]) -> tuple[int, ...]:
-        for earlier, later in pairwise(rungs):
+        for earlier, later in itertools.pairwise(rungs):
             if earlier >= later:
                 raise ValueError(f"{later} follows {earlier}. Use ascending numbers of rounds, such as [20, 60, 180].")
         return rungs
@@ -135,10 +135,7 @@ class Tune(Section):
     @property
     def draw_counts(self) -> tuple[int, ...]:
         """Number of draws of each method in each rung."""
-        counts = [self.draws]
-        for _ in self.rungs[1:]:
-            counts.append(count_kept_draws(counts[-1]))
-        return tuple(counts)
+        return count_draws_by_rung(self.draws, len(self.rungs))
 
     def select_ranges(self, label: str) -> dict[str, Range]:
         """Select the ranges that a method draws from. Those of all methods are the first, sorted by key."""
@@ -171,6 +168,17 @@ class Tune(Section):
             else []
             for label, own in ranges.items()
         }
+
+
+def count_draws_by_rung(draws: int, num_rungs: int) -> tuple[int, ...]:
+    """Count the draws of a method in each rung, if all are different.
+
+    Examples
+    --------
+    >>> count_draws_by_rung(27, 3)
+    (27, 9, 3)
+    """
+    return tuple(itertools.accumulate(range(num_rungs - 1), lambda count, _: count_kept_draws(count), initial=draws))
 
 
 def count_kept_draws(draws: int) -> int:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ class Project:
 
     def hash_results(self) -> dict[str, str]:
         return studies.hash_results(self.folder / "results")
+
+
+def wait_until(is_ready: Callable[[], bool], running: subprocess.Popen[bytes], event: str) -> None:
+    """Return when something has happened, while the process still runs."""
+    while not is_ready():
+        try:
+            running.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError(f"it ended with {running.returncode} before {event}")
 
 
 def count_jobs(output: str) -> Counter[str]:

@@ -14,7 +14,7 @@ import yaml
 
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 
@@ -92,14 +92,12 @@ def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Pro
 
 def reach(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
     """Return when some run has completed a round, while the process still runs."""
-    while not any(
-        round_number in RunFiles(run).list_complete_rounds() for run in project.folder.glob("results/runs/*/*")
-    ):
-        try:
-            running.wait(timeout=0.1)
-        except subprocess.TimeoutExpired:
-            continue
-        raise AssertionError(f"it ended with {running.returncode} before round {round_number} was complete")
+
+    def is_complete() -> bool:
+        runs = project.folder.glob("results/runs/*/*")
+        return any(round_number in RunFiles(run).list_complete_rounds() for run in runs)
+
+    wait_until(is_complete, running, f"round {round_number} was complete")
 
 
 @pytest.mark.slow

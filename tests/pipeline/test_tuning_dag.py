@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import small_studies as studies
-from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
+from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs, wait_until
 
 NOTHING = "Nothing to be done"
 RUNGS = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
@@ -30,16 +29,6 @@ def write_study(project: Project, **sections: Any) -> None:
 
 def read_rungs(project: Project) -> list[dict[str, Any]]:
     return [json.loads((project.folder / path).read_text()) for path in RUNGS]
-
-
-def wait_for(path: Path, running: subprocess.Popen[bytes]) -> None:
-    """Return when a file exists, while the process still runs."""
-    while not path.exists():
-        try:
-            running.wait(timeout=0.05)
-        except subprocess.TimeoutExpired:
-            continue
-        raise AssertionError(f"it ended with {running.returncode} before {path} existed")
 
 
 @pytest.mark.slow
@@ -100,7 +89,7 @@ def test_a_search_that_is_killed_continues_with_the_same_winners(project: Projec
     project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
     write_study(project, execution=execution)
     with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
-        wait_for(project.folder / RUNGS[0], killed)
+        wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
         killed.kill()
     assert "tune: rung 2 of 2, 2 draws of each method until round 2" in project.run("fedpipe", "status")
     assert "not complete" in project.run("fedpipe", "show", check=False)
