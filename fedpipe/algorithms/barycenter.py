@@ -20,6 +20,8 @@ from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import FunctionalNetwork
 
+MAX_SINKHORN_SIZE = 10_000  #: values of a tensor, whose costs then have 800 MB
+
 
 @dataclass(frozen=True, kw_only=True)
 class Barycenter(FedAvg):
@@ -30,6 +32,8 @@ class Barycenter(FedAvg):
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     iterations: Annotated[int, Field(ge=1)] | None = None
     layers: Annotated[int, Field(ge=1)] | Annotated[tuple[str, ...], Field(min_length=1)] = 1
+    distance: Literal["exact", "sinkhorn"] = "exact"
+    regularization: Annotated[float, Field(ge=0.002)] = 0.05  # below, the kernel exp(-1 / regularization) underflows
     vector: Literal["pseudo-gradient", "gradient"] | None = None
     dynamic_aggregation: bool = True
 
@@ -41,12 +45,8 @@ class Barycenter(FedAvg):
     @property
     def barycenter_parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters that the barycenter combines."""
-        if not self.dynamic_aggregation:
-            return ()
-        if isinstance(self.layers, int):
-            return self.net.last_layer_names(self.layers, buffers=False)
         self._check_layer_names("algorithms.feddual", self.net)
-        return tuple(name for name in self.net.names if get_layer_name(name) in self.layers)
+        return self._list_parameter_names(self.net)
 
     @override
     def init(self, initial_model: Callable[[int], Tensors]) -> State:
@@ -93,10 +93,18 @@ class Barycenter(FedAvg):
         model, effective, iterations = uploads.mean("model"), Tensors(), cast(int, self.iterations)
         for name in self.barycenter_parameter_names:
             vectors = torch.stack(self._list_updates(name, theta, uploads)).flatten(1)
-            mixture, weights = compute_barycenter(vectors, self.epsilon, iterations, self.has_underflowing_kernel)
+            mixture, weights = compute_barycenter(
+                vectors, self.epsilon, iterations, self.has_underflowing_kernel, self.compute_distances
+            )
             model[name] = theta[name] - mixture.reshape(theta[name].shape)
             effective[name] = 1 / weights.square().sum()
         return {"model": model, "effective": effective}
+
+    def compute_distances(self, b: Tensor, updates: Tensor) -> Tensor:
+        """Distances between the values of a vector, shape (L,), and those of m vectors, shape (m, L): shape (m,)."""
+        if self.distance == "exact":
+            return compute_exact_distances(b, updates)
+        return compute_sinkhorn_distances(b, updates, self.regularization)
 
     def _list_updates(self, name: str, theta: Tensors, uploads: Uploads) -> list[Tensor]:
         """The clients' updates of one tensor: their gradients or their pseudo-gradients."""
@@ -111,12 +119,28 @@ class Barycenter(FedAvg):
 
     @override
     def warnings(self, study: StudyFacts, key: str) -> Sequence[str]:
-        """Too many layers. Unknown names of layers are an error."""
-        if isinstance(self.layers, int):
-            return super().warnings(study, key) if self.dynamic_aggregation else ()
+        """Too many layers. Unknown names of layers, and tensors that are too large for Sinkhorn, are an error."""
         if study.network is not None:
             self._check_layer_names(key, study.network)
-        return ()
+            self._check_layer_sizes(key, study.network)
+        return super().warnings(study, key) if self.dynamic_aggregation and isinstance(self.layers, int) else ()
+
+    def _list_parameter_names(self, net: FunctionalNetwork) -> tuple[str, ...]:
+        if not self.dynamic_aggregation:
+            return ()
+        if isinstance(self.layers, int):
+            return net.last_layer_names(self.layers, buffers=False)
+        return tuple(name for name in net.names if get_layer_name(name) in self.layers)
+
+    def _check_layer_sizes(self, key: str, net: FunctionalNetwork) -> None:
+        """Reject large tensors for Sinkhorn, whose memory is quadratic in their size."""
+        model = net.make_initial_model(0) if self.distance == "sinkhorn" else {}
+        for name in self._list_parameter_names(net) if model else ():
+            if (size := model[name].numel()) > MAX_SINKHORN_SIZE:
+                raise SettingsError(
+                    f"{key}.distance: 'sinkhorn' can't be used with the {size:,} values of {name}, because it compares "
+                    f"each pair of values. Use 'exact', or layers with at most {MAX_SINKHORN_SIZE:,} values each."
+                )
 
     def _check_layer_names(self, key: str, net: FunctionalNetwork) -> None:
         layer_names = list(dict.fromkeys(map(get_layer_name, net.names)))
@@ -132,17 +156,41 @@ def get_layer_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def compute_exact_distances(b: Tensor, updates: Tensor) -> Tensor:
+    """Wasserstein-1 distances of the values of ``b``, shape (L,), and of ``updates``, shape (m, L): shape (m,)."""
+    return (b.sort().values - updates.sort(1).values).abs().mean(1)  # equal lengths: compare by rank
+
+
+def compute_sinkhorn_distances(b: Tensor, updates: Tensor, regularization: float) -> Tensor:
+    """The same distances with the transport plan of Sinkhorn and Knopp instead of the optimal one.
+
+    The entropy of the plan has the weight ``regularization``, as a fraction of the largest difference of two values.
+    """
+    import ot
+
+    distances = []
+    for update in updates.double():
+        costs = (b.double().unsqueeze(1) - update).abs()
+        largest = costs.max().clamp(min=torch.finfo(torch.float64).tiny)
+        distances.append(largest * ot.sinkhorn2([], [], costs / largest, regularization))
+    return torch.stack(distances).to(b.dtype)
+
+
 def compute_barycenter(
-    updates: Tensor, epsilon: float, iterations: int, has_underflowing_kernel: bool = False
+    updates: Tensor,
+    epsilon: float,
+    iterations: int,
+    has_underflowing_kernel: bool = False,
+    compute_distances: Callable[[Tensor, Tensor], Tensor] = compute_exact_distances,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 12-13 in the log domain: the kernel-weighted mean of m vectors, shape (m, L), and its m weights.
 
     With ``has_underflowing_kernel`` the mean becomes 0 when the kernel underflows, as in the authors' code.
     """
-    sorted_updates, b = updates.sort(1).values, updates.mean(0)
+    b = updates.mean(0)
     weights = updates.new_full((len(updates),), 1 / len(updates))
     for _ in range(iterations):
-        distances = (b.sort().values - sorted_updates).abs().mean(1)  # equal lengths: compare by rank
+        distances = compute_distances(b, updates)
         weights = (-distances / epsilon).softmax(0)
         previous, b = b, weights @ updates
         if has_underflowing_kernel:

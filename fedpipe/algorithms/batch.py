@@ -22,15 +22,14 @@ class Batch(NamedTuple):
     def split(self, parts: int) -> list[Batch]:
         """Split into ``parts`` batches: part i has the samples i, i + parts and so on. Empty parts equal the first."""
         first = self._take_strided_samples(parts, 0)
-        return [first] + [
-            self._take_strided_samples(parts, index)._replace_if_empty(first) for index in range(1, parts)
-        ]
+        return [first] + [self._take_strided_samples(parts, index)._choose_nonempty(first) for index in range(1, parts)]
 
     def _take_strided_samples(self, step: int, offset: int) -> Batch:
         mask = None if self.mask is None else self.mask[offset::step]
         return Batch(self.x[offset::step], self.y[offset::step], mask, self.noise_key)
 
-    def _replace_if_empty(self, fallback: Batch) -> Batch:
+    def _choose_nonempty(self, fallback: Batch) -> Batch:
+        """Itself, or ``fallback`` if it has no samples."""
         if self.mask is None or fallback.mask is None:
             return self if len(self.y) else fallback
         is_nonempty = self.mask.sum() > 0

@@ -12,7 +12,7 @@ from fedpipe.algorithms.adaptive_loss import AdaptiveLoss
 from fedpipe.algorithms.barycenter import Barycenter
 from fedpipe.algorithms.batch import Batch, State
 
-CODE_SETTINGS: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1}
+CODE_SETTINGS: dict[str, Any] = {"vector": "gradient", "iterations": 1000, "layers": 1, "distance": "exact"}
 MODE_SETTINGS: dict[str, dict[str, Any]] = {
     "paper": {"vector": "pseudo-gradient", "iterations": 150},
     "code": CODE_SETTINGS,
@@ -37,8 +37,8 @@ class FedDUAL(Barycenter, AdaptiveLoss):
 
     .. math:: b \leftarrow \sum_k \gamma_k x_k / \sum_k \gamma_k, \qquad \gamma_k = \exp(-W(b, x_k) / \epsilon),
 
-    and moves the tensor by -b. All other tensors are the uniform mean of the clients'. W is the exact 1-D
-    Wasserstein-1 distance between the values of two tensors. Both averages are uniform by definition of the method.
+    and moves the tensor by -b. All other tensors are the uniform mean of the clients'. W is the 1-D Wasserstein-1
+    distance between the values of two tensors. Both averages are uniform by definition of the method.
 
     Since beta is between 0.27 and 0.73 and the gradient of the divergence is tiny, (i) mostly halves the risk, which
     with SGD is about half the learning rate. At the paper's :math:`\epsilon` of 1e-5, (ii) picks the client nearest to
@@ -59,7 +59,8 @@ class FedDUAL(Barycenter, AdaptiveLoss):
         not change.
         Here: a softmax in the log domain. As the code with ``mode: code``.
     Distance W
-        Code: the exact 1-D distance. Here: as the code.
+        Paper: approximated by Sinkhorn and Knopp, without a value of the regularization. Code: the exact distance.
+        Here: ``distance``, by default exact. With ``sinkhorn``, POT computes it.
     Layers
         Paper: the last two. Code: weight and bias of the output layer. Here: ``layers``, by default 1 as in the code.
     Updates
@@ -69,8 +70,8 @@ class FedDUAL(Barycenter, AdaptiveLoss):
         Code: p and q also contain the frozen weights, which are equal in both models and only dilute the divergence.
         Here: p and q are over the trained weights. Running statistics are not weights.
     ``mode: code``
-        Code: ``vector: gradient``, ``iterations: 1000`` and ``layers: 1``. Here: the same, and other values are an
-        error, because no code has them.
+        Code: ``vector: gradient``, ``iterations: 1000``, ``layers: 1`` and ``distance: exact``. Here: the same, and
+        other values are an error, because no code has them.
 
     Parameters
     ----------
@@ -85,6 +86,10 @@ class FedDUAL(Barycenter, AdaptiveLoss):
     vector
         What the barycenter combines: the pseudo-gradient theta^t - theta_k (the paper's proof), or the gradient of the
         summed loss over the client's data at the trained model (Alg. 1 and code). By default the mode's.
+    distance
+        W: the exact distance, or the one with the transport plan of Sinkhorn and Knopp (sinkhorn).
+    regularization
+        With ``distance: sinkhorn``, weight of the plan's entropy, as a fraction of the largest difference of values.
     adaptive_loss, dynamic_aggregation
         Parts (i) and (ii). Without one of them it is the paper's ablation.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
@@ -32,12 +32,13 @@ class CNN5(Model):
     hidden
         Widths of the two hidden layers. The second is the feature width d.
     batch_norm
-        If true, batch normalization follows each convolution and hidden layer, before pooling and ReLU.
+        If true, batch normalization follows each convolution and hidden layer, before pooling and ReLU. With
+        ``convolutions`` it follows only the convolutions, as in the LeNet-5 of FL-bench.
     """
 
     channels: PositiveIntPair = (6, 16)
     hidden: PositiveIntPair = (120, 84)
-    batch_norm: bool = False
+    batch_norm: bool | Literal["convolutions"] = False
 
     @override
     def check(self, shape: tuple[int, ...], num_classes: int) -> None:
@@ -50,22 +51,25 @@ class CNN5(Model):
         side = [((size - 4) // 2 - 4) // 2 for size in (height, width)]
         body = nn.Sequential(
             nn.Conv2d(depth, first, 5),
-            *self._make_norm_layers(nn.BatchNorm2d, first),
+            *self._make_convolution_norm_layers(first),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Conv2d(first, second, 5),
-            *self._make_norm_layers(nn.BatchNorm2d, second),
+            *self._make_convolution_norm_layers(second),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(second * side[0] * side[1], self.hidden[0]),
-            *self._make_norm_layers(nn.BatchNorm1d, self.hidden[0]),
+            *self._make_hidden_norm_layers(self.hidden[0]),
             nn.ReLU(),
             nn.Linear(self.hidden[0], self.hidden[1]),
-            *self._make_norm_layers(nn.BatchNorm1d, self.hidden[1]),
+            *self._make_hidden_norm_layers(self.hidden[1]),
             nn.ReLU(),
         )
         return Network(body, nn.Linear(self.hidden[1], num_classes))
 
-    def _make_norm_layers(self, layer: type[nn.Module], width: int) -> list[nn.Module]:
-        return [layer(width)] if self.batch_norm else []
+    def _make_convolution_norm_layers(self, channels: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(channels)] if self.batch_norm else []
+
+    def _make_hidden_norm_layers(self, width: int) -> list[nn.Module]:
+        return [nn.BatchNorm1d(width)] if self.batch_norm is True else []

@@ -243,7 +243,7 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
             replacements[layer] = Dropout(layer.p, index, mode, axes)
         elif isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size not in (1, (1, 1)):
             replacements[layer] = AdaptiveAvgPool2d(layer.output_size)
-        elif isinstance(layer, nn.Conv2d) and is_large_kernel(layer.weight):
+        elif isinstance(layer, nn.Conv2d) and has_large_kernels(layer.weight):
             layer.register_forward_pre_hook(_make_contiguous)
         elif isinstance(layer, (nn.LayerNorm, nn.GroupNorm)) and layer.weight is not None:
             layer.register_forward_pre_hook(_cast_to_weight_dtype)
@@ -254,8 +254,8 @@ def replace_stateful_layers(module: nn.Module, mode: Mode, track: bool) -> nn.Mo
     return module
 
 
-def is_large_kernel(kernels: Tensor) -> bool:
-    """Whether the kernels are larger than the images. Such a convolution is slower on a CPU with channels last.
+def has_large_kernels(kernels: Tensor) -> bool:
+    """Whether a convolution has so many weights that it is slower on a CPU with channels last.
 
     It takes twice as long with the 512 channels of ResNet-18 on 2x2 pixels, 1.4 times on 4x4, and as long on 8x8.
     """

@@ -54,41 +54,41 @@ class Timm(Backbone):
     def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require a known architecture with known weights that takes these inputs."""
         if self.weights == PRETRAINED and self.architecture in self.list_architectures():
-            self._find_source()
+            self._get_weights_config()
         super().check(shape, num_classes)
 
-    def _find_source(self) -> Any:
-        """Get timm's description of the weights."""
-        description = _import_library().get_pretrained_cfg(self.architecture)
-        if description is None or not (description.hf_hub_id or description.url) or description.custom_load == "hf":
+    def _get_weights_config(self) -> Any:
+        """Get timm's configuration of the weights."""
+        config = _import_library().get_pretrained_cfg(self.architecture)
+        if config is None or not (config.hf_hub_id or config.url) or config.custom_load == "hf":
             raise SettingsError(
                 f"model.weights: timm has no weights of {self.architecture} that fedpipe can load. Use null, or "
                 "another architecture or tag of `timm.list_pretrained()`."
             )
-        return description
+        return config
 
     @property
     @override
     def published_weights(self) -> PublishedWeights | None:
         if self.weights != PRETRAINED:
             return None
-        source = self._find_source()
-        if source.hf_hub_id:
-            repository = str(source.hf_hub_id)
+        config = self._get_weights_config()
+        if config.hf_hub_id:
+            repository = str(config.hf_hub_id)
             return PublishedWeights(f"timm/{repository.partition('@')[0].rpartition('/')[2]}.safetensors", repository)
-        return PublishedWeights(f"timm/{source.url.rpartition('/')[2]}", source.url)
+        return PublishedWeights(f"timm/{config.url.rpartition('/')[2]}", config.url)
 
     @override
     def find_cached_weights(self) -> Path | None:
         if (path := super().find_cached_weights()) is not None or self.weights != PRETRAINED:
             return path
-        source = self._find_source()
-        if not source.hf_hub_id:
+        config = self._get_weights_config()
+        if not config.hf_hub_id:
             return None
         from huggingface_hub import try_to_load_from_cache
 
-        repository, _, revision = str(source.hf_hub_id).partition("@")
-        for name in self._list_hub_files(source):
+        repository, _, revision = str(config.hf_hub_id).partition("@")
+        for name in self._list_hub_files(config):
             cached_file = try_to_load_from_cache(repository, name, revision=revision or None)
             if isinstance(cached_file, str):
                 return Path(cached_file)
@@ -96,15 +96,15 @@ class Timm(Backbone):
 
     @override
     def download_weights(self) -> None:
-        source = self._find_source()
-        if not source.hf_hub_id:
+        config = self._get_weights_config()
+        if not config.hf_hub_id:
             super().download_weights()
             return
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
 
-        repository, _, revision = str(source.hf_hub_id).partition("@")
-        *other_names, last_name = self._list_hub_files(source)
+        repository, _, revision = str(config.hf_hub_id).partition("@")
+        *other_names, last_name = self._list_hub_files(config)
         for name in other_names:
             try:
                 hf_hub_download(repository, name, revision=revision or None)
@@ -114,8 +114,8 @@ class Timm(Backbone):
         hf_hub_download(repository, last_name, revision=revision or None)
 
     @staticmethod
-    def _list_hub_files(source: Any) -> tuple[str, ...]:
-        return (source.hf_hub_filename,) if source.hf_hub_filename else HUB_FILES
+    def _list_hub_files(config: Any) -> tuple[str, ...]:
+        return (config.hf_hub_filename,) if config.hf_hub_filename else HUB_FILES
 
     @override
     def build_library_network(

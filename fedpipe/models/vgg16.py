@@ -65,8 +65,8 @@ class VGG16(Model):
         return self.weights == IMAGENET and not self.imagenet_weights_path.is_file()
 
     @override
-    def get_key_parameters(self) -> dict[str, Any]:
-        return super().get_key_parameters() | ({"sha256": self._weights_sha256} if self.weights == IMAGENET else {})
+    def get_hashed_parameters(self) -> dict[str, Any]:
+        return super().get_hashed_parameters() | ({"sha256": self._weights_sha256} if self.weights == IMAGENET else {})
 
     @property
     @override

@@ -146,7 +146,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
     source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
-    if isinstance(source, PinnedDataset) and (sha256 := source.find_missing_sha256(section.fetcher)) is not None:
+    if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
     path = store.locate_dataset(registry.component_to_key_settings(DATASET, source))
@@ -220,7 +220,7 @@ def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> 
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
         if not isinstance(data.named_dataset, PublishedDataset):
             continue
-        sha256 = data.named_dataset.find_missing_sha256(data.fetcher)
+        sha256 = data.named_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
         if not _write_sha256_into_study(params, key_path, key, sha256, messages):

@@ -9,7 +9,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.adaptive_loss import compute_divergence_gradient
-from fedpipe.algorithms.barycenter import compute_barycenter
+from fedpipe.algorithms.barycenter import (
+    compute_barycenter,
+    compute_exact_distances,
+    compute_sinkhorn_distances,
+)
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL
 from fedpipe.algorithms.passes import Train
@@ -59,6 +63,44 @@ def accuracy(trial, model, client):
 def test_iterates_of_three_constant_vectors(iterations, value):
     found, _ = compute_barycenter(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
     assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
+
+
+def test_sinkhorn_is_exact_for_a_shift_and_independent_for_a_large_regularization():
+    b, update = updates([0, 1, 2, 3])[0], updates([0.5, 1.5, 2.5, 3.5])
+    assert compute_exact_distances(b, update).tolist() == [0.5]
+    assert compute_sinkhorn_distances(b, update, 0.002).tolist() == pytest.approx([0.5], abs=1e-6)
+    independent = float((b[:, None] - update[0]).abs().mean())
+    assert compute_sinkhorn_distances(b, update, 1e4).tolist() == pytest.approx([independent], rel=1e-4)
+
+
+def test_sinkhorn_of_two_values_is_the_closed_form():
+    """The plan of two values has the shares s and 1/2 - s, with s proportional to the root of the kernel."""
+    k = math.exp(-1 / 0.3)
+    share = k / (1 + k)  # of the two plans, the diagonal one costs 0 and the other one 1
+    distance = compute_sinkhorn_distances(updates([0, 1])[0], updates([0, 1], [0, 10]), 0.3)
+    assert distance[0].item() == pytest.approx(share, abs=1e-9)
+    assert distance.dtype == f64
+
+
+def test_sinkhorn_of_equal_vectors_is_finite_in_float32():
+    zeros = torch.zeros(2, 3)
+    assert compute_sinkhorn_distances(zeros[0], zeros, 0.05).tolist() == [0, 0]
+
+
+def test_the_plan_of_sinkhorn_costs_more_than_the_optimal_one():
+    generator = torch.Generator().manual_seed(0)
+    b, vectors = (torch.randn(shape, generator=generator, dtype=f64) for shape in ((30,), (4, 30)))
+    exact, sinkhorn = (FedDUAL(distance=distance).compute_distances(b, vectors) for distance in ("exact", "sinkhorn"))
+    assert (exact < sinkhorn).all()
+    assert (sinkhorn < exact + 0.3).all()
+
+
+def test_sinkhorn_rejects_large_tensors():
+    params = studies.settings(("feddual",), algorithms={"feddual": {"distance": "sinkhorn", "layers": 2}})
+    large = parse_params({**params, "model": {"name": "mlp", "hidden": [200]}})
+    feddual = large.algorithms["feddual"].algorithm
+    with pytest.raises(SettingsError, match=r"^algorithms\.feddual\.distance: 'sinkhorn' .* 12,800 values of body"):
+        feddual.warnings(get_study_facts(feddual, large), "algorithms.feddual")
 
 
 def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
@@ -453,6 +495,7 @@ def test_each_mode_brings_its_own_values():
     [
         ({"vector": "pseudo-gradient"}, "vector: pseudo-gradient"),
         ({"iterations": 150}, "iterations: 150"),
+        ({"distance": "sinkhorn"}, "distance: sinkhorn"),
         ({"iterations": 999, "layers": 2}, "iterations: 999, layers: 2"),
     ],
 )

@@ -316,7 +316,7 @@ def test_originals_come_before_what_stands_in() -> None:
     section = parser.parse_dataset({"name": "imdb", "mirror": "mirror"})
     assert section.facts == PUBLISHED["imdb"]
     assert isinstance(section.effective_dataset, PublishedDataset)
-    assert section.effective_dataset.find_missing_sha256(section.fetcher) is None
+    assert section.effective_dataset.compute_unpinned_sha256(section.fetcher) is None
 
 
 def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_the_environment_names_a_mirror_too(monkeypatch: pytest.MonkeyPatch) -> 
 def store_custom_dataset(**settings: Any) -> Path:
     """Declare and store a user's data set like `fedpipe download`."""
     source: Any = parser.parse_dataset(settings).effective_dataset
-    source = parser.parse_dataset({**settings, "sha256": source.find_missing_sha256(Fetcher())}).effective_dataset
+    source = parser.parse_dataset({**settings, "sha256": source.compute_unpinned_sha256(Fetcher())}).effective_dataset
     return download.obtain_dataset(source, Fetcher())
 
 
@@ -617,10 +617,10 @@ def test_classes_have_the_names_of_their_labels() -> None:
 def test_a_folder_is_known_by_its_files() -> None:
     write_folder("dog/1.png", "ant/1.png")
     section: Any = parser.parse_dataset({"name": "folder", "path": "pictures"})
-    before = section.effective_dataset.find_missing_sha256(Fetcher())
-    assert section.effective_dataset.find_missing_sha256(Fetcher()) == before
+    before = section.effective_dataset.compute_unpinned_sha256(Fetcher())
+    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) == before
     Path("pictures/dog/1.png").rename("pictures/dog/2.png")
-    assert section.effective_dataset.find_missing_sha256(Fetcher()) != before
+    assert section.effective_dataset.compute_unpinned_sha256(Fetcher()) != before
 
 
 def test_a_folder_of_something_else() -> None:
@@ -807,7 +807,7 @@ class TestReal:
         section: Any = parser.parse_dataset({"name": name, "mirror": MIRROR})
         if all(section.fetcher.has_file(file.name) for file in section.effective_dataset.files):
             return name, section.effective_dataset.load(section.fetcher)
-        sha256 = section.effective_dataset.find_missing_sha256(section.fetcher)
+        sha256 = section.effective_dataset.compute_unpinned_sha256(section.fetcher)
         if sha256 is None:
             pytest.skip(f"the mirror has no {name}")
         section = parser.parse_dataset({"name": name, "mirror": MIRROR, "sha256": sha256})

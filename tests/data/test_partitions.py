@@ -180,6 +180,14 @@ def test_pathological_gives_everyone_k_classes_and_every_class_its_owners(
     assert np.array_equal(counts.sum(axis=0), clients + np.arange(classes))
 
 
+@pytest.mark.parametrize("scheme", [Pathological, PathologicalOrdered])
+def test_equal_parts_differ_by_at_most_one_sample(scheme: type[Pathological]) -> None:
+    labels = np.repeat(np.arange(10), 101)
+    counts = count_classes(assign_clients(scheme(classes_per_client=5, parts="equal"), labels, 10), labels, 10)
+    assert ((counts > 0).sum(axis=1) == 5).all()
+    assert np.isin(counts[counts > 0], [20, 21]).all()
+
+
 def test_pathological_parts_are_unequal_and_pairs_of_classes_vary() -> None:
     counts = count_classes(assign_clients(Pathological(), DIGITS, 20), DIGITS, 20)
     assert all(len(set(column[column > 0])) > 1 for column in counts.T)

@@ -127,7 +127,7 @@ def test_planning_downloads_nothing_and_a_job_names_the_missing_file(monkeypatch
 
 def test_the_key_contains_the_sha256_and_the_name_of_the_weights() -> None:
     models = [build_model(**TORCHVISION, sha256=digit * 64) for digit in "01"]
-    keys = [model.get_key_parameters() for model in models]
+    keys = [model.get_hashed_parameters() for model in models]
     assert keys[0] | {"sha256": "1" * 64} == keys[1]
     assert keys[0]["weights"] == "IMAGENET1K_V1"
 

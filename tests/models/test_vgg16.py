@@ -187,9 +187,9 @@ def test_a_file_with_all_tensors_is_used_completely_and_can_be_frozen(file: Path
 
 def test_imagenet_random_weights_and_files_have_different_keys(file: Path) -> None:
     key_parameters = [
-        VGG16().get_key_parameters(),
-        VGG16(weights=None, frozen=False).get_key_parameters(),
-        build_model(file).get_key_parameters(),
+        VGG16().get_hashed_parameters(),
+        VGG16(weights=None, frozen=False).get_hashed_parameters(),
+        build_model(file).get_hashed_parameters(),
     ]
     assert key_parameters == [
         {"weights": "imagenet", "sha256": IMAGENET_SHA256, "frozen": True},

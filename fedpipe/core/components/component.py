@@ -30,7 +30,7 @@ class Component:
         """User file that the component reads, pinned by its SHA-256."""
         return None
 
-    def get_key_parameters(self) -> dict[str, Any]:
+    def get_hashed_parameters(self) -> dict[str, Any]:
         """Parameters that enter keys. The path of a file does not enter a key."""
         parameters = dataclasses.asdict(self)
         if self.pinned_file:

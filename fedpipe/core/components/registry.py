@@ -176,7 +176,7 @@ def component_to_key_settings(kind: ComponentKind, component: Component) -> dict
         kind.run_selector: get_component_name(kind, type(component)),
         "code": code_digest.compute_code_digest(*component.list_hashed_code()).text,
     }
-    run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.get_key_parameters()))
+    run_settings: dict[str, Any] = json.loads(json.dumps(identity | component.get_hashed_parameters()))
     return run_settings
 
 

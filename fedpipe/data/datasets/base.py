@@ -75,7 +75,7 @@ class Dataset(Component):
         return DatasetInfo(self.shape, self.classes, self.size, self.tests)
 
     @override
-    def get_key_parameters(self) -> dict[str, Any]:
+    def get_hashed_parameters(self) -> dict[str, Any]:
         """Parameters and content digest. The tensors depend only on these and on the code that reads the data set.
 
         Raises
@@ -90,7 +90,7 @@ class Dataset(Component):
                 f"that `fedpipe download {name}` prints."
             )
         parameters = {
-            key: value for key, value in super().get_key_parameters().items() if key not in {"path", "sha256"}
+            key: value for key, value in super().get_hashed_parameters().items() if key not in {"path", "sha256"}
         }
         return {**parameters, "sha256": self.content_digest}
 
@@ -119,7 +119,7 @@ class PinnedDataset(Dataset):
     def content_digest(self) -> str:
         return self.sha256 or ""
 
-    def find_missing_sha256(self, fetch: Fetcher) -> str | None:
+    def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         """SHA-256 that is still missing in params.yaml. None if none is missing.
 
         Raises
@@ -159,7 +159,7 @@ class PublishedDataset(PinnedDataset):
         return self._make_dataset_info(len(samples.y), int(samples.test.sum()))
 
     @override
-    def find_missing_sha256(self, fetch: Fetcher) -> str | None:
+    def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         """SHA-256 of the substitute, if the mirror has it and lacks the published files."""
         if self.sha256 or all(fetch.has_file(file.name) for file in self.files):
             return None
@@ -238,7 +238,7 @@ class UserDataset(PinnedDataset):
         return PinnedFile("path", Path(self.path), self.sha256)
 
     @override
-    def find_missing_sha256(self, fetch: Fetcher) -> str | None:
+    def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         return None if self.sha256 else self._compute_sha256()
 
     @override

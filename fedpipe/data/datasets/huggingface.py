@@ -61,7 +61,7 @@ class HuggingFace(TableDataset):
     client: str | None = None
 
     @override
-    def get_key_parameters(self) -> dict[str, Any]:
+    def get_hashed_parameters(self) -> dict[str, Any]:
         """Omit the revision, because the SHA-256 pins the files.
 
         Raises
@@ -73,10 +73,10 @@ class HuggingFace(TableDataset):
             raise SettingsError(
                 f"dataset.sha256: missing for {self.path}. Run `fedpipe download` with this study, which fills it in."
             )
-        return {name: value for name, value in super().get_key_parameters().items() if name != "revision"}
+        return {name: value for name, value in super().get_hashed_parameters().items() if name != "revision"}
 
     @override
-    def find_missing_sha256(self, fetch: Fetcher) -> str | None:
+    def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         return None if self.sha256 else self._compute_sha256(self._fetch_files())
 
     @override

@@ -130,9 +130,9 @@ class ColumnScheme(Scheme):
     column: str | None = None
 
     @override
-    def get_key_parameters(self) -> dict[str, Any]:
+    def get_hashed_parameters(self) -> dict[str, Any]:
         return {
-            name: value for name, value in super().get_key_parameters().items() if (name, value) != ("column", None)
+            name: value for name, value in super().get_hashed_parameters().items() if (name, value) != ("column", None)
         }
 
     def find_column(self, columns: Mapping[str, Column]) -> Column:

@@ -67,11 +67,11 @@ class File(Scheme):
         return self._load_sample_owners().split is not None
 
     @override
-    def get_key_parameters(self) -> dict[str, Any]:
+    def get_hashed_parameters(self) -> dict[str, Any]:
         """Omit the seed if the table has fixed splits."""
         return {
             name: value
-            for name, value in super().get_key_parameters().items()
+            for name, value in super().get_hashed_parameters().items()
             if name != "seed" or not self.has_fixed_splits
         }
 

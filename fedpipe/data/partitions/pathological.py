@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -15,22 +15,27 @@ from fedpipe.data.partitions.base import Integers, Scheme
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological(Scheme):
-    """Each client owns exactly k random classes. Each class is divided among its owners in random unequal parts.
+    """Each client owns exactly k random classes. Each class is divided among its owners.
 
     Each of the C classes has :math:`N k / C` owners, rounded down or up. Each owner has at least one sample of
-    the class, and all ways to divide the class are equally likely.
+    the class. By default all ways to divide the class are equally likely.
 
     Source: the "pathological" partition of PFLlib (Zhang et al., 2023), used by FedALA and cwFedAvg. Deviation: there
     classes are assigned in order, so that with 20 clients, 10 classes and k = 2 groups of four clients own the same
-    two classes (``pathological-ordered``). Here the classes of each client are random.
+    two classes (``pathological-ordered``). Here the classes of each client are random. With equal parts it is the
+    partition by classes of FL-bench.
 
     Parameters
     ----------
     classes_per_client
         Number of classes k of each client.
+    parts
+        How a class is divided among its owners: in parts of random sizes, or of equal sizes (which differ by at most
+        one sample).
     """
 
     classes_per_client: Annotated[int, Field(ge=1)] = 2
+    parts: Literal["random", "equal"] = "random"
 
     @override
     def check(self, num_clients: int, num_classes: int, num_samples: int) -> None:
@@ -69,10 +74,14 @@ class Pathological(Scheme):
             members = rng.permutation(np.flatnonzero(labels == label))
             owners = rng.permutation(np.flatnonzero(is_owner[:, column]))
             self.check_class(label, num_clients, len(owners), len(members))
-            cuts = 1 + np.sort(rng.choice(len(members) - 1, len(owners) - 1, replace=False))
-            for owner, owner_samples in zip(owners, np.split(members, cuts), strict=True):
+            for owner, owner_samples in zip(owners, self._divide(members, len(owners), rng), strict=True):
                 result[owner_samples] = owner
         return result
+
+    def _divide(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
+        if self.parts == "equal":
+            return np.array_split(members, num_parts)
+        return np.split(members, 1 + np.sort(rng.choice(len(members) - 1, num_parts - 1, replace=False)))
 
     def check_class(self, label: int, num_clients: int, owners: int, num_samples: int) -> None:
         """Require a sample for every owner of a class."""

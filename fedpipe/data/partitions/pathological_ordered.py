@@ -30,6 +30,9 @@ class PathologicalOrdered(Pathological):
     ----------
     classes_per_client
         Number of classes k of each client.
+    parts
+        How a class is divided among its owners: in parts of random sizes as above, or of equal sizes (which differ by
+        at most one sample).
     """
 
     @override
@@ -61,10 +64,16 @@ class PathologicalOrdered(Pathological):
         for label, owners in zip(class_labels, self._list_class_owners(num_clients, len(class_labels)), strict=True):
             members = np.flatnonzero(labels == label)
             self.check_class(label, num_clients, len(owners), len(members))
-            min_count, equal_count = max(1, len(members) // (10 * len(owners))), len(members) // len(owners)
-            counts = rng.integers(min_count, max(equal_count, min_count + 1), len(owners) - 1)
-            result[members] = np.repeat(owners, [*counts, len(members) - counts.sum()])
+            for owner, owner_samples in zip(owners, self._divide(members, len(owners), rng), strict=True):
+                result[owner_samples] = owner
         return result
+
+    @override
+    def _divide(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
+        if self.parts == "equal":
+            return super()._divide(members, num_parts, rng)
+        min_count, equal_count = max(1, len(members) // (10 * num_parts)), len(members) // num_parts
+        return np.split(members, rng.integers(min_count, max(equal_count, min_count + 1), num_parts - 1).cumsum())
 
     def _list_class_owners(self, num_clients: int, num_classes: int) -> list[Integers]:
         """Owners of each class."""
