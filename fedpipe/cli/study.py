@@ -1,4 +1,4 @@
-"""Commands for a study: plan, run, show, status, papers."""
+"""Commands for a study: plan, run, show, status, papers, store."""
 
 from __future__ import annotations
 
@@ -140,6 +140,24 @@ def papers(
 
     make.write_papers(preset, plan_fingerprint)
     typer.echo(f"The pages are in {make.get_pages_folder(preset) / 'index.html'}")
+
+
+@app.command(rich_help_panel=USER_PANEL)
+def store(
+    params: Annotated[
+        Path, typer.Option("--params", help="Study file, or a folder with all studies in it.")
+    ] = layout.PAPERS,
+    preset: Preset = FULL_PRESET,
+) -> None:
+    """Store the accuracies of finished runs as text next to their studies, so that git can keep them."""
+    from fedpipe.papers import recording
+
+    paths = layout.list_all_studies(params) if params.is_dir() else layout.list_studies(params)
+    recorded_studies = list(recording.record_studies(paths, preset))
+    for recorded in recorded_studies:
+        typer.echo(recorded.message, err=not recorded.is_current)
+    if not all(recorded.is_current for recorded in recorded_studies):
+        raise typer.Exit(1)
 
 
 @app.command(rich_help_panel=USER_PANEL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast, get_args
@@ -12,7 +11,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
-from fedpipe.papers import figures, layouts, measurements, pages
+from fedpipe.papers import commits, figures, layouts, measurements, pages
 from fedpipe.papers.comparison import MeasuredCell, PaperComparison, Preset
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import Paper
@@ -77,15 +76,6 @@ def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
 
 def read_commit_info() -> BuildInfo:
     """The commit and its day."""
-    seconds = os.environ.get("SOURCE_DATE_EPOCH") or _run_git("show", "-s", "--format=%ct", "HEAD")
+    seconds = os.environ.get("SOURCE_DATE_EPOCH") or commits.run_git("show", "-s", "--format=%ct", "HEAD")
     date = datetime.fromtimestamp(int(seconds), UTC).date().isoformat() if seconds.isdigit() else ""
-    return BuildInfo(_run_git("describe", "--always", "--dirty"), date)
-
-
-def _run_git(*words: str) -> str:
-    """The output of git. Empty outside of a repository."""
-    try:
-        result = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return result.stdout.strip() if result.returncode == 0 else ""
+    return BuildInfo(commits.run_git("describe", "--always", "--dirty"), date)

@@ -19,7 +19,7 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.loader import read_params
 from tests.small_studies import ROOT
 
-FILES = sorted(path for path in (ROOT / "studies/papers").rglob("*.yaml") if path.name != layout.DVC_YAML)
+FILES = sorted(ROOT / path for path in layout.list_studies(ROOT / "studies/papers"))
 RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,

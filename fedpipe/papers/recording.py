@@ -1,0 +1,121 @@
+"""Records finished runs of planned studies in the repository, see `fedpipe.papers.stored_runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.layout import StudyFiles, format_plan_command
+from fedpipe.papers import commits, stored_runs
+from fedpipe.papers.runs import LocalRun
+from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
+from fedpipe.planning import freshness
+from fedpipe.planning.plan import Cell, Plan
+from fedpipe.report import results
+
+ENVIRONMENT_FIELDS = ("fedpipe", "python", "torch", "numpy", "device", "executor")
+
+
+class Recorded(NamedTuple):
+    """What was recorded of a study, in words. Nothing if the plan is not current."""
+
+    message: str
+    is_current: bool = True
+
+
+def record_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
+    """Record the finished runs of all studies that are planned at a preset.
+
+    Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
+
+    Raises
+    ------
+    SettingsError
+        No study has a finished run.
+    ArtifactError
+        A store is damaged, or a file of a run is.
+    """
+    commit, is_empty = commits.read_code_commit(), True
+    for path in paths:
+        files = StudyFiles.from_params(path, preset)
+        if files.plan.is_file() and (recorded := record_study(Plan.read(files.plan), commit)):
+            is_empty = False
+            yield recorded
+    if is_empty:
+        names = paths[0] if len(paths) == 1 else f"{len(paths)} studies"
+        raise SettingsError(
+            f"--preset: {names} have no finished run at preset {preset}. Type `fedpipe run` with the study and preset."
+        )
+
+
+def record_study(plan: Plan, commit: str) -> Recorded | None:
+    """Record the finished runs of a study. ``commit`` is the commit of today's code. None without finished runs."""
+    cells: dict[tuple[str, str, int], list[Cell]] = {}
+    for cell in results.sort_cells(plan):
+        if cell.merged_files.marker.is_file():
+            cells.setdefault((cell.algorithm, cell.key, cell.rounds), []).append(cell)
+    if not cells:
+        return None
+    if freshness.compare_plan_with_files(plan).state == "stale":
+        command = format_plan_command(plan.params, plan.preset)
+        return Recorded(
+            f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
+        )
+    run_store = RunStore.read(plan.params)
+    added = sum(run_store.add(describe_run(plan, run_cells, commit)) for run_cells in cells.values())
+    if added:
+        run_store.write()
+    return Recorded(f"{stored_runs.get_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
+
+
+def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
+    """Describe a finished run of this machine as a stored run. ``cells`` are all cells that report it.
+
+    The commit is that of today's code. It ends with ``-other`` if the run was computed by other shared code, which the
+    column ``shared_code`` names.
+    """
+    cell = cells[0]
+    (planned_run,) = (run for run in plan.runs if run.has_cell(cell))
+    run = LocalRun(cell, planned_run, plan.report.average)
+    environment = _join_environments(run.times["made_by"])
+    code = stored_runs.get_code(run.settings, environment["shared"])
+    is_current = environment["shared"] == code_digest.compute_shared_code_digest()
+    seconds = pd.DataFrame(run.times["rounds"])[list(results.TIMED_PHASES)].sum(axis=1)
+    points = (results.describe_grid_point(results.format_grid_point(plan, each)) for each in cells)
+    finished = datetime.fromtimestamp(cell.merged_files.marker.stat().st_mtime, UTC)
+    return StoredRun(
+        preset=plan.preset,
+        point="; ".join(dict.fromkeys(points)),
+        algorithm=cell.algorithm,
+        seed=cell.seed,
+        rounds=cell.rounds,
+        key=cell.key,
+        settings=stored_runs.digest_settings(run.settings),
+        **{f"{name.split()[0]}_code": digest for name, digest in code.items()},
+        commit=commit if is_current or not commit else f"{commit}-other",
+        date=finished.date().isoformat(),
+        **{name: environment[name] for name in ENVIRONMENT_FIELDS},
+        is_generated=run.is_generated,
+        is_diverged=run.is_diverged,
+        classes=run.classes,
+        round_seconds=float(f"{seconds.mean():.4g}"),
+        epoch_seconds=float(f"{run.epoch_seconds:.4g}"),
+        bytes_down=run.traffic.down,
+        bytes_up=run.traffic.up,
+        curves=tuple(
+            Curve.from_values(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
+            for protocol, rows in run.accuracies.groupby("protocol")
+        ),
+    )
+
+
+def _join_environments(made_by: list[Mapping[str, Any]]) -> dict[str, str]:
+    """The environments of a run's rounds as one, with `; ` between different values."""
+    names = dict.fromkeys(name for maker in made_by for name in maker)
+    return {name: "; ".join(dict.fromkeys(str(maker[name]) for maker in made_by if name in maker)) for name in names}

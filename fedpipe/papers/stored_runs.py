@@ -1,0 +1,306 @@
+"""Stored runs: accuracies of finished runs as text in the repository, because `results` is lost with its machine.
+
+The runs of `studies/papers/PAPER/STUDY.yaml` are in two files of the folder `measured` next to the study.
+``STUDY.runs.csv`` has one line per run, and ``STUDY.accuracies.csv`` has one line per run and protocol. A new run adds
+lines and changes none, so that `git merge` can join both sides (see `.gitattributes`). A run's ``id`` is a hash of all
+of its lines.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+from pydantic import Field, TypeAdapter
+
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import digest_json
+from fedpipe.core.storage.files import write_bytes
+from fedpipe.papers.runs import Traffic
+from fedpipe.planning.code_changes import COMPONENT_SECTIONS
+
+FOLDER = "measured"  #: name of the folder next to the studies
+SHARED_CODE = "shared code"
+RESTORE_ADVICE = "Restore the file from git, or delete the lines of this run."
+Text = Annotated[str, Field(min_length=1)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Accuracies of a run by one protocol. Each field is a column of ``STUDY.accuracies.csv``."""
+
+    protocol: Text
+    average: Text  #: average over clients
+    test_samples: Annotated[int, Field(ge=1)]
+    rounds: Text  #: evaluated rounds, such as ``1-20`` or ``10-500/10``
+    accuracies: Text  #: in [0, 1], with six significant digits
+
+    @classmethod
+    def from_values(cls, protocol: str, average: str, test_samples: int, accuracies: pd.DataFrame) -> Curve:
+        """Format the accuracies of one protocol, which have columns ``round`` and ``accuracy``."""
+        return cls(
+            protocol=protocol,
+            average=average,
+            test_samples=test_samples,
+            rounds=format_rounds(accuracies["round"].tolist()),
+            accuracies=" ".join(map(format_accuracy, accuracies["accuracy"])),
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The accuracies by ``protocol`` and ``round``."""
+        accuracies = [float(text) for text in self.accuracies.split(" ")]
+        return pd.DataFrame({"protocol": self.protocol, "round": parse_rounds(self.rounds), "accuracy": accuracies})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """A stored run. Each field except ``curves`` is a column of ``STUDY.runs.csv``, which begins with ``id``."""
+
+    preset: Text  #: preset of the study with which it was recorded
+    point: str  #: its points of the study's grid
+    algorithm: Text  #: its label in the study
+    seed: int
+    rounds: Annotated[int, Field(ge=1)]
+    key: Digest  #: key of the run, with the code
+    settings: Digest  #: hash of ``run.yaml`` without digests of code
+    dataset_code: Digest
+    partition_code: Digest
+    model_code: Digest
+    algorithm_code: Digest
+    shared_code: Text
+    commit: str  #: commit of the code, see `fedpipe.papers.recording`
+    date: Text  #: day on which its last round was computed (UTC)
+    fedpipe: Text
+    python: Text
+    torch: Text
+    numpy: Text
+    device: Text  #: model of the CPU or GPU
+    executor: Text
+    is_generated: bool
+    is_diverged: bool
+    classes: Annotated[int, Field(ge=2)]
+    round_seconds: float  #: mean seconds of a round
+    epoch_seconds: float  #: mean seconds of a client's local epoch
+    bytes_down: float  #: mean bytes of a participant in the last round
+    bytes_up: float
+    curves: Annotated[tuple[Curve, ...], Field(min_length=1)] = field(repr=False)
+
+    @cached_property
+    def id(self) -> str:
+        """The hash of all lines of the run."""
+        return _compute_id(format_fields(self), [format_fields(curve) for curve in self.curves])
+
+    @cached_property
+    def accuracies(self) -> pd.DataFrame:
+        """Accuracies in [0, 1] by ``protocol`` and ``round`` in the stored average."""
+        return pd.concat([curve.to_frame() for curve in self.curves], ignore_index=True)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Traffic of the last round."""
+        return Traffic(self.bytes_down, self.bytes_up)
+
+    def count_test_samples(self, protocol: str) -> int:
+        """Number of test samples of the last round, each once."""
+        return next(curve.test_samples for curve in self.curves if curve.protocol == protocol)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the code by the section of its component, and of the shared code."""
+        return {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
+
+    def list_changed_code(self, current_code: Mapping[str, str]) -> list[str]:
+        """The components whose code differs now. ``current_code`` is like :attr:`code`."""
+        names = COMPONENT_SECTIONS | {SHARED_CODE: SHARED_CODE}
+        return [names[name] for name, digest in self.code.items() if digest != current_code[name]]
+
+    def has_same_numbers(self, other: StoredRun) -> bool:
+        """Whether the accuracies are equal in all stored digits."""
+        return set(self.curves) == set(other.curves)
+
+
+class RunStore:
+    """The stored runs of a study, in a fixed order."""
+
+    def __init__(self, study: Path, runs: Iterable[StoredRun] = ()) -> None:
+        self.study = study
+        self.runs = sorted({run.id: run for run in runs}.values(), key=_get_sort_key)
+
+    @classmethod
+    def read(cls, study: Path) -> RunStore:
+        """Read the stored runs of a study. A study without stored runs has none.
+
+        Raises
+        ------
+        ArtifactError
+            A file is damaged. The message contains its line.
+        """
+        runs_path, accuracies_path = get_runs_path(study), get_accuracies_path(study)
+        curves: dict[str, dict[tuple[str, ...], int]] = {}
+        for line, (run_id, *values) in _read_lines(accuracies_path, Curve):
+            curves.setdefault(run_id, {}).setdefault(tuple(values), line)
+        runs: dict[str, StoredRun] = {}
+        for line, (run_id, *values) in _read_lines(runs_path, StoredRun):
+            run_curves = curves.get(run_id, {})
+            place = f"{runs_path}, line {line}"
+            if not run_curves:
+                raise ArtifactError(f"{place}: {accuracies_path} has no accuracies of run {run_id}. {RESTORE_ADVICE}")
+            fields = dict(zip(_list_columns(StoredRun), values, strict=True))
+            curve_fields = [dict(zip(_list_columns(Curve), curve, strict=True)) for curve in run_curves]
+            if _compute_id(fields, curve_fields) != run_id:
+                lines = ", ".join(map(str, run_curves.values()))
+                raise ArtifactError(
+                    f"{place}: run {run_id} was edited or is damaged, here or in {accuracies_path}, line {lines}. "
+                    f"{RESTORE_ADVICE}"
+                )
+            runs[run_id] = _parse_run(place, fields | {"curves": curve_fields})
+        for run_id in curves.keys() - runs.keys():
+            line = min(curves[run_id].values())
+            raise ArtifactError(f"{accuracies_path}, line {line}: {runs_path} has no run {run_id}. {RESTORE_ADVICE}")
+        return cls(study, runs.values())
+
+    def add(self, run: StoredRun) -> bool:
+        """Add a run. False if it is stored already: with the same settings, key and numbers."""
+        others = self.find(run.settings, run.rounds, run.curves[0].average)
+        if any(other.key == run.key and other.has_same_numbers(run) for other in others):
+            return False
+        self.runs = sorted([*self.runs, run], key=_get_sort_key)
+        return True
+
+    def find(self, settings: str, rounds: int, average: str) -> list[StoredRun]:
+        """Find the runs with these settings, number of rounds and average, the newest first."""
+        runs = [
+            run for run in self.runs if (run.settings, run.rounds, run.curves[0].average) == (settings, rounds, average)
+        ]
+        return sorted(runs, key=lambda run: run.date, reverse=True)
+
+    def write(self) -> None:
+        """Write both files."""
+        lines = [[run.id, *format_fields(run).values()] for run in self.runs]
+        curves = [[run.id, *format_fields(curve).values()] for run in self.runs for curve in run.curves]
+        write_bytes(get_accuracies_path(self.study), _encode_csv(Curve, curves))
+        write_bytes(get_runs_path(self.study), _encode_csv(StoredRun, lines))
+
+
+def get_runs_path(study: Path) -> Path:
+    """The file with a line per stored run of a study."""
+    return study.parent / FOLDER / f"{study.stem}.runs.csv"
+
+
+def get_accuracies_path(study: Path) -> Path:
+    """The file with the accuracies of the stored runs of a study."""
+    return study.parent / FOLDER / f"{study.stem}.accuracies.csv"
+
+
+def digest_settings(settings: Mapping[str, Any]) -> str:
+    """Hash the content of a ``run.yaml`` without digests of code and without paths of files."""
+    sections = {name: section for name, section in settings.items() if name != "origin"}
+    for name in COMPONENT_SECTIONS:
+        sections[name] = {key: value for key, value in sections[name].items() if key != "code"}
+    return digest_json(sections)
+
+
+def get_code(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
+    """The digests of code in the content of a ``run.yaml`` by section, and of the shared code."""
+    return {name: str(settings[name]["code"]) for name in COMPONENT_SECTIONS} | {SHARED_CODE: shared_code}
+
+
+def format_accuracy(accuracy: float) -> str:
+    """Format an accuracy with six significant digits, which distinguish one of 100,000 samples."""
+    return f"{accuracy:.6g}"
+
+
+def format_rounds(rounds: Sequence[int]) -> str:
+    """Format ascending rounds.
+
+    Examples
+    --------
+    >>> format_rounds([1, 2, 3]), format_rounds([10, 20, 30]), format_rounds([5, 6, 8])
+    ('1-3', '10-30/10', '5 6 8')
+    """
+    steps = {after - before for before, after in itertools.pairwise(rounds)}
+    if len(steps) != 1:
+        return " ".join(map(str, rounds))
+    (step,) = steps
+    return f"{rounds[0]}-{rounds[-1]}" + (f"/{step}" if step > 1 else "")
+
+
+def parse_rounds(text: str) -> list[int]:
+    """Parse the result of :func:`format_rounds`."""
+    if "-" not in text:
+        return [int(number) for number in text.split(" ")]
+    limits, _, step = text.partition("/")
+    first, _, last = limits.partition("-")
+    return [*range(int(first), int(last) + 1, int(step or 1))]
+
+
+def format_fields(record: Curve | StoredRun) -> dict[str, str]:
+    """Format the fields of a line by the name of their column."""
+    return {name: _format_value(getattr(record, name)) for name in _list_columns(type(record))}
+
+
+def _format_value(value: str | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _compute_id(fields: Mapping[str, str], curves: Iterable[Mapping[str, str]]) -> str:
+    return digest_json([fields, sorted([*curve.values()] for curve in curves)])
+
+
+def _list_columns(kind: type[Any]) -> tuple[str, ...]:
+    """The columns after ``id``."""
+    return tuple(entry.name for entry in dataclasses.fields(kind) if entry.name != "curves")
+
+
+def _get_sort_key(run: StoredRun) -> tuple[Any, ...]:
+    return run.preset, run.point, run.algorithm, run.seed, run.rounds, run.date, run.id
+
+
+def _read_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a file with their numbers. None if it does not exist."""
+    if not path.is_file():
+        return
+    columns = ["id", *_list_columns(kind)]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{path} is damaged: it is not text. {RESTORE_ADVICE}") from None
+    for number, line in enumerate(lines, start=1):
+        values = next(csv.reader([line]), [""])
+        if number == 1 and values != columns:
+            raise ArtifactError(f"{path}, line 1: the columns are not {', '.join(columns)}. {RESTORE_ADVICE}")
+        if len(values) != len(columns):
+            raise ArtifactError(
+                f"{path}, line {number}: {len(values)} values instead of {len(columns)}. {RESTORE_ADVICE}"
+            )
+        if number > 1:
+            yield number, values
+
+
+def _encode_csv(kind: type[Any], lines: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([["id", *_list_columns(kind)], *lines])
+    return text.getvalue().encode()
+
+
+@cache
+def _get_type_adapter() -> TypeAdapter[StoredRun]:
+    return TypeAdapter(StoredRun)
+
+
+def _parse_run(place: str, fields: Mapping[str, Any]) -> StoredRun:
+    try:
+        return _get_type_adapter().validate_python(fields)
+    except ValueError as error:
+        raise ArtifactError(f"{place}: {error}. {RESTORE_ADVICE}") from None
