@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias, cast, get_args
 
 import pandas as pd
@@ -26,7 +26,7 @@ NOT_RUN = "not run"  #: default reason
 CSV_COLUMNS = (  #: columns of cells.csv
     *CellId._fields,
     *("published_mean", "published_std", "published_runs", "status"),
-    *("measured_mean", "measured_std", "measured_runs", "preset", "verdict", "keys"),
+    *("measured_mean", "measured_std", "measured_runs", "preset", "verdict", "keys", "origin"),
 )
 
 
@@ -34,13 +34,14 @@ CSV_COLUMNS = (  #: columns of cells.csv
 class MeasuredCell:
     """A measured cell. If ``number`` is None, ``reason`` explains why.
 
-    ``keys`` are those of the runs. An accuracy has its number of ``test_samples`` and ``classes``. ``expected`` is the
-    value of a published formula. ``is_incomplete``: some seeds or searched values have not run. ``trace_command``
-    prints where the number comes from.
+    ``keys`` are those of the runs, and ``origins`` describes each run by its key. An accuracy has its number of
+    ``test_samples`` and ``classes``. ``expected`` is the value of a published formula. ``is_incomplete``: some seeds or
+    searched values have not run. ``trace_command`` prints where the number comes from.
     """
 
     number: Number | None
     keys: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
     diverged_runs: int = 0
     test_samples: int | None = None
     classes: int | None = None
@@ -67,6 +68,7 @@ class MeasuredCell:
         return MeasuredCell(
             self.number.compute_scaled_difference(other.number, factor),
             tuple(dict.fromkeys((*self.keys, *other.keys))),
+            {**self.origins, **other.origins},
             diverged_runs=self.diverged_runs + other.diverged_runs,
             is_generated=self.is_generated or other.is_generated,
             is_incomplete=self.is_incomplete or other.is_incomplete,
@@ -171,7 +173,8 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
         ours = cell.number or Number(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
-        rows.append((*cell_id, *numbers, comparison.preset, cell.verdict_text, keys))
+        origin = "; ".join(dict.fromkeys(cell.measurement.origins.values())) if cell.measurement else ""
+        rows.append((*cell_id, *numbers, comparison.preset, cell.verdict_text, keys, origin))
     frame = pd.DataFrame(rows, columns=list(CSV_COLUMNS)).astype({"published_runs": "Int64", "measured_runs": "Int64"})
     return frame.to_csv(index=False, lineterminator="\n").encode()
 

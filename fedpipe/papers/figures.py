@@ -25,6 +25,7 @@ from fedpipe.report.figures import panels
 
 MAX_CLIENTS = 3  #: clients of each run whose norms are drawn against their shares
 MEASURE_LABELS = {"accuracy": "test accuracy (%)", "loss": "training loss", "error": "R, mean |p − p̃|"}
+CURVES_OF_ACCURACY = ("curves", ("accuracy",))  #: form and measures of a figure
 TARGET_FRACTIONS = {"FedAvg's last accuracy": 1.0, "90% of it": 0.9, "80% of it": 0.8}  #: target accuracies
 SYMBOLS = {"alpha": "α", "participation": "P", "epsilon": "ε", "wdr": "λ", "layers": "last layers"}
 DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist": "FMNIST", "mnist": "MNIST"}
@@ -114,7 +115,7 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     frame = pd.DataFrame(rows)
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
-    is_generated = any(run.study.is_generated(run.cell) for run in runs)
+    is_generated = any(run.study.get_run(run.cell).is_generated for run in runs)
     return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts))
 
 
@@ -124,6 +125,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
     titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}
     runs: list[FigureRun] = []
     missing: dict[str, list[str]] = {}
+    needs_only_accuracies = figure.form in ("sweep", "bars") or (figure.form, figure.measures) == CURVES_OF_ACCURACY
     for selection in figure.run_selections:
         study = find_study(selection.study or "")
         if study is None:
@@ -135,7 +137,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
         for cell in cells:
             title, column = titles.get(cell.algorithm, cell.algorithm), study.get_column_name(cell)
             labels = [_format_grid_values(study, cell, title, names) for names in (figure.panels, figure.lines)]
-            if cell in study.finished_cells:
+            if cell in (study.finished_cells if needs_only_accuracies else study.local_cells):
                 runs.append(FigureRun(study, selection, cell, title, *labels))
             else:
                 name = ", ".join(filter(None, (title, column)))
@@ -189,7 +191,7 @@ def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
         if figure.measures == ("accuracy",):
             curves = {run.panel: run.study.load_curve(run.cell)}
         else:
-            metrics = run.study.load_metrics(run.cell)
+            metrics = run.study.get_local_run(run.cell).metrics
             metrics = metrics[(metrics["protocol"] == "personal-on-train") & (metrics["total"] > 0)]
             groups = metrics.groupby("client") if "client" in figure.panels else [("", metrics)]
             curves = {

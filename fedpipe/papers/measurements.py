@@ -57,27 +57,28 @@ def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: Study
     if cell_id.metric == "communication_cost":
         return _measure_communication_cost(study, method, parameter)
     if cell_id.metric == "time":
-        return _measure_over_seeds(study, method, column, _compute_epoch_seconds)
+        return _measure_over_seeds(study, method, column, lambda cell: study.get_run(cell).epoch_seconds)
     return _measure_accuracy(study, method, column)
-
-
-def _compute_epoch_seconds(cell: Cell) -> float:
-    return float(pd.DataFrame(results.read_times(cell)["rounds"])[results.EPOCH_COLUMN].mean())
 
 
 def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCell:
     measured_cell = _measure_over_seeds(study, method, column, study.get_accuracy)
     if measured_cell.number is None:
         return measured_cell
-    first = next(cell for cell in study.finished_cells if cell.key in measured_cell.keys and cell.algorithm == method)
+    first = next(
+        cell
+        for cell in study.finished_cells
+        if cell.algorithm == method and study.get_run(cell).key in measured_cell.keys
+    )
+    run, protocol = study.get_run(first), study.get_protocol(method)
     point = results.describe_grid_point(results.format_grid_point(study.plan, first))
-    name = ".".join(filter(None, (method, point, study.get_protocol(method))))
+    name = ".".join(filter(None, (method, point, protocol)))
     table = study.plan.study_files.result_table("md")
     return replace(
         measured_cell,
-        test_samples=study.count_test_samples(first),
-        classes=study.count_classes(first),
-        trace_command=f"fedpipe trace '{table}' '{name}'" if table.is_file() else "",
+        test_samples=run.count_test_samples(protocol),
+        classes=run.classes,
+        trace_command=f"fedpipe trace '{table}' '{name}'" if first in study.local_cells and table.is_file() else "",
     )
 
 
@@ -102,11 +103,13 @@ def _measure_over_seeds(
 
 
 def _describe_measurement(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
+    runs = [study.get_run(cell) for cell in cells]
     return MeasuredCell(
         number,
-        keys=tuple(cell.key for cell in cells),
-        diverged_runs=sum(map(study.is_diverged, cells)),
-        is_generated=any(map(study.is_generated, cells)),
+        keys=tuple(run.key for run in runs),
+        origins={run.key: study.describe_origin(cell) for run, cell in zip(runs, cells, strict=True)},
+        diverged_runs=sum(run.is_diverged for run in runs),
+        is_generated=any(run.is_generated for run in runs),
     )
 
 
@@ -129,8 +132,8 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
         return MeasuredCell(
             None, reason=study.explain_missing_number(method, study.get_column_name(study.plan.cells[0]))
         )
-    traffic, baseline_traffic = (study.load_rounds(run).iloc[-1] for run in (cell, baselines[0]))
-    cost = float((traffic["bytes_down"] + traffic["bytes_up"]) / baseline_traffic["bytes_up"])
+    traffic, baseline_traffic = (study.get_run(each).traffic for each in (cell, baselines[0]))
+    cost = (traffic.down + traffic.up) / baseline_traffic.up
     models = study.read_settings(cell)["algorithm"][parameter] if parameter else 1
     measured_cell = _describe_measurement(study, Number.from_values({cell.seed: cost}), [cell])
     return replace(measured_cell, expected=None if models is None else 1.0 + models)

@@ -25,6 +25,7 @@ from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperCompariso
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.published import CellId
+from fedpipe.papers.studies import HERE
 from fedpipe.report.contrasts import Contrast, Number
 
 DASH = "–"
@@ -107,7 +108,7 @@ def _build_template_environment() -> jinja2.Environment:
         extensions=["jinja2.ext.do"],
     )
     constants = {"SIGNS": SIGNS, "DASH": DASH, "PRESETS": PRESET_DESCRIPTIONS, "STATUSES": published.STATUS_MEANINGS}
-    constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers()}
+    constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers(), "HERE": HERE}
     functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     environment.globals |= constants | functions | {"check_claim": comparison.check_claim, "style": style}

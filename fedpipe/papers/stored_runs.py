@@ -24,7 +24,7 @@ from pydantic import Field, TypeAdapter
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage.files import write_bytes
-from fedpipe.papers.runs import Traffic
+from fedpipe.papers.runs import FinishedRun, Traffic
 from fedpipe.planning.code_changes import COMPONENT_SECTIONS
 
 FOLDER = "measured"  #: name of the folder next to the studies
@@ -123,6 +123,12 @@ class StoredRun:
         names = COMPONENT_SECTIONS | {SHARED_CODE: SHARED_CODE}
         return [names[name] for name, digest in self.code.items() if digest != current_code[name]]
 
+    def describe(self, current_code: Mapping[str, str]) -> str:
+        """Describe the commit, the date, and the components whose code differs now."""
+        origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
+        changed_code = self.list_changed_code(current_code)
+        return f"{origin}, which differs from today's in {', '.join(changed_code)}" if changed_code else origin
+
     def has_same_numbers(self, other: StoredRun) -> bool:
         """Whether the accuracies are equal in all stored digits."""
         return set(self.curves) == set(other.curves)
@@ -189,6 +195,15 @@ class RunStore:
         curves = [[run.id, *format_fields(curve).values()] for run in self.runs for curve in run.curves]
         write_bytes(get_accuracies_path(self.study), _encode_csv(Curve, curves))
         write_bytes(get_runs_path(self.study), _encode_csv(StoredRun, lines))
+
+
+def compute_largest_difference(run: FinishedRun, other: FinishedRun) -> float:
+    """The largest difference of the accuracies of two runs with the same settings, in their stored digits."""
+    first, second = (
+        each.accuracies.set_index(["protocol", "round"])["accuracy"].map(lambda value: float(format_accuracy(value)))
+        for each in (run, other)
+    )
+    return float((first - second).abs().max())
 
 
 def get_runs_path(study: Path) -> Path:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
-from fedpipe.core.yaml_text import read_generated_yaml
-from fedpipe.data import store
+from fedpipe.papers import stored_runs
+from fedpipe.papers.runs import FinishedRun, LocalRun, read_run_settings
+from fedpipe.papers.stored_runs import RunStore, StoredRun
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.report import results, status
 from fedpipe.settings import base, loader, parser
 
+HERE = "computed here"  #: origin of a run of this machine
+
 
 class PaperStudy:
-    """A study at a preset, as far as it has run."""
+    """A study at a preset, as far as its runs are on this machine or stored in the repository."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.runs = {(run.algorithm, run.key): run for run in plan.runs}
-        self.finished_cells = tuple(cell for cell in results.sort_cells(plan) if cell.merged_files.marker.is_file())
+        cells, run_store = results.sort_cells(plan), RunStore.read(plan.params)
+        self.local_cells = tuple(cell for cell in cells if cell.merged_files.marker.is_file())
+        self._local_runs = {_format_run_id(cell): self.get_local_run(cell) for cell in self.local_cells}
+        self._stored_runs = {
+            _format_run_id(cell): self._find_stored_runs(run_store, cell) for cell in cells if run_store.runs
+        }
+        self.finished_cells = tuple(cell for cell in cells if self._list_runs(cell))
 
     @classmethod
     def find_planned(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
@@ -63,13 +70,49 @@ class PaperStudy:
             change_texts.append(f"{key} {', '.join(map(str, names)) if isinstance(names, list) else names}")
         return "; ".join(change_texts)
 
+    def get_run(self, cell: Cell) -> FinishedRun:
+        """The run of a finished cell: of this machine if it is here, or else a stored run."""
+        return self._list_runs(cell)[0]
+
+    def _list_runs(self, cell: Cell) -> list[FinishedRun]:
+        """The run of this machine, then the stored runs with the same settings."""
+        run_id = _format_run_id(cell)
+        local_runs = [self._local_runs[run_id]] if run_id in self._local_runs else []
+        return [*local_runs, *self._stored_runs.get(run_id, ())]
+
+    def get_local_run(self, cell: Cell) -> LocalRun:
+        """The run of a cell on this machine."""
+        return LocalRun(cell, self.runs[cell.algorithm, cell.key], self.plan.report.average)
+
+    def describe_origin(self, cell: Cell) -> str:
+        """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
+        run_id, run = _format_run_id(cell), self.get_run(cell)
+        stored, is_local = self._stored_runs.get(run_id, []), run_id in self._local_runs
+        origin = HERE if is_local else stored[0].describe(self._get_current_code(cell))
+        others = stored if is_local else stored[1:]
+        differences = [(other, stored_runs.compute_largest_difference(run, other)) for other in others]
+        notes = [
+            f"differs by up to {100 * difference:.2f} points from the stored run of commit {other.commit}, {other.date}"
+            for other, difference in differences
+            if difference
+        ]
+        return "; ".join([origin, *notes])
+
+    def _find_stored_runs(self, run_store: RunStore, cell: Cell) -> list[StoredRun]:
+        """The stored runs with a cell's settings: those of today's code first, then the newest."""
+        current_code = self._get_current_code(cell)
+        settings = stored_runs.digest_settings(self.read_settings(cell))
+        runs = run_store.find(settings, cell.rounds, self.plan.report.average)
+        return sorted(runs, key=lambda run: bool(run.list_changed_code(current_code)))
+
+    def _get_current_code(self, cell: Cell) -> dict[str, str]:
+        return stored_runs.get_code(self.read_settings(cell), self.plan.shared)
+
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracies in [0, 1] of the finished runs by ``run``, ``protocol`` and ``round``, in the reported average."""
         cells = {_format_run_id(cell): cell for cell in self.finished_cells}
-        frames = [results.compute_accuracies(self.load_metrics(cell)).assign(run=run) for run, cell in cells.items()]
-        frame = pd.concat(frames)
-        return frame[frame["average"] == self.plan.report.average]
+        return pd.concat([self.get_run(cell).accuracies.assign(run=run) for run, cell in cells.items()])
 
     @cached_property
     def _reported_accuracies(self) -> dict[Any, float]:
@@ -94,37 +137,9 @@ class PaperStudy:
         is_selected = (frame["run"] == _format_run_id(cell)) & (frame["protocol"] == self.get_protocol(cell.algorithm))
         return pd.DataFrame({"x": frame["round"], "value": 100 * frame["accuracy"]})[is_selected]
 
-    def load_metrics(self, cell: Cell) -> pd.DataFrame:
-        """All measurements of a run, by round, client and protocol."""
-        return _read_merged_frame(cell.merged_files.metrics)
-
-    def load_rounds(self, cell: Cell) -> pd.DataFrame:
-        """Participants, left-out updates and traffic of a run by round."""
-        return _read_merged_frame(cell.merged_files.rounds)
-
-    def is_diverged(self, cell: Cell) -> bool:
-        """Whether in some round no participant's update was finite."""
-        rounds = self.load_rounds(cell)
-        return bool((rounds["left_out"] == rounds["participants"]).any())
-
-    def count_test_samples(self, cell: Cell) -> int:
-        """Number of test samples of the last round, each once. Clients have their own, or share the global ones."""
-        protocol = self.get_protocol(cell.algorithm)
-        frame = self.load_metrics(cell).query("protocol == @protocol")
-        by_client = frame[frame["round"] == frame["round"].max()]["total"]
-        return int(by_client.max() if protocol.endswith("-on-global") else by_client.sum())
-
     def read_settings(self, cell: Cell) -> dict[str, Any]:
-        """All settings of a run, as its ``run.yaml`` contains them."""
-        return _read_run_settings(cell.files.settings)
-
-    def count_classes(self, cell: Cell) -> int:
-        """Number of classes of a run's data."""
-        return store.read_dataset_info(layout.get_dataset_path(self.runs[cell.algorithm, cell.key].dataset)).classes
-
-    def is_generated(self, cell: Cell) -> bool:
-        """Whether a run's data are noise of the same shape as the study's data set."""
-        return bool(self.read_settings(cell)["dataset"]["name"] == "generated")
+        """All settings of a planned run, as its ``run.yaml`` contains them."""
+        return read_run_settings(cell.files.settings)
 
     def load_diagnostics(self, kind: str, cell: Cell) -> list[pd.DataFrame]:
         """The tables of a study's finished diagnostics of a run."""
@@ -146,15 +161,18 @@ class PaperStudy:
         """Why there is no number of a method in a column."""
         cells = self.get_missing_cells(method, column)
         if not cells:
-            has_cells = self.get_cells(method, column)
-            return "the method has no such model" if has_cells else f"not part of preset {self.plan.preset}"
+            all_cells = self.get_cells(method, column)
+            if not all_cells:
+                return f"not part of preset {self.plan.preset}"
+            is_local = {*all_cells} <= {*self.local_cells}
+            return "the method has no such model" if is_local else "only its accuracies are stored"
         runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
         unavailable = [self._unavailable_runs.get(str(run.path), "") for run in runs]
         return next(filter(None, [*unavailable, *map(self._describe_failure, runs)]), "not run")
 
     def get_missing_cells(self, method: str, column: str) -> list[Cell]:
         """The cells of a method in a column that are not finished."""
-        return [cell for cell in self.get_cells(method, column) if not cell.merged_files.marker.is_file()]
+        return [cell for cell in self.get_cells(method, column) if cell not in self.finished_cells]
 
     @cached_property
     def _unavailable_runs(self) -> dict[str, str]:
@@ -177,14 +195,3 @@ class PaperStudy:
 
 def _format_run_id(cell: Cell) -> str:
     return f"{cell.algorithm}:{cell.key}:{cell.rounds}"
-
-
-@functools.lru_cache(maxsize=2048)
-def _read_merged_frame(path: Path) -> pd.DataFrame:
-    return files.table_to_frame(layout.read_merged_table(path))
-
-
-@functools.lru_cache(maxsize=2048)
-def _read_run_settings(path: Path) -> dict[str, Any]:
-    run_settings: dict[str, Any] = read_generated_yaml(path)
-    return run_settings

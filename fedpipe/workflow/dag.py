@@ -24,6 +24,7 @@ from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
+    PAPERS,
     DiagnosticFiles,
     MergedFiles,
     RunFiles,
@@ -447,8 +448,8 @@ def escape_braces(text: str) -> str:
 
 
 def hash_page_sources() -> str:
-    """Hash the sources of the papers' pages: published numbers, layouts, and the code that draws them."""
+    """Hash the sources of the papers' pages: published numbers, layouts, stored runs, and the code that draws them."""
     package = Path(__file__).parents[1]
     report = [package / "report" / name for name in ("contrasts.py", "figures/panels.py", "figures/style.py")]
-    paths = [*sorted((package / "papers").glob("*.*")), *report]
+    paths = [*sorted((package / "papers").glob("*.*")), *report, *sorted(PAPERS.glob("*/measured/*.csv"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()

@@ -20,11 +20,11 @@ from fedpipe.core.storage import files, layout
 from fedpipe.engine import collect
 from fedpipe.engine.diagnostics import stage
 from fedpipe.engine.run import Run
-from fedpipe.papers import comparison, figures, layouts, make, measurements, published
+from fedpipe.papers import comparison, figures, layouts, make, measurements, published, runs
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.published import CellId
-from fedpipe.papers.studies import PaperStudy
+from fedpipe.papers.studies import HERE, PaperStudy
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -168,18 +168,12 @@ def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) ->
 
 
 @pytest.mark.parametrize(("protocol", "tests"), [("personal-on-local", 30), ("personal-on-global", 100)])
-def test_test_samples_count_once(
-    ran: dict[str, NewPlan], monkeypatch: pytest.MonkeyPatch, protocol: str, tests: int
-) -> None:
+def test_test_samples_count_once(protocol: str, tests: int) -> None:
     """Clients have separate test samples, or share the same ones."""
     totals = {"personal-on-local": (10, 20), "personal-on-global": (100, 100)}
     rows_ = [(number, name, total) for number in (1, 2) for name, two in totals.items() for total in two]
     metrics = pd.DataFrame(rows_, columns=["round", "protocol", "total"])
-    monkeypatch.setattr(PaperStudy, "load_metrics", lambda study, cell: metrics)
-    monkeypatch.setattr(PaperStudy, "get_protocol", lambda study, label: protocol)
-    study = PaperStudy.find_planned("pfps_lwc", "table2", "smoke")
-    assert study is not None
-    assert study.count_test_samples(study.finished_cells[0]) == tests
+    assert runs.count_test_samples(metrics, protocol) == tests
 
 
 def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
@@ -371,10 +365,10 @@ def imitate_study(cells_: list[types.SimpleNamespace], done: list[types.SimpleNa
     defaults = {
         "explain_missing_number": lambda method, column: "failed: boom",
         "get_column_name": lambda cell: cell.grid["data"],
-        "is_generated": lambda cell: False,
-        "is_diverged": lambda cell: False,
+        "get_run": lambda cell: types.SimpleNamespace(key=cell.key, is_generated=False, is_diverged=False),
+        "describe_origin": lambda cell: HERE,
     }
-    return types.SimpleNamespace(plan=plan, finished_cells=done, **defaults | answers)
+    return types.SimpleNamespace(plan=plan, local_cells=done, finished_cells=done, **defaults | answers)
 
 
 def draw_figure(name: str, heading: str, studies_by_name: dict[str, Any]) -> SvgFigure:

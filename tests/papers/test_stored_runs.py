@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +18,11 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.engine import collect
 from fedpipe.engine.run import Run
-from fedpipe.papers import recording, stored_runs
+from fedpipe.papers import layouts, make, measurements, recording, stored_runs
+from fedpipe.papers.comparison import MeasuredCell
+from fedpipe.papers.published import CellId
 from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
+from fedpipe.papers.studies import HERE, PaperStudy
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -24,17 +30,18 @@ from fedpipe.report.data import StudyData
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
 
+PFPS = layouts.load_papers()["PFPS-LWC"]
 STUDY = Path("studies/papers/pfps_lwc/table2.yaml")
 READING = Path("studies/papers/pfps_lwc/readings/p2.yaml")
 
 
 def plan_study(path: Path = STUDY, rounds: int = 2, **sections: Any) -> NewPlan:
-    """Write a study of two methods and two values of alpha, and plan it."""
+    """Write a study of two methods and two fractions of participants, and plan it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     labels = ("fedavg", "fedper")
     settings = studies.settings(labels, rounds, model={"name": "mlp", "hidden": [8]})
     settings["evaluation"] = {"protocols": ["personal-on-local", "trained-on-local"]}
-    settings["study"]["grid"] = {"partition.alpha": [0.3, 0.5]}
+    settings["study"]["grid"] = {"partition.alpha": [0.3], "federation.participation": [0.3, 0.5]}
     for name, section in sections.items():
         settings[name] = settings.get(name, {}) | section
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -86,6 +93,14 @@ def files(ran: NewPlan) -> Iterator[tuple[Path, Path]]:
         path.write_bytes(content)
 
 
+def change_accuracies(run: StoredRun, **fields: str) -> StoredRun:
+    """The same run with other accuracies, by its first protocol 50 and 25 %, and other fields."""
+    (curve, *curves) = run.curves
+    frame = curve.to_frame().assign(accuracy=[0.5, 0.25])
+    other_curve = Curve.from_values(curve.protocol, curve.average, curve.test_samples, frame)
+    return dataclasses.replace(run, curves=(other_curve, *curves), **fields)
+
+
 def git(*words: str) -> str:
     return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
 
@@ -93,7 +108,7 @@ def git(*words: str) -> str:
 def test_a_stored_run_has_the_studys_numbers(ran: NewPlan) -> None:
     run_store = RunStore.read(STUDY)
     assert {(each.algorithm, each.point) for each in run_store.runs} == {
-        (label, f"alpha={alpha}") for label in ("fedavg", "fedper") for alpha in (0.3, 0.5)
+        (label, f"participation={fraction}, alpha=0.3") for label in ("fedavg", "fedper") for fraction in (0.3, 0.5)
     }
     data = StudyData(ran)
     expected = data.accuracies.query("average == 'sample'").set_index(["key", "protocol", "round"])["accuracy"]
@@ -133,12 +148,7 @@ def test_other_numbers_of_the_same_run_are_stored_next_to_the_old_ones(files: tu
     """Other shared code or another machine computed them: the key is the same."""
     run_store = RunStore.read(STUDY)
     first = run_store.runs[0]
-    fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
-    (curve, *curves) = first.curves
-    other_curve = Curve.from_values(
-        curve.protocol, curve.average, curve.test_samples, curve.to_frame().assign(accuracy=[0.5, 0.25])
-    )
-    other = StoredRun(**fields | {"curves": (other_curve, *curves), "commit": "0123456789", "date": "2020-01-01"})
+    other = change_accuracies(first, commit="0123456789", date="2020-01-01")
     assert run_store.add(other)
     assert not run_store.add(other)
     run_store.write()
@@ -239,6 +249,118 @@ def test_studies_of_a_folder_readings_run_only_if_it_is_selected(ran: NewPlan) -
     assert Plan.read(plan.study_files.plan).params == READING
     assert {each.rounds for each in RunStore.read(READING).runs} == {1}
     READING.unlink()
+
+
+@pytest.fixture
+def source(files: tuple[Path, Path]) -> Path:
+    """The folder with the results."""
+    return Path.cwd()
+
+
+@pytest.fixture
+def clone(source: Path, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The study and its store in another folder without results, in which the study is planned."""
+    shutil.copytree("studies", tmp_path / "studies")
+    monkeypatch.chdir(tmp_path)
+    planner.write_plan(planner.make_plan(STUDY))
+    return tmp_path
+
+
+def change_store(*changed_runs: StoredRun) -> None:
+    RunStore(STUDY, changed_runs).write()
+
+
+def measure(method: str = "FedPer", column: str = "0.3/0.5") -> MeasuredCell:
+    """A cell of PFPS-LWC's Table 2."""
+    cells = measurements.measure_cells(PFPS, lambda name: PaperStudy.find_planned(PFPS.stem, name, "full"))
+    return cells[CellId("PFPS-LWC", "Table 2", method, column, "accuracy_pct")]
+
+
+def test_a_cell_that_is_not_on_this_machine_is_a_stored_one(source: Path, clone: Path) -> None:
+    stored = measure()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(source)
+        local = measure()
+    assert local.number
+    assert stored.number
+    assert stored.number.mean == pytest.approx(local.number.mean, abs=1e-3)
+    for name in ("keys", "test_samples", "classes", "diverged_runs", "is_generated", "is_incomplete"):
+        assert getattr(stored, name) == getattr(local, name)
+    commit = RunStore.read(STUDY).runs[0].commit
+    assert {*local.origins.values()} == {HERE}
+    (origin,) = stored.origins.values()
+    assert re.fullmatch(rf"stored, computed on [\d-]+ by the code of commit {commit}", origin)
+
+
+def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
+    make.write_papers("full")
+    folder = make.get_pages_folder("full")
+    cells = pd.read_csv(folder / "cells.csv").query("table == 'Table 2' and paper == 'PFPS-LWC'")
+    cells = cells[cells["measured_mean"].notna()]
+    assert {*zip(cells["row"], cells["column"], strict=True)} == {
+        (row, column) for row in ("FedAvg", "FedPer") for column in ("0.3/0.3", "0.3/0.5")
+    }
+    assert cells["origin"].str.startswith("stored, computed on ").all()
+    page = (folder / "pfps_lwc.html").read_text()
+    assert page.count(f"<li>{cells['origin'].iloc[0]}</li>") == 1, "a note of the table"
+    assert "fedpipe verify --stored" in page
+    curves = pd.read_csv(folder / "figures/pfps_lwc-figure-5.csv")
+    assert {*curves["line"]} == {"FedAvg", "FedPer"}
+    assert {*curves["x"]} == {1, 2}
+
+
+def test_a_study_that_was_edited_does_not_use_what_is_stored(clone: Path) -> None:
+    for old, new in (("learning_rate: 0.1", "learning_rate: 0.2"), ("rounds: 2", "rounds: 3"), ("- 8", "- 9")):
+        text = STUDY.read_text()
+        assert old in text
+        STUDY.write_text(text.replace(old, new))
+        planner.write_plan(planner.make_plan(STUDY))
+        cell = measure()
+        assert (cell.number, cell.reason) == (None, "not run")
+        STUDY.write_text(text)
+
+
+def test_a_preset_uses_only_runs_with_its_settings(clone: Path) -> None:
+    presets = {"smoke": {"federation.rounds": 1}, "reduced": {"study.algorithms": ["fedper"]}}
+    STUDY.write_text(f"{STUDY.read_text()}\npresets: {presets}\n")
+    for preset in presets:
+        planner.write_plan(planner.make_plan(STUDY, preset))
+    smoke, reduced = (PaperStudy.find_planned(PFPS.stem, "table2", preset) for preset in presets)
+    assert smoke
+    assert smoke.finished_cells == ()
+    assert reduced
+    assert [cell.algorithm for cell in reduced.finished_cells] == ["fedper", "fedper"]
+
+
+def test_of_two_commits_todays_code_counts_and_the_other_is_named(clone: Path) -> None:
+    run = next(run for run in RunStore.read(STUDY).runs if (run.algorithm, "0.5" in run.point) == ("fedper", True))
+    newer = change_accuracies(run, commit="0123456789", date="2099-01-01", algorithm_code="0" * 12, key="1" * 12)
+    change_store(newer)
+    cell = measure()
+    assert (cell.number and cell.number.mean, cell.keys) == (25, ("1" * 12,))
+    (origin,) = cell.origins.values()
+    assert origin.endswith("by the code of commit 0123456789, which differs from today's in algorithm")
+    change_store(newer, run)
+    cell = measure()
+    assert cell.keys == (run.key,)
+    (origin,) = cell.origins.values()
+    assert re.search(r"differs by up to [\d.]+ points from the stored run of commit 0123456789, 2099-01-01$", origin)
+
+
+def test_a_run_of_this_machine_counts_and_its_difference_is_shown(files: tuple[Path, Path]) -> None:
+    before = measure()
+    change_store(*(change_accuracies(run, commit="0123456789") for run in RunStore.read(STUDY).runs))
+    cell = measure()
+    assert cell.number == before.number
+    (origin,) = cell.origins.values()
+    assert re.match(rf"{HERE}; differs by up to [\d.]+ points from the stored run of commit 0123456789", origin)
+
+
+def test_a_damaged_store_is_an_error_of_the_pages(clone: Path) -> None:
+    path = stored_runs.get_accuracies_path(STUDY)
+    path.write_text(path.read_text().replace(" 0.", " 0.0", 1))
+    with pytest.raises(ArtifactError, match=r"runs\.csv, line \d: .*was edited"):
+        make.write_papers("full")
 
 
 def test_rounds_are_written_briefly() -> None:
