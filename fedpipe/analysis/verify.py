@@ -35,7 +35,13 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
 #: Name of each kind of compared items in the summary.
-SUBJECT_NAMES = {"run": "run", "partition": "partition", "file": "file", "round": "repeated round"}
+SUBJECT_NAMES = {
+    "run": "run",
+    "partition": "partition",
+    "file": "file",
+    "round": "repeated round",
+    "stored": "recomputed round",
+}
 
 
 class VerificationResult(NamedTuple):
@@ -43,7 +49,7 @@ class VerificationResult(NamedTuple):
 
     message: str
     is_ok: bool
-    subject: str = ""  #: kind of the compared items in the singular: run, partition, file or round
+    subject: str = ""  #: kind of the compared items, a key of `SUBJECT_NAMES`
     number: int = 1  #: number of items
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedpipe.cli.group import USER_PANEL, Preset, StudyFile, app
 from fedpipe.cli.plans import read_plan
 from fedpipe.cli.study import warn_if_stale
-from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
+from fedpipe.core.errors import UserError
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import FULL_PRESET, PAPERS, PARAMS
 from fedpipe.planning.plan import Plan
+
+if TYPE_CHECKING:
+    import random
+
+    from fedpipe.analysis.verify import VerificationResult
 
 
 @app.command(rich_help_panel=USER_PANEL)
@@ -36,6 +44,15 @@ def verify(
     rerun: Annotated[int, typer.Option(min=0, help="Number of random runs of which a random round is repeated.")] = 1,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
+    is_stored: Annotated[
+        bool,
+        typer.Option(
+            "--stored",
+            help="Instead, train a random stored run of the papers (or of --params, also a folder) again up to a "
+            "random round, and compare its accuracies.",
+        ),
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random runs and rounds.")] = None,
 ) -> None:
     """Check results: hash all files, recompute the tables and partitions, and repeat rounds."""
     import itertools
@@ -44,13 +61,16 @@ def verify(
     from fedpipe.analysis import verify as lineage
     from fedpipe.analysis import verify_study
 
-    if runs:
-        verdicts = lineage.verify_runs(runs, rerun, random.Random())
+    verdicts: Iterable[lineage.VerificationResult]
+    if is_stored:
+        verdicts = _verify_stored_runs(PAPERS if params == PARAMS else params, rerun, random.Random(seed))
+    elif runs:
+        verdicts = lineage.verify_runs(runs, rerun, random.Random(seed))
     else:
         study_plan = read_plan(params, preset)
         paths = [run.path for run in study_plan.resolve(has_draws=True).runs]
         verdicts = itertools.chain(
-            [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random())
+            [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random(seed))
         )
     results = []
     for verdict in verdicts:
@@ -59,6 +79,21 @@ def verify(
     typer.echo(lineage.summarize_verification(results))
     if not all(verdict.is_ok for verdict in results):
         raise typer.Exit(1)
+
+
+def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterator[VerificationResult]:
+    """Recompute random rounds of stored runs."""
+    from fedpipe.analysis.verify import VerificationResult
+    from fedpipe.papers import recompute
+
+    studies = layout.list_all_studies(params) if params.is_dir() else layout.list_studies(params)
+    for drawn in recompute.draw_rounds(studies, count, rng):
+        typer.echo(f"fedpipe: trains {drawn}.", err=True)
+        try:
+            recomputation = recompute.recompute_round(drawn)
+            yield VerificationResult(recomputation.message, recomputation.is_ok, "stored")
+        except UserError as error:
+            yield VerificationResult(str(error), False)
 
 
 @app.command(rich_help_panel=USER_PANEL)

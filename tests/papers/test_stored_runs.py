@@ -13,7 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.engine import collect
@@ -361,6 +363,63 @@ def test_a_damaged_store_is_an_error_of_the_pages(clone: Path) -> None:
     path.write_text(path.read_text().replace(" 0.", " 0.0", 1))
     with pytest.raises(ArtifactError, match=r"runs\.csv, line \d: .*was edited"):
         make.write_papers("full")
+
+
+def verify(*words: str) -> tuple[int, str]:
+    """Exit status and output of `fedpipe verify --stored`."""
+    result = CliRunner().invoke(app, ["verify", "--stored", "--seed", "1", *words])
+    return result.exit_code, f"{result.stdout}{result.exception or ''}"
+
+
+def test_a_round_is_trained_again_without_results(clone: Path) -> None:
+    assert verify("--rerun", "2") == verify("--rerun", "2", "--params", str(STUDY))
+    status, output = verify("--rerun", "2")
+    lines = output.splitlines()
+    pattern = rf"{STUDY}, fed\w+ \(.*alpha=0.3\), seed 0, \w+, round [12]: recomputed with the same accuracies \(pers"
+    assert all(re.match(pattern, line) for line in lines[:2])
+    assert lines[2:] == ["All verified: 2 recomputed rounds"]
+    assert status == 0
+    assert not list(Path("results/runs").glob("*/*/rounds")), "the runs are trained in a temporary folder"
+
+
+def test_other_numbers_by_the_same_code_fail(clone: Path) -> None:
+    change_store(*map(change_accuracies, RunStore.read(STUDY).runs))
+    status, output = verify()
+    assert status == 1
+    assert "although code, device and libraries are the same" in output
+    assert re.search(r"personal-on-local (50|25)\.00 \(now \d", output)
+
+
+def test_other_numbers_by_other_code_name_the_components(clone: Path) -> None:
+    code = {"algorithm_code": "0" * 12, "shared_code": "1" * 12, "torch": "1.0"}
+    runs = RunStore.read(STUDY).runs
+    change_store(*(dataclasses.replace(run, **code) for run in runs))
+    status, output = verify()
+    assert (status, "the same accuracies" in output) == (0, True)
+    change_store(*(change_accuracies(run, **code) for run in runs))
+    status, output = verify()
+    assert status == 1, "50 % is too far away"
+    assert "Changed since then: algorithm, shared code, torch 1.0 (now " in output
+
+
+def test_a_run_with_settings_that_the_study_no_longer_has_is_not_recomputed(clone: Path) -> None:
+    STUDY.write_text(STUDY.read_text().replace("learning_rate: 0.1", "learning_rate: 0.2"))
+    status, output = verify()
+    assert status == 1
+    assert f"{STUDY} has other settings now. Type `git checkout " in output
+
+
+def test_without_a_stored_run_there_is_nothing_to_verify(clone: Path) -> None:
+    shutil.rmtree(STUDY.parent / "measured")
+    assert re.search(rf"--stored: {STUDY}: no stored run", verify()[1])
+
+
+def test_the_command_stores_and_names_what_it_added(files: tuple[Path, Path]) -> None:
+    files[0].unlink()
+    files[1].unlink()
+    for added in (4, 0):
+        result = CliRunner().invoke(app, ["store"])
+        assert (result.exit_code, result.stdout) == (0, f"{files[0]}: {added} added, 4 stored\n")
 
 
 def test_rounds_are_written_briefly() -> None:

@@ -1,0 +1,182 @@
+"""Recomputes a round of a stored run: trains the run again up to this round, and compares its accuracies."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedpipe.core.components import code_digest
+from fedpipe.core.errors import ArtifactError, SettingsError
+from fedpipe.core.storage import files, layout
+from fedpipe.core.storage.layout import RunFiles
+from fedpipe.engine import collect
+from fedpipe.engine.replay import ENVIRONMENT_KEYS
+from fedpipe.engine.run import Run
+from fedpipe.papers import stored_runs
+from fedpipe.papers.stored_runs import RunStore, StoredRun
+from fedpipe.planning import download, partition, planner
+from fedpipe.planning.plan import PlannedRun
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import contrasts, results
+from fedpipe.settings.execution import Execution
+
+MAX_STANDARD_ERRORS = 3  #: of the difference of two accuracies on separate test sets, for other code or devices
+
+
+@dataclass(frozen=True)
+class DrawnRound:
+    """A round of a stored run of a study."""
+
+    study: Path
+    run: StoredRun
+    round: int
+
+    def __str__(self) -> str:
+        run = self.run
+        point = f" ({run.point})" if run.point else ""
+        return f"{self.study}, {run.algorithm}{point}, seed {run.seed}, {run.key}, round {self.round}"
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """The recorded and the recomputed accuracies of a round by protocol, and what has changed in between."""
+
+    drawn: DrawnRound
+    recorded: Mapping[str, float]
+    recomputed: Mapping[str, float]
+    changes: tuple[str, ...]  #: components whose code differs, and differences of the environment
+
+    @property
+    def largest_difference(self) -> float:
+        """The largest difference in percentage points."""
+        return max(100 * abs(self.recomputed[protocol] - value) for protocol, value in self.recorded.items())
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether all stored digits agree. After changes, whether the difference may be chance."""
+        if not self.changes:
+            return self.largest_difference == 0
+        return all(
+            100 * abs(self.recomputed[protocol] - value) <= self._get_tolerance(protocol)
+            for protocol, value in self.recorded.items()
+        )
+
+    def _get_tolerance(self, protocol: str) -> float:
+        """The tolerance in percentage points: some standard errors of a difference."""
+        mean = 50 * (self.recorded[protocol] + self.recomputed[protocol])
+        test_samples = self.drawn.run.count_test_samples(protocol)
+        return MAX_STANDARD_ERRORS * 2**0.5 * contrasts.compute_sampling_error(mean, test_samples)
+
+    @property
+    def message(self) -> str:
+        """The result in words."""
+        changes = f". Changed since then: {', '.join(self.changes)}" if self.changes else ""
+        if not self.largest_difference:
+            names = ", ".join(self.recorded)
+            return f"{self.drawn}: recomputed with the same accuracies ({names}){changes}"
+        texts = [
+            f"{protocol} {100 * value:.2f} (now {100 * self.recomputed[protocol]:.2f})"
+            for protocol, value in self.recorded.items()
+        ]
+        judgment = "The difference may be chance" if self.is_ok else "The difference is not chance"
+        cause = changes or ", although code, device and libraries are the same"
+        note = f". {judgment}" if self.changes else ""
+        return f"{self.drawn}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
+
+
+def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
+    """Draw stored runs of these studies, and an evaluated round of each.
+
+    Raises
+    ------
+    SettingsError
+        There is no stored run.
+    ArtifactError
+        A store is damaged.
+    """
+    runs = [(study, run) for study in studies for run in RunStore.read(study).runs]
+    if not runs:
+        raise SettingsError(f"--stored: {', '.join(map(str, studies))}: no stored run. Type `fedpipe store` first.")
+    drawn_runs = rng.sample(runs, min(count, len(runs)))
+    return [DrawnRound(study, run, rng.choice(run.accuracies["round"].tolist())) for study, run in drawn_runs]
+
+
+def recompute_round(drawn: DrawnRound) -> Recomputation:
+    """Train a run again with today's code, in a temporary folder, and compare the accuracies of a round.
+
+    Missing data and partitions are stored in `results`, as `fedpipe run` does.
+
+    Raises
+    ------
+    ArtifactError
+        The study now has other settings.
+    SettingsError
+        The study can't be planned, or data are missing.
+    """
+    stored_run = drawn.run
+    plan = planner.make_plan(drawn.study, stored_run.preset)
+    planned_run = _find_planned_run(plan, stored_run)
+    if planned_run is None:
+        raise ArtifactError(
+            f"{drawn}: can't be recomputed, because {drawn.study} has other settings now. Type `git checkout "
+            f"{stored_run.commit.partition('-')[0]}` to use the study and the code of that run."
+        )
+    planner.write_plan(plan)
+    if not layout.get_dataset_path(planned_run.dataset).is_file():
+        download.download_dataset(planned_run.dataset)
+    if not layout.get_assignment_path(planned_run.partition).is_file():
+        partition.partition_dataset(planned_run.partition)
+    settings = plan.run_settings[planned_run.key]
+    with tempfile.TemporaryDirectory(prefix="fedpipe-stored-") as folder:
+        run_files = RunFiles(Path(folder) / planned_run.key)
+        files.write_bytes(run_files.settings, settings.to_yaml().encode())
+        run = Run(run_files, _get_execution(plan, stored_run), keep_models="last")
+        for _ in run.run_segment(drawn.round):
+            pass
+        metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn.round).metrics)
+    frame = results.compute_accuracies(metrics)
+    frame = frame[frame["average"] == stored_run.curves[0].average]
+    current_code = stored_runs.get_code(vars(settings), code_digest.compute_shared_code_digest())
+    return Recomputation(
+        drawn,
+        _select_round(stored_run.accuracies, drawn.round),
+        _select_round(frame, drawn.round),
+        (*stored_run.list_changed_code(current_code), *_list_environment_changes(stored_run, run.get_environment())),
+    )
+
+
+def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None:
+    for run in plan.runs:
+        settings = vars(plan.run_settings[run.key])
+        if run.algorithm == stored_run.algorithm and stored_runs.digest_settings(settings) == stored_run.settings:
+            return run
+    return None
+
+
+def _get_execution(plan: NewPlan, stored_run: StoredRun) -> Execution:
+    """The study's execution with the executor of the stored run: the loop, or a stack of the same width."""
+    width = stored_run.executor.removeprefix("stack of ")
+    return plan.execution.model_copy(update={"stack": int(width) if width.isdigit() else 1, "callbacks": ()})
+
+
+def _select_round(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
+    """The accuracies of a round by protocol, in the stored digits."""
+    rows = accuracies[accuracies["round"] == round_number]
+    return {
+        protocol: float(stored_runs.format_accuracy(value))
+        for protocol, value in zip(rows["protocol"], rows["accuracy"], strict=True)
+    }
+
+
+def _list_environment_changes(stored_run: StoredRun, environment: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {getattr(stored_run, name)} (now {environment[name]})"
+        for name in ENVIRONMENT_KEYS
+        if getattr(stored_run, name) != environment[name]
+    ]
