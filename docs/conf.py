@@ -47,6 +47,7 @@ docs/outputs
 docs/algorithms
 docs/all-methods
 docs/tuned-methods
+docs/readings
 docs/datasets
 docs/partitions
 docs/models

@@ -24,6 +24,7 @@ PAGES = (
     "docs/trackers.md",
     "docs/all-methods.md",
     "docs/tuned-methods.md",
+    "docs/readings.md",
 )
 LISTINGS = ("Files and folders",)  #: sections with indented blocks that are not commands
 

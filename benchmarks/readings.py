@@ -1,0 +1,130 @@
+"""Write the tables of docs/readings.md from the stored runs of studies/papers/*/readings.
+
+    fedpipe run --params studies/papers/pfps_lwc/readings/p2.yaml
+    fedpipe store --params studies/papers/pfps_lwc/readings/p2.yaml
+    python benchmarks/readings.py
+
+The first line of a study is its hypothesis. A line `# Published: Table 2, FedPer, 0.1/0.3` names a published number of
+the paper by table, row and column. The table shows it next to the row's method. If the number belongs to another
+method of the study, write its label in front (`# Published: wide: Table 2, FedPer, 0.1/0.3`). If it belongs to one
+point of the grid, write the point at the end (`at alpha=0.1`). A study without a table on the page gets one at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from all_methods import DASH, replace_tables
+
+from fedpipe.core.storage import layout
+from fedpipe.core.storage.layout import PAPERS, READINGS
+from fedpipe.papers import layouts, published, stored_runs
+from fedpipe.papers.layouts import Paper
+from fedpipe.papers.stored_runs import RunStore, StoredRun
+from fedpipe.planning import planner
+from fedpipe.planning.plan import Cell
+from fedpipe.planning.planner import NewPlan
+from fedpipe.report import results
+
+PAGE = Path(__file__).parents[1] / "docs/readings.md"
+HEAD = ("method", "point", "seed", "accuracy", "published", "key", "commit")
+PUBLISHED = re.compile(r"# Published: (?:(?P<label>\w+): )?(?P<table>[^,]+), (?P<row>[^,]+), (?P<column>.+)")
+
+
+class PublishedReference(NamedTuple):
+    """A published number, as text, and the method and grid point to which it belongs. An empty point is every point."""
+
+    label: str
+    point: str
+    text: str
+
+    def has_cell(self, label: str, point: str) -> bool:
+        """Whether the number belongs to a method at a grid point."""
+        return label == self.label and {*self.point.split(", ")} - {""} <= {*point.split(", ")}
+
+
+def list_readings() -> list[Path]:
+    """List the studies of all folders `readings`."""
+    return [path for path in layout.list_all_studies(PAPERS) if READINGS in path.parts]
+
+
+def read_title(study: Path) -> str:
+    """Read the first line of a study, without a line for editors."""
+    lines = (line for line in study.read_text().splitlines() if not line.startswith("# yaml-language-server"))
+    return next(lines, "").removeprefix("#").strip().removesuffix(".")
+
+
+def read_published_references(study: Path, paper: Paper) -> list[PublishedReference]:
+    """Read the lines `# Published:` of a study."""
+    references = []
+    for line in study.read_text().splitlines():
+        if not line.startswith("# Published:"):
+            continue
+        match = PUBLISHED.fullmatch(line)
+        names, _, point = (match["column"] if match else "").partition(" at ")
+        table = paper.tables.get(match["table"]) if match else None
+        row = table.rows.get(match["row"]) if table and match else None
+        cell_id = paper.make_cell_id(match["table"], match["row"], names) if match and row else None
+        number = published.load_published().get(cell_id) if cell_id else None
+        if match is None or row is None or number is None:
+            raise ValueError(f"{study}: '{line}' is not a published number. Use '# Published: TABLE, ROW, COLUMN'.")
+        references.append(PublishedReference(match["label"] or row.method or "", point, number.text))
+    return references
+
+
+def render_study(study: Path) -> str:
+    """Render the hypothesis of a study and the table of its stored runs."""
+    paper = next(paper for paper in layouts.load_papers().values() if paper.stem == study.parts[2])
+    references, run_store = read_published_references(study, paper), RunStore.read(study)
+    rows: list[Sequence[str]] = []
+    for preset in dict.fromkeys(["full", *(run.preset for run in run_store.runs)]):
+        plan = planner.make_plan(study, preset)
+        for cell in results.sort_cells(plan):
+            point = results.describe_grid_point(results.format_grid_point(plan, cell))
+            text = next((entry.text for entry in references if entry.has_cell(cell.algorithm, point)), DASH)
+            names = (plan.title(cell.algorithm), point, str(cell.seed))
+            rows += [(*names, *values[:1], text, *values[1:]) for values in _iterate_values(run_store, plan, cell)]
+    kept = [
+        index for index, name in enumerate(HEAD) if name not in ("point", "seed") or len({r[index] for r in rows}) > 1
+    ]
+    lines = [[HEAD[index] for index in kept], ["---"] * len(kept), *([row[index] for index in kept] for row in rows)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"**{read_title(study)}** ([{study.name}](../{study}))\n\n{table}"
+
+
+def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str]]:
+    """Accuracy, key and commit of each stored run of a cell, the newest first, or dashes."""
+    settings = stored_runs.digest_settings(vars(plan.run_settings[cell.key]))
+    runs = run_store.find(settings, cell.rounds, plan.report.average)
+    for run in runs:
+        yield _format_accuracy(run, plan, cell), f"`{run.key[:8]}`", run.commit
+    if not runs:
+        yield "not run", DASH, DASH
+
+
+def _format_accuracy(run: StoredRun, plan: NewPlan, cell: Cell) -> str:
+    frame = run.accuracies.assign(average=plan.report.average)
+    frame = frame[frame["protocol"] == plan.method_protocols.get(cell.algorithm, plan.protocols[0])]
+    (accuracy,) = results.compute_reported_accuracies(frame, plan.report.round, plan.report.last_k)["accuracy"]
+    return f"{100 * accuracy:.2f}{' (diverged)' if run.is_diverged else ''}"
+
+
+def write_tables(page: str) -> str:
+    """Write the tables of the page, and add those that it lacks at its end."""
+    names = {f"{study.parts[2]}/{study.stem}": study for study in list_readings()}
+    for name in names:
+        if f"<!-- {name} -->\n" not in page:
+            page += f"\n<!-- {name} -->\n<!-- end -->\n"
+    return replace_tables(page, {name: render_study(study) for name, study in names.items()})
+
+
+def main() -> None:
+    """Write the tables."""
+    PAGE.write_text(write_tables(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
