@@ -32,12 +32,13 @@ DATASET_TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "fashion_mnist
 
 
 class SvgFigure(NamedTuple):
-    """A figure: the text of its SVG, its numbers as CSV, whether its data are generated, and what it lacks."""
+    """A figure: the text of its SVG, its numbers as CSV, whether its data are generated, what it lacks, stored runs."""
 
     svg: str
     csv: str
     is_generated: bool = False
     missing: str = ""
+    origin: str = ""
 
 
 class FigureRun(NamedTuple):
@@ -116,7 +117,9 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     texts = [f"{', '.join(dict.fromkeys(names))} ({reason})" for reason, names in missing.items()]
     csv = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
     is_generated = any(run.study.get_run(run.cell).is_generated for run in runs)
-    return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts))
+    stored_count = sum(run.cell not in run.study.local_cells for run in runs)
+    origin = f"{stored_count} of {len(runs)} runs are stored" if stored_count else ""
+    return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts), origin)
 
 
 def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple[list[FigureRun], dict[str, list[str]]]:

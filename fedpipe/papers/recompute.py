@@ -123,9 +123,10 @@ def recompute_round(drawn: DrawnRound) -> Recomputation:
     plan = planner.make_plan(drawn.study, stored_run.preset)
     planned_run = _find_planned_run(plan, stored_run)
     if planned_run is None:
+        commit = stored_run.commit.partition("-")[0] or "COMMIT"
         raise ArtifactError(
-            f"{drawn}: can't be recomputed, because {drawn.study} has other settings now. Type `git checkout "
-            f"{stored_run.commit.partition('-')[0]}` to use the study and the code of that run."
+            f"{drawn}: can't be recomputed, because {drawn.study} has other settings now. Type `git checkout {commit}` "
+            "to use the study and the code of that run."
         )
     planner.write_plan(plan)
     if not layout.get_dataset_path(planned_run.dataset).is_file():

@@ -50,7 +50,8 @@ def record_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
     if is_empty:
         names = paths[0] if len(paths) == 1 else f"{len(paths)} studies"
         raise SettingsError(
-            f"--preset: {names} have no finished run at preset {preset}. Type `fedpipe run` with the study and preset."
+            f"--preset: there is no finished run of {names} at preset {preset}. Type `fedpipe run` with the study and "
+            "preset."
         )
 
 

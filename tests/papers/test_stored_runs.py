@@ -306,6 +306,7 @@ def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
     page = (folder / "pfps_lwc.html").read_text()
     assert page.count(f"<li>{cells['origin'].iloc[0]}</li>") == 1, "a note of the table"
     assert "fedpipe verify --stored" in page
+    assert "2 of 2 runs are stored.</p>" in page, "the note of Figure 5"
     curves = pd.read_csv(folder / "figures/pfps_lwc-figure-5.csv")
     assert {*curves["line"]} == {"FedAvg", "FedPer"}
     assert {*curves["x"]} == {1, 2}
