@@ -100,7 +100,7 @@ def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         settings=stored_runs.digest_settings(run.settings),
         **{f"{name.split()[0]}_code": digest for name, digest in code.items()},
         commit=commit if is_current or not commit else f"{commit}-other",
-        date=finished.date().isoformat(),
+        date=f"{finished:%Y-%m-%d %H:%M}",
         **{name: environment[name] for name in ENVIRONMENT_FIELDS},
         is_generated=run.is_generated,
         is_diverged=run.is_diverged,

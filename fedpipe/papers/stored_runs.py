@@ -78,7 +78,7 @@ class StoredRun:
     algorithm_code: Digest
     shared_code: Text
     commit: str  #: commit of the code, see `fedpipe.papers.recording`
-    date: Text  #: day on which its last round was computed (UTC)
+    date: Text  #: day and time at which its rounds were merged (UTC)
     fedpipe: Text
     python: Text
     torch: Text

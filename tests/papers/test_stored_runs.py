@@ -291,7 +291,7 @@ def test_a_cell_that_is_not_on_this_machine_is_a_stored_one(source: Path, clone:
     commit = RunStore.read(STUDY).runs[0].commit
     assert {*local.origins.values()} == {HERE}
     (origin,) = stored.origins.values()
-    assert re.fullmatch(rf"stored, computed on [\d-]+ by the code of commit {commit}", origin)
+    assert re.fullmatch(rf"stored, computed on [\d-]+ [\d:]+ by the code of commit {commit}", origin)
 
 
 def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
