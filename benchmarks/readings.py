@@ -20,11 +20,11 @@ from typing import NamedTuple
 from all_methods import DASH, replace_tables
 
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.layout import PAPERS, READINGS
+from fedpipe.core.storage.layout import PAPERS
 from fedpipe.papers import layouts, published, stored_runs
 from fedpipe.papers.layouts import Paper
 from fedpipe.papers.stored_runs import RunStore, StoredRun
-from fedpipe.planning import planner
+from fedpipe.planning import planner, study_folders
 from fedpipe.planning.plan import Cell
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results
@@ -48,7 +48,7 @@ class PublishedReference(NamedTuple):
 
 def list_readings() -> list[Path]:
     """List the studies of all folders `readings`."""
-    return [path for path in layout.list_all_studies(PAPERS) if READINGS in path.parts]
+    return [path for path in layout.list_studies(PAPERS) if study_folders.is_reading(path)]
 
 
 def read_title(study: Path) -> str:

@@ -35,7 +35,7 @@ def plan(
 ) -> None:
     """Check the settings of a study, or of all studies in a folder, and write the plan of its runs and jobs."""
     from fedpipe.cli.scaffold import project
-    from fedpipe.planning import code_changes, planner, search
+    from fedpipe.planning import code_changes, planner, search, study_folders
     from fedpipe.report import forecast
 
     if outdated_warning := project.get_outdated_warning(Path()):
@@ -43,7 +43,7 @@ def plan(
     if overrides and dry_run:
         plans = [_plan_derived_study(params, preset, overrides)]
     else:
-        study_paths = layout.list_studies(derive_study(params, preset, overrides))
+        study_paths = study_folders.list_studies(derive_study(params, preset, overrides))
         plans = [_make_plan(path, preset, len(study_paths) > 1) for path in study_paths]
     has_several_studies = len(plans) > 1
     for study_plan in plans:
@@ -152,8 +152,7 @@ def store(
     """Store the accuracies of finished runs as text next to their studies, so that git can keep them."""
     from fedpipe.papers import recording
 
-    paths = layout.list_all_studies(params) if params.is_dir() else layout.list_studies(params)
-    recorded_studies = list(recording.record_studies(paths, preset))
+    recorded_studies = list(recording.record_studies(layout.list_studies(params), preset))
     for recorded in recorded_studies:
         typer.echo(recorded.message, err=not recorded.is_current)
     if not all(recorded.is_current for recorded in recorded_studies):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +12,7 @@ import pandas as pd
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.layout import StudyFiles, format_plan_command
+from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.papers import commits, stored_runs
 from fedpipe.papers.runs import LocalRun
 from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
@@ -64,7 +65,7 @@ def record_study(plan: Plan, commit: str) -> Recorded | None:
     if not cells:
         return None
     if freshness.compare_plan_with_files(plan).state == "stale":
-        command = format_plan_command(plan.params, plan.preset)
+        command = shlex.join(["fedpipe", "plan", "--params", str(plan.params), "--preset", plan.preset])
         return Recorded(
             f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
         )

@@ -25,6 +25,7 @@ import typer
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import StudyFiles
+from fedpipe.planning import study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, status
 from fedpipe.report.status import RUN_STATES, RunProgress
@@ -301,7 +302,7 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
     """
     if path.suffix != ".html":
         raise SettingsError(f"--html: {path} is not a page. Use a name that ends with .html.")
-    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in layout.list_studies(params)}
+    plan_paths = {study: StudyFiles.from_params(study, preset).plan for study in study_folders.list_studies(params)}
     plans = [Plan.read(plan_path) for plan_path in plan_paths.values() if plan_path.is_file()]
     unplanned = [study for study, plan_path in plan_paths.items() if not plan_path.is_file()]
     if not plans:

@@ -14,12 +14,16 @@ import yaml
 
 from fedpipe.core.storage import layout
 from fedpipe.papers import layouts, make, published
-from fedpipe.planning import planner
+from fedpipe.planning import planner, study_folders
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.loader import read_params
 from tests.small_studies import ROOT
 
-FILES = sorted(ROOT / path for path in layout.list_studies(ROOT / "studies/papers"))
+FILES = sorted(
+    path
+    for path in (ROOT / "studies/papers").rglob("*.yaml")
+    if path.name != layout.DVC_YAML and study_folders.READINGS not in path.parts
+)
 RUNS = {
     "feddw/table1": 480,
     "feddw/table2": 360,

@@ -25,7 +25,7 @@ from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
 from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
 from fedpipe.papers.studies import HERE, PaperStudy
-from fedpipe.planning import download, partition, planner
+from fedpipe.planning import download, partition, planner, study_folders
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report.data import StudyData
@@ -183,7 +183,7 @@ def test_an_edited_study_is_not_recorded(ran: NewPlan, files: tuple[Path, Path])
     (message,) = record()
     STUDY.write_text(text)
     assert message.startswith(f"{STUDY}: skipped")
-    assert f"`fedpipe plan --params {STUDY}`" in message
+    assert f"`fedpipe plan --params {STUDY} --preset full`" in message
 
 
 def test_a_study_without_finished_runs_is_an_error(ran: NewPlan) -> None:
@@ -243,9 +243,11 @@ def test_git_merges_what_two_machines_record(ran: NewPlan, files: tuple[Path, Pa
 
 def test_studies_of_a_folder_readings_run_only_if_it_is_selected(ran: NewPlan) -> None:
     plan = plan_study(READING, 1, study={"grid": {}})
-    assert layout.list_studies(layout.PAPERS) == layout.list_studies(Path.cwd() / layout.PAPERS) == [STUDY]
-    assert layout.list_studies(READING) == layout.list_studies(READING.parent) == [READING]
-    assert layout.list_all_studies(layout.PAPERS) == [READING, STUDY]
+    assert (
+        study_folders.list_studies(layout.PAPERS) == study_folders.list_studies(Path.cwd() / layout.PAPERS) == [STUDY]
+    )
+    assert study_folders.list_studies(READING) == study_folders.list_studies(READING.parent) == [READING]
+    assert layout.list_studies(layout.PAPERS) == [READING, STUDY]
     run(plan)
     assert record(READING) == [f"{READING.parent}/measured/p2.runs.csv: 2 added, 2 stored"]
     assert Plan.read(plan.study_files.plan).params == READING

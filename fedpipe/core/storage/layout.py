@@ -30,7 +30,6 @@ PARAMS = Path("params.yaml")  #: the main study
 FULL_PRESET = "full"  #: preset of the unchanged study
 STUDIES = Path("studies")  #: folder of other studies
 PAPERS = STUDIES / "papers"  #: studies of the four papers
-READINGS = "readings"  #: name of folders whose studies run only if they or their folder are selected
 DVC_YAML = "dvc.yaml"  #: file of DVC next to studies
 PLOTS = ("curves", "clients", "matrices", "partition")  #: names of the figures' numbers
 FIGURE_FORMATS = ("svg", "pdf", "png")
@@ -403,7 +402,7 @@ def normalize_study_path(params: Path) -> Path:
 
 
 def list_studies(params: Path) -> list[Path]:
-    """List the studies of a path: the file, or all studies below the folder, except those of a folder ``readings``.
+    """List the studies of a path: the file, or all studies below the folder.
 
     Raises
     ------
@@ -412,29 +411,15 @@ def list_studies(params: Path) -> list[Path]:
     """
     if not params.is_dir():
         return [normalize_study_path(params)]
-    paths = [
-        path
-        for path in list_all_studies(params)
-        if READINGS not in path.relative_to(normalize_study_path(params)).parts
-    ]
+    paths = [normalize_study_path(path) for path in sorted(params.rglob("*.yaml")) if path.name != DVC_YAML]
     if not paths:
         raise SettingsError(f"{params}: the folder contains no study. Add a study as NAME.yaml.")
     return paths
 
 
-def list_all_studies(folder: Path) -> list[Path]:
-    """List all studies below a folder."""
-    return [normalize_study_path(path) for path in sorted(folder.rglob("*.yaml")) if path.name != DVC_YAML]
-
-
 def format_run_command(params: Path, preset: str = FULL_PRESET, overrides: Iterable[str] = ()) -> str:
     """Format the command that runs a study, with options `-S`."""
     return _format_command("run", params, preset, overrides)
-
-
-def format_plan_command(params: Path, preset: str = FULL_PRESET) -> str:
-    """Format the command that plans a study."""
-    return _format_command("plan", params, preset)
 
 
 def format_show_command(params: Path, preset: str = FULL_PRESET) -> str:
