@@ -41,6 +41,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("readings")
 
 
+@pytest.mark.slow  # it plans all readings
 def test_the_tables_are_those_of_the_stored_runs(program: ModuleType) -> None:
     page = program.PAGE.read_text()
     assert program.write_tables(page) == page, "run python benchmarks/readings.py"
