@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedpipe.core.components import code_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PAPERS, StudyFiles
 from fedpipe.papers import stored_runs
@@ -106,7 +107,7 @@ class PaperStudy:
         return sorted(runs, key=lambda run: bool(run.list_changed_code(current_code)))
 
     def _get_current_code(self, cell: Cell) -> dict[str, str]:
-        return stored_runs.get_code(self.read_settings(cell), self.plan.shared)
+        return stored_runs.get_code(self.read_settings(cell), code_digest.compute_shared_code_digest())
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
@@ -164,7 +165,7 @@ class PaperStudy:
             all_cells = self.get_cells(method, column)
             if not all_cells:
                 return f"not part of preset {self.plan.preset}"
-            is_local = {*all_cells} <= {*self.local_cells}
+            is_local = all(cell in self.local_cells for cell in all_cells)
             return "the method has no such model" if is_local else "only its accuracies are stored"
         runs = [self.runs[cell.algorithm, cell.key] for cell in cells]
         unavailable = [self._unavailable_runs.get(str(run.path), "") for run in runs]

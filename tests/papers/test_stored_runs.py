@@ -20,7 +20,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.engine import collect
 from fedpipe.engine.run import Run
-from fedpipe.papers import layouts, make, measurements, recording, stored_runs
+from fedpipe.papers import figures, layouts, make, measurements, recording, stored_runs
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
 from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
@@ -312,6 +312,14 @@ def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
     curves = pd.read_csv(folder / "figures/pfps_lwc-figure-5.csv")
     assert {*curves["line"]} == {"FedAvg", "FedPer"}
     assert {*curves["x"]} == {1, 2}
+
+
+def test_what_needs_the_files_of_a_run_is_missing(clone: Path) -> None:
+    study = PaperStudy.find_planned(PFPS.stem, "table2", "full")
+    assert study
+    figure = layouts.Figure(study="table2", form="counts", statement="Samples by client and class.")
+    drawing = figures.draw_figures(PFPS.model_copy(update={"figures": {"F": figure}}), {"table2": study}.get)
+    assert drawing == {("PFPS-LWC", "F"): "Not drawn: only its accuracies are stored."}
 
 
 def test_a_study_that_was_edited_does_not_use_what_is_stored(clone: Path) -> None:
