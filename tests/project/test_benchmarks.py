@@ -16,7 +16,7 @@ from fedpipe.core.components import component, registry
 from tests.docs.page_blocks import ROOT, read
 
 #: Programs that other tests run, in tests/docs, tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
-ELSEWHERE = {"all_methods", "demo", "faults", "tuned_methods"}
+ELSEWHERE = {"all_methods", "demo", "faults", "readings", "tuned_methods"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
