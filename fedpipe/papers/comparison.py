@@ -125,12 +125,16 @@ class ClaimCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """All cells by id, the targets and measured numbers of each column by row, and the orders of columns."""
+    """All cells by id, the targets and measured numbers of each column by row, and the orders of columns.
+
+    An order has the name of paper, table and column, and the kind of its methods: ``all``, ``global`` or ``personal``.
+    If a column has methods of only one kind, it has no order of ``all``.
+    """
 
     preset: Preset
     cells: Mapping[CellId, ComparedCell]
     columns: Mapping[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]
-    orders: Mapping[tuple[str, str, str], ColumnOrder]
+    orders: Mapping[tuple[str, str, str, str], ColumnOrder]
 
 
 def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
@@ -161,8 +165,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
         cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
-    orders = {key[:3]: order for key, numbers in columns.items() if (order := contrasts.compare_orders(*numbers))}
-    return PaperComparison(preset, cells, columns, orders)
+    return PaperComparison(preset, cells, columns, _compare_all_orders(columns))
 
 
 def encode_comparison_csv(comparison: PaperComparison) -> bytes:
@@ -250,6 +253,24 @@ def _group_by_column(
             if (cell := measured_cells.get(cell_id)) and (comparable_number := cell.comparable_number):
                 ours[cell_id.row] = comparable_number
     return columns
+
+
+def _compare_all_orders(
+    columns: Mapping[ColumnKey, tuple[Mapping[str, Number], Mapping[str, Number]]],
+) -> dict[tuple[str, str, str, str], ColumnOrder]:
+    """Compare the orders of each column's methods: all, those with one global model, and personalized ones."""
+    orders = {}
+    for (paper, table, column, _), (targets, ours) in columns.items():
+        layout = layouts.load_papers()[paper].tables.get(table)
+        kinds = {row: layout.get_kind(row) if layout and row in layout.rows else "personal" for row in targets}
+        names = [*dict.fromkeys(kinds[row] for row in targets if row in ours)]
+        for name in ["all", *sorted(names)] if len(names) > 1 else names:
+            published_side, measured_side = (
+                {row: number for row, number in side.items() if name in ("all", kinds[row])} for side in (targets, ours)
+            )
+            if order := contrasts.compare_orders(published_side, measured_side):
+                orders[paper, table, column, name] = order
+    return orders
 
 
 def _pool_standard_deviations(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:

@@ -33,6 +33,7 @@ FigureForm: TypeAlias = Literal[
     "layers",
     "traces",
 ]
+MethodKind: TypeAlias = Literal["global", "personal"]
 
 
 class _LayoutModel(BaseModel):
@@ -67,8 +68,9 @@ class Claim(_LayoutModel):
 class Table(_LayoutModel):
     """A table. Without ``columns`` it has no numbers, and ``reason`` explains it.
 
-    ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``parameters`` names,
-    by row and column, the method's parameter that the cell contains or that its formula uses.
+    ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``global_methods``
+    give all clients the same model, although the protocol tests personalized models. ``parameters`` names, by row and
+    column, the method's parameter that the cell contains or that its formula uses.
     """
 
     caption: str
@@ -78,6 +80,7 @@ class Table(_LayoutModel):
     metrics: Mapping[str, str] = Field(default_factory=dict)
     protocol: str = ""
     method_protocols: Mapping[str, str] = Field(default_factory=dict)
+    global_methods: tuple[str, ...] = ()
     decimals: int | None = 2
     stub: tuple[str, ...] = ()
     columns: Mapping[str, Any] = Field(default_factory=dict)
@@ -113,6 +116,11 @@ class Table(_LayoutModel):
     def get_protocol(self, row: str) -> str:
         """The protocol of a row's method. Empty if the table is not of accuracies."""
         return self.method_protocols.get(self.rows[row].method or "", self.protocol)
+
+    def get_kind(self, row: str) -> MethodKind:
+        """Whether a row's method is measured by one global model or by a model for each client."""
+        is_global = self.get_protocol(row).startswith("global-") or self.rows[row].method in self.global_methods
+        return "global" if is_global else "personal"
 
     def get_row_label(self, row: str) -> str:
         """A row's published name, or its key if the published name consists of several cells."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jinja2
 import numpy as np
@@ -23,12 +23,13 @@ from fedpipe.core.storage import files
 from fedpipe.papers import comparison, layouts, published
 from fedpipe.papers.comparison import ComparedCell, MeasuredCell, PaperComparison, Preset
 from fedpipe.papers.figures import SvgFigure
-from fedpipe.papers.layouts import Paper
+from fedpipe.papers.layouts import MethodKind, Paper
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE
 from fedpipe.report.contrasts import Contrast, Number
 
 DASH = "–"
+KINDS = get_args(MethodKind)
 SIGNS = {comparison.AGREES: "✓", comparison.DIFFERS: "✗"}
 PRESET_DESCRIPTIONS: dict[Preset, str] = {
     "full": "All settings are those of the paper.",
@@ -116,7 +117,7 @@ def _build_template_environment() -> jinja2.Environment:
 
 
 def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison) -> dict[str, Any]:
-    """Numbers of cells by verdict, mean tau, and confirmed winners. Of several tables, without repeated cells."""
+    """Numbers of cells by verdict, mean taus, and confirmed winners. Of several tables, without repeated cells."""
     cells = [
         compared.cells[cell_id]
         for name in tables
@@ -126,10 +127,16 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
     counts = Counter(cell.verdict_text for cell in cells)
     counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
     columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
-    orders = [compared.orders[column] for column in columns if column in compared.orders]
-    taus = [order.tau for order in orders if order.tau is not None]
-    winners = f"{sum(order.is_winner_confirmed for order in orders)} of {len(orders)}" if orders else DASH
-    return {"counts": counts, "tau": f"{np.mean(taus):.2f}".replace("-", "−") if taus else DASH, "winners": winners}
+    orders = [(key[3], order) for key, order in compared.orders.items() if key[:3] in columns]
+    taus = {kind: [order.tau for name, order in orders if name == kind and order.tau is not None] for kind in KINDS}
+    # without an order of all methods, a column has methods of one kind
+    winners = {key[:3]: compared.orders[key] for key in sorted(compared.orders, reverse=True) if key[:3] in columns}
+    confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
+    return {"counts": counts, "taus": [_format_mean(values) for values in taus.values()], "winners": confirmed}
+
+
+def _format_mean(values: list[float]) -> str:
+    return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
 
 
 def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:

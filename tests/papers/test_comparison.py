@@ -77,9 +77,23 @@ def test_orders_at_a_reduced_preset_and_none_at_smoke(judged):
     assert judged["smoke"].orders == {}
     reduced = judged["reduced"].orders
     assert reduced == judged["full"].orders
-    assert ("FedDW", "Table I", "practical/IMDB") in reduced
-    suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0"]
+    assert ("FedDW", "Table I", "practical/IMDB", "all") in reduced
+    suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0", "all"]
     assert suspect.methods == 7, "FedNH and FedUV are not targets there"
+
+
+def test_global_and_personalized_methods_are_ordered_separately(find_cell):
+    """Only the two global methods are reversed. The paper does not separate PFPS-LWC from FedPer."""
+    values = {"FedAvg": 60, "FedProx": 50, "FedPer": 80, "FedProto": 70, "PFPS-LWC": 90}
+    measured = {}
+    for row, value in values.items():
+        measured |= measure_one(find_cell, "PFPS-LWC", "Table 4", row, "CIFAR-10/0.3", values={0: value})
+    orders = {key[3]: order for key, order in compare(measured).orders.items()}
+    assert {kind: (order.methods, order.tau) for kind, order in orders.items()} == {
+        "all": (5, 7 / 9),
+        "global": (2, -1),
+        "personal": (3, 1),
+    }
 
 
 def test_words(find_cell):
