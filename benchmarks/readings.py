@@ -12,6 +12,7 @@ point of the grid, write the point at the end (`at alpha=0.1`). A study without 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,8 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results
 
 PAGE = Path(__file__).parents[1] / "docs/readings.md"
-HEAD = ("method", "point", "seed", "accuracy", "published", "key", "commit")
+HEAD = ("method", "point", "seed", "protocol", "accuracy", "published", "key", "commit")
+OPTIONAL_COLUMNS = ("point", "seed", "protocol")  #: omitted if all rows have the same value
 PUBLISHED = re.compile(r"# Published: (?:(?P<label>\w+): )?(?P<table>[^,]+), (?P<row>[^,]+), (?P<column>.+)")
 
 
@@ -86,30 +88,37 @@ def render_study(study: Path) -> str:
             point = results.describe_grid_point(results.format_grid_point(plan, cell))
             text = next((entry.text for entry in references if entry.has_cell(cell.algorithm, point)), DASH)
             names = (plan.title(cell.algorithm), point, str(cell.seed))
-            rows += [(*names, *values[:1], text, *values[1:]) for values in _iterate_values(run_store, plan, cell)]
-    kept = [
-        index for index, name in enumerate(HEAD) if name not in ("point", "seed") or len({r[index] for r in rows}) > 1
+            rows += [(*names, *values[:2], text, *values[2:]) for values in _iterate_values(run_store, plan, cell)]
+    columns = [
+        index
+        for index, name in enumerate(HEAD)
+        if name not in OPTIONAL_COLUMNS or len({row[index] for row in rows}) > 1
     ]
-    lines = [[HEAD[index] for index in kept], ["---"] * len(kept), *([row[index] for index in kept] for row in rows)]
+    lines = [[row[index] for index in columns] for row in (HEAD, ["---"] * len(HEAD), *rows)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"**{read_title(study)}** ([{study.name}](../{study}))\n\n{table}"
 
 
-def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str]]:
-    """Accuracy, key and commit of each stored run of a cell, the newest first, or dashes."""
+def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str]]:
+    """Protocol, accuracy, key and commit of each stored run of a cell, the newest first, or dashes."""
     settings = stored_runs.digest_settings(vars(plan.run_settings[cell.key]))
     runs = run_store.find(settings, cell.rounds, plan.report.average)
-    for run in runs:
-        yield _format_accuracy(run, plan, cell), f"`{run.key[:8]}`", run.commit
+    method_protocol = plan.method_protocols.get(cell.algorithm)
+    for run, protocol in itertools.product(runs, [method_protocol] if method_protocol else plan.protocols):
+        if accuracy := _format_accuracy(run, protocol, plan):
+            yield protocol, accuracy, f"`{run.key[:8]}`", run.commit
     if not runs:
-        yield "not run", DASH, DASH
+        yield method_protocol or plan.protocols[0], "not run", DASH, DASH
 
 
-def _format_accuracy(run: StoredRun, plan: NewPlan, cell: Cell) -> str:
+def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
+    """Format the reported accuracy in percent. Empty if the method has no such model."""
     frame = run.accuracies.assign(average=plan.report.average)
-    frame = frame[frame["protocol"] == plan.method_protocols.get(cell.algorithm, plan.protocols[0])]
-    (accuracy,) = results.compute_reported_accuracies(frame, plan.report.round, plan.report.last_k)["accuracy"]
-    return f"{100 * accuracy:.2f}{' (diverged)' if run.is_diverged else ''}"
+    frame = results.compute_reported_accuracies(
+        frame[frame["protocol"] == protocol], plan.report.round, plan.report.last_k
+    )
+    texts = [f"{100 * accuracy:.2f}{' (diverged)' if run.is_diverged else ''}" for accuracy in frame["accuracy"]]
+    return texts[0] if texts else ""
 
 
 def write_tables(page: str) -> str:

@@ -143,12 +143,12 @@ def recompute_round(drawn: DrawnRound) -> Recomputation:
         metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn.round).metrics)
     frame = results.compute_accuracies(metrics)
     frame = frame[frame["average"] == stored_run.curves[0].average]
-    current_code = stored_runs.get_code(vars(settings), code_digest.compute_shared_code_digest())
+    current_digests = stored_runs.get_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn,
         _select_round(stored_run.accuracies, drawn.round),
         _select_round(frame, drawn.round),
-        (*stored_run.list_changed_code(current_code), *_list_environment_changes(stored_run, run.get_environment())),
+        (*stored_run.list_changes(current_digests), *_list_environment_changes(stored_run, run.get_environment())),
     )
 
 

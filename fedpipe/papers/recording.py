@@ -86,7 +86,8 @@ def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     (planned_run,) = (run for run in plan.runs if run.has_cell(cell))
     run = LocalRun(cell, planned_run, plan.report.average)
     environment = _join_environments(run.times["made_by"])
-    code = stored_runs.get_code(run.settings, environment["shared"])
+    digests = stored_runs.get_digests(run.settings, environment["shared"])
+    samples = digests.pop(stored_runs.SAMPLES)
     is_current = environment["shared"] == code_digest.compute_shared_code_digest()
     seconds = pd.DataFrame(run.times["rounds"])[list(results.TIMED_PHASES)].sum(axis=1)
     points = (results.describe_grid_point(results.format_grid_point(plan, each)) for each in cells)
@@ -99,7 +100,8 @@ def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         rounds=cell.rounds,
         key=cell.key,
         settings=stored_runs.digest_settings(run.settings),
-        **{f"{name.split()[0]}_code": digest for name, digest in code.items()},
+        samples=samples,
+        **{f"{name.split()[0]}_code": digest for name, digest in digests.items()},
         commit=commit if is_current or not commit else f"{commit}-other",
         date=f"{finished:%Y-%m-%d %H:%M}",
         **{name: environment[name] for name in ENVIRONMENT_FIELDS},

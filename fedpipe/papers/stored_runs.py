@@ -29,6 +29,8 @@ from fedpipe.planning.code_changes import COMPONENT_SECTIONS
 
 FOLDER = "measured"  #: name of the folder next to the studies
 SHARED_CODE = "shared code"
+SAMPLES = "samples"
+DIGEST_LABELS = {**COMPONENT_SECTIONS, SHARED_CODE: SHARED_CODE, SAMPLES: "samples (another copy of the data set)"}
 RESTORE_ADVICE = "Restore the file from git, or delete the lines of this run."
 Text = Annotated[str, Field(min_length=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
@@ -71,7 +73,8 @@ class StoredRun:
     seed: int
     rounds: Annotated[int, Field(ge=1)]
     key: Digest  #: key of the run, with the code
-    settings: Digest  #: hash of ``run.yaml`` without digests of code
+    settings: Digest  #: hash of ``run.yaml`` without digests of code and of the data
+    samples: Digest  #: SHA-256 of the data set, cut
     dataset_code: Digest
     partition_code: Digest
     model_code: Digest
@@ -114,20 +117,20 @@ class StoredRun:
         return next(curve.test_samples for curve in self.curves if curve.protocol == protocol)
 
     @property
-    def code(self) -> dict[str, str]:
-        """Digests of the code by the section of its component, and of the shared code."""
-        return {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
+    def digests(self) -> dict[str, str]:
+        """Digests of the code by the section of its component, of the shared code and of the samples."""
+        code = {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
+        return {**code, SAMPLES: self.samples}
 
-    def list_changed_code(self, current_code: Mapping[str, str]) -> list[str]:
-        """The components whose code differs now. ``current_code`` is like :attr:`code`."""
-        names = COMPONENT_SECTIONS | {SHARED_CODE: SHARED_CODE}
-        return [names[name] for name, digest in self.code.items() if digest != current_code[name]]
+    def list_changes(self, current_digests: Mapping[str, str]) -> list[str]:
+        """What differs now: components by their code, and the samples. ``current_digests`` are like :attr:`digests`."""
+        return [DIGEST_LABELS[name] for name, digest in self.digests.items() if digest != current_digests[name]]
 
-    def describe(self, current_code: Mapping[str, str]) -> str:
-        """Describe the commit, the date, and the components whose code differs now."""
+    def describe(self, current_digests: Mapping[str, str]) -> str:
+        """Describe the commit, the date, and what differs now."""
         origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
-        changed_code = self.list_changed_code(current_code)
-        return f"{origin}, which differs from today's in {', '.join(changed_code)}" if changed_code else origin
+        changes = self.list_changes(current_digests)
+        return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
 
     def has_same_numbers(self, other: StoredRun) -> bool:
         """Whether the accuracies are equal in all stored digits."""
@@ -217,16 +220,18 @@ def get_accuracies_path(study: Path) -> Path:
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """Hash the content of a ``run.yaml`` without digests of code and without paths of files."""
+    """Hash the content of a ``run.yaml`` without digests of code and data, and without paths of files."""
     sections = {name: section for name, section in settings.items() if name != "origin"}
     for name in COMPONENT_SECTIONS:
-        sections[name] = {key: value for key, value in sections[name].items() if key != "code"}
+        digest_keys = {"code", "sha256"} if name == "dataset" else {"code"}
+        sections[name] = {key: value for key, value in sections[name].items() if key not in digest_keys}
     return digest_json(sections)
 
 
-def get_code(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
-    """The digests of code in the content of a ``run.yaml`` by section, and of the shared code."""
-    return {name: str(settings[name]["code"]) for name in COMPONENT_SECTIONS} | {SHARED_CODE: shared_code}
+def get_digests(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
+    """The digests of code in the content of a ``run.yaml`` by section, of the shared code and of the samples."""
+    code = {name: str(settings[name]["code"]) for name in COMPONENT_SECTIONS}
+    return {**code, SHARED_CODE: shared_code, SAMPLES: str(settings["dataset"]["sha256"])[:12]}
 
 
 def format_accuracy(accuracy: float) -> str:

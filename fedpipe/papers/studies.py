@@ -89,7 +89,7 @@ class PaperStudy:
         """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
         run_id, run = _format_run_id(cell), self.get_run(cell)
         stored, is_local = self._stored_runs.get(run_id, []), run_id in self._local_runs
-        origin = HERE if is_local else stored[0].describe(self._get_current_code(cell))
+        origin = HERE if is_local else stored[0].describe(self._get_current_digests(cell))
         others = stored if is_local else stored[1:]
         differences = [(other, stored_runs.compute_largest_difference(run, other)) for other in others]
         notes = [
@@ -101,13 +101,13 @@ class PaperStudy:
 
     def _find_stored_runs(self, run_store: RunStore, cell: Cell) -> list[StoredRun]:
         """The stored runs with a cell's settings: those of today's code first, then the newest."""
-        current_code = self._get_current_code(cell)
+        current_digests = self._get_current_digests(cell)
         settings = stored_runs.digest_settings(self.read_settings(cell))
         runs = run_store.find(settings, cell.rounds, self.plan.report.average)
-        return sorted(runs, key=lambda run: bool(run.list_changed_code(current_code)))
+        return sorted(runs, key=lambda run: bool(run.list_changes(current_digests)))
 
-    def _get_current_code(self, cell: Cell) -> dict[str, str]:
-        return stored_runs.get_code(self.read_settings(cell), code_digest.compute_shared_code_digest())
+    def _get_current_digests(self, cell: Cell) -> dict[str, str]:
+        return stored_runs.get_digests(self.read_settings(cell), code_digest.compute_shared_code_digest())
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:

@@ -58,6 +58,7 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
     text = {"preset": "full", "point": "alpha=0.1", "algorithm": "fedper", "key": cell.key, "device": "CPU"}
     text |= {name: "1" for name in ("fedpipe", "python", "torch", "numpy", "executor")}
     text |= {f"{name}_code": "0" * 12 for name in ("dataset", "partition", "model", "algorithm", "shared")}
+    text["samples"] = "0" * 12
     numbers = dict.fromkeys(("round_seconds", "epoch_seconds", "bytes_down", "bytes_up"), 1.0)
     curve = Curve(
         protocol="personal-on-local", average="sample", test_samples=100, rounds="1-2", accuracies="0.8125 0.75"
