@@ -166,7 +166,7 @@ class Results:
     def provenance(self) -> pd.DataFrame:
         """Provenance of each run: rounds, folder, partition, data, the SHA-256 of its numbers, versions."""
 
-        def build_provenance_row(cell: Cell) -> pd.DataFrame:
+        def build_provenance_row(cell: Cell) -> dict[str, Any]:
             (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
             makers = self._data.get_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
@@ -180,10 +180,10 @@ class Results:
                 "dataset": run.dataset,
                 "sha256": cell.merged_files.read_recorded_sha256(cell.merged_files.metrics),
             }
-            return pd.DataFrame([facts | made_by])
+            return facts | made_by
 
         with self._enter_folder():
-            return self._data.concatenate_cells(build_provenance_row)
+            return self._data.tabulate_cells(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 

@@ -127,6 +127,8 @@ def run(
         *(*console, *dry_run_option, *job_limit, *snakemake_options),
     ]
     typer.echo(shlex.join(command), err=True)
+    if Path(sys.executable).with_name("snakemake").is_file():
+        command[:1] = [sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe"]  # the same without pandas
     os.execvp(command[0], command)
 
 

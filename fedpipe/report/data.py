@@ -7,7 +7,7 @@ checks its SHA-256, when you first use one of its numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -66,10 +66,10 @@ class StudyData:
 
         Like :attr:`accuracies`, with ``metric`` and ``score``. Accuracy, AUC and ECE are in [0, 1], and NLL is in nats.
         """
-        metrics = dict.fromkeys((*self.plan.metrics, ACCURACY))
-        return self.concatenate_cells(
-            lambda cell: results.compute_scores(self._metrics_by_run[cell.merged_files], metrics)
-        )
+        names = dict.fromkeys((*self.plan.metrics, ACCURACY))
+        runs, frames = zip(*self._metrics_by_run.items(), strict=True)
+        scores_by_run = dict(zip(runs, results.compute_scores_of_runs(frames, names), strict=True))
+        return self.concatenate_cells(lambda cell: scores_by_run[cell.merged_files])
 
     @cached_property
     def round_traffic(self) -> pd.DataFrame:
@@ -79,8 +79,8 @@ class StudyData:
     @cached_property
     def mean_traffic(self) -> pd.DataFrame:
         """Mean bytes that a participant receives and sends in a round, one row per cell."""
-        return self.concatenate_cells(
-            lambda cell: self._rounds_by_run[cell.merged_files][TRAFFIC_COLUMNS].mean().to_frame().T
+        return self.tabulate_cells(
+            lambda cell: {name: self._rounds_by_run[cell.merged_files][name].mean() for name in TRAFFIC_COLUMNS}
         )
 
     @cached_property
@@ -90,13 +90,15 @@ class StudyData:
         ``left_out``: number of omitted updates. ``diverged``: first round without a finite update, 0 if there is none.
         """
 
-        def count_left_out_updates(cell: Cell) -> pd.DataFrame:
+        def count_left_out_updates(cell: Cell) -> dict[str, int]:
             rounds = self._rounds_by_run[cell.merged_files]
-            diverged_rounds = rounds[rounds["left_out"] == rounds["participants"]]["round"]
-            diverged = int(diverged_rounds.min()) if len(diverged_rounds) else 0
-            return pd.DataFrame({"left_out": [int(rounds["left_out"].sum())], "diverged": [diverged]})
+            left_out, participants, numbers = (
+                rounds[name].to_numpy() for name in ("left_out", "participants", "round")
+            )
+            diverged = min(numbers[left_out == participants], default=0)
+            return {"left_out": int(left_out.sum()), "diverged": int(diverged)}
 
-        return self.concatenate_cells(count_left_out_updates)
+        return self.tabulate_cells(count_left_out_updates)
 
     @cached_property
     def round_times(self) -> pd.DataFrame:
@@ -111,23 +113,26 @@ class StudyData:
         over participants and rounds, without evaluation.
         """
 
-        def sum_seconds(cell: Cell) -> pd.DataFrame:
+        def sum_seconds(cell: Cell) -> dict[str, float]:
             rounds = self.get_times(cell)["rounds"]
             sums = {
                 name: sum(float(seconds.get(name, math.nan)) for seconds in rounds)
                 for name in (*TIMED_PHASES, EPOCH_COLUMN)
             }
             sums[EPOCH_COLUMN] /= len(rounds)
-            return pd.DataFrame([sums])
+            return sums
 
-        return self.concatenate_cells(sum_seconds)
+        return self.tabulate_cells(sum_seconds)
 
     @cached_property
     def environments(self) -> list[dict[str, str]]:
         """Distinct environments of the runs: executor, device and versions."""
         made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_times(cell)["made_by"]]
-        makers = [{name: value for name, value in maker.items() if name != "code"} for maker in made_by]
-        return [maker for index, maker in enumerate(makers) if maker not in makers[:index]]
+        makers: list[dict[str, str]] = []
+        for maker in made_by:
+            maker = {name: value for name, value in maker.items() if name != "code"}
+            makers += [maker] if maker not in makers else []
+        return makers
 
     @cached_property
     def heterogeneity(self) -> dict[str, HeterogeneitySummary]:
@@ -225,8 +230,17 @@ class StudyData:
 
     def concatenate_cells(self, get_frame: Callable[[Cell], pd.DataFrame]) -> pd.DataFrame:
         """Concatenate a frame of each cell, with columns that identify the cell."""
-        frames = [results.add_cell_columns(self.plan, cell, get_frame(cell)) for cell in results.sort_cells(self.plan)]
-        return pd.concat(frames, ignore_index=True)
+        cells = results.sort_cells(self.plan)
+        frames = [get_frame(cell) for cell in cells]
+        frame = pd.concat(frames, ignore_index=True)
+        return results.add_cell_columns(self.plan, cells, [len(frame) for frame in frames], frame)
+
+    def tabulate_cells(self, get_row: Callable[[Cell], Mapping[str, Any]]) -> pd.DataFrame:
+        """Make a frame with a row of each cell, with columns that identify the cell."""
+        cells = results.sort_cells(self.plan)
+        return results.add_cell_columns(
+            self.plan, cells, [1] * len(cells), pd.DataFrame([{**get_row(cell)} for cell in cells])
+        )
 
     @cached_property
     def _metrics_by_run(self) -> dict[MergedFiles, pd.DataFrame]:

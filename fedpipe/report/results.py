@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from fedpipe.report.words import METRICS
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric, Protocol, to_validation_protocol
 from fedpipe.settings.report import ReportedRound
 
+if TYPE_CHECKING:
+    from pandas.api.typing import SeriesGroupBy
+
 AVERAGES = ("sample", "client", "worst")  #: over test samples, over clients, over the worst tenth of the clients
 #: Columns of ``metrics.parquet`` that a metric needs.
 METRIC_COLUMNS: dict[Metric, tuple[str, ...]] = {
@@ -30,6 +34,7 @@ METRIC_COLUMNS: dict[Metric, tuple[str, ...]] = {
     "nll": ("loss",),
 }
 FloatArray = npt.NDArray[np.float64]
+RUNS_PER_CALL = 100  #: runs whose accuracies are computed in one call of pandas
 REPORTED_ROUNDS: tuple[ReportedRound, ...] = get_args(ReportedRound)
 TIMED_PHASES = ("train", "aggregate", "evaluate")  #: phases of a complete round
 EPOCH_COLUMN = "epoch"  #: seconds of a client's epoch
@@ -150,7 +155,8 @@ def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", 
     elif round == "last":
         reported_scores = by_run.last(skipna=False).reset_index()
     else:
-        reported_scores = by_run.apply(lambda scores: scores.tail(last_k).mean(skipna=False)).reset_index()
+        means = reduce_groups(by_run, lambda scores: scores[:, -last_k:].mean(1))
+        reported_scores = means.rename("score").reset_index()
     return reported_scores.assign(score=_get_score_signs(reported_scores) * reported_scores["score"])
 
 
@@ -166,17 +172,18 @@ def compute_accuracies(metrics: pd.DataFrame) -> pd.DataFrame:
     return compute_scores(metrics, ["accuracy"]).drop(columns="metric").rename(columns={"score": "accuracy"})
 
 
-def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric]) -> pd.DataFrame:
+def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric], keys: Sequence[str] = ()) -> pd.DataFrame:
     """Compute a run's scores by ``metric``, ``average``, ``protocol`` and ``round`` from its ``metrics.parquet``.
 
     Average ``sample`` is over all test samples, ``client`` over the clients, and ``worst`` over the worst tenth of the
     clients. The calibration error over all samples has the bins of all of them. The area under the ROC curve over all
     samples is the clients' mean, weighted by their test samples, and omits clients for which it is undefined. A loss
-    that is not a number counts as infinite. Metrics that the run does not record are omitted.
+    that is not a number counts as infinite. Metrics that the run does not record are omitted. For the metrics of
+    several runs, ``keys`` are the columns that identify a run.
     """
-    tested_rows = metrics[metrics["total"] > 0]
+    tested_rows, keys = metrics[metrics["total"] > 0], [*keys, "protocol", "round"]
     scores = {
-        metric: _average_over_clients(tested_rows, metric)
+        metric: _average_over_clients(tested_rows, metric, keys)
         for metric in names
         if {*METRIC_COLUMNS[metric]} <= {*metrics.columns}
     }
@@ -184,10 +191,25 @@ def compute_scores(metrics: pd.DataFrame, names: Iterable[Metric]) -> pd.DataFra
     return frame
 
 
-def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric) -> pd.Series[float]:
-    """Compute the averages of a metric's scores by ``average``, ``protocol`` and ``round``."""
+def compute_scores_of_runs(metrics: Sequence[pd.DataFrame], names: Collection[Metric]) -> list[pd.DataFrame]:
+    """Compute the scores of several runs. For accuracy alone, a call of pandas computes many of them."""
+    scores_by_run: list[pd.DataFrame] = []
+    runs_per_call = RUNS_PER_CALL if {*names} == {"accuracy"} else 1
+    for _, equal_frames in itertools.groupby(metrics, key=lambda frame: [*frame.dtypes.items()]):
+        frames = list(equal_frames)
+        for first in range(0, len(frames), runs_per_call):
+            part = frames[first : first + runs_per_call]
+            runs = np.repeat(np.arange(len(part)), [len(frame) for frame in part])
+            scores = compute_scores(pd.concat(part, ignore_index=True).assign(run=runs), names, ["run"])
+            rows = scores.pop("run").to_numpy()
+            scores_by_run += [scores.iloc[np.flatnonzero(rows == run)] for run in range(len(part))]
+    return scores_by_run
+
+
+def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]) -> pd.Series[float]:
+    """Compute the averages of a metric's scores by ``average`` and ``keys``."""
     rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].direction
-    by_round = rows.groupby(["protocol", "round"])
+    by_round = rows.groupby(keys)
     if metric == "accuracy":
         sums = by_round[["correct", "total"]].sum()
         sample_average = sums["correct"] / sums["total"]
@@ -196,15 +218,47 @@ def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric) -> pd.Serie
     else:
         defined_rows = rows[rows["score"].notna()]
         defined_rows = defined_rows.assign(score=defined_rows["score"] * defined_rows["total"])
-        sums = defined_rows.groupby(["protocol", "round"])[["score", "total"]].sum()
+        sums = defined_rows.groupby(keys)[["score", "total"]].sum()
         sample_average = (sums["score"] / sums["total"]).reindex(by_round["score"].count().index)
+    by_round_with_score = rows[rows["score"].notna()].groupby(keys)["score"]
+    worst_average = reduce_groups(by_round_with_score, lambda scores: sign * compute_worst_tenth(sign * scores))
     averages = {
         "sample": sample_average,
-        "client": by_round["score"].mean(),
-        "worst": by_round["score"].agg(lambda scores: sign * compute_worst_tenth(sign * scores)),
+        "client": _average_scores(rows, keys),
+        "worst": worst_average.reindex(by_round["score"].count().index),
     }
     scores: pd.Series[float] = pd.concat(averages, names=["average"])
     return scores
+
+
+def _average_scores(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+    """Average the scores of several runs by ``keys``, with the bits of the same call for each run alone.
+
+    Pandas rounds in another way if the rows are in the order of the groups, so runs of both kinds are in two calls.
+    """
+    order, run_columns = rows.groupby(keys).ngroup(), keys[:-2]
+    if order.is_monotonic_increasing or not run_columns:
+        return rows.groupby(keys)["score"].mean()
+    is_ordered = (order.diff().fillna(0) >= 0).groupby([rows[name] for name in run_columns]).transform("all")
+    parts = [rows[is_ordered], rows[~is_ordered]]
+    means: pd.Series[float] = pd.concat([part.groupby(keys)["score"].mean() for part in parts if len(part)])
+    return means.sort_index()
+
+
+def reduce_groups(groups: SeriesGroupBy[Any, Any], reduce: Callable[[FloatArray], FloatArray]) -> pd.Series[float]:
+    """Reduce each group to a number.
+
+    ``reduce`` gets all groups of one size as a matrix, shape (groups, size), in the order of the rows. This is faster
+    than a call per group and gives the same bits.
+    """
+    values, group_of_row = groups.obj.to_numpy(dtype=float), groups.ngroup().to_numpy()
+    index, order = groups.size().index, np.argsort(group_of_row, kind="stable")
+    sizes = np.bincount(group_of_row, minlength=len(index))
+    first_rows, numbers = np.cumsum(sizes) - sizes, np.empty(len(index))
+    for size in np.unique(sizes):
+        selected = np.flatnonzero(sizes == size)
+        numbers[selected] = reduce(values[order[first_rows[selected, None] + np.arange(size)]])
+    return pd.Series(numbers, index)
 
 
 def _compute_client_scores(rows: pd.DataFrame, metric: Metric) -> pd.Series[float]:
@@ -224,10 +278,10 @@ def _pool_calibration_error(rows: pd.DataFrame) -> float:
     return float(compute_calibration_error(*(np.stack(list(rows[name])).sum(0) for name in METRIC_COLUMNS["ece"])))
 
 
-def compute_worst_tenth(accuracies: pd.Series[float]) -> float:
-    """Compute the mean accuracy of the worst tenth of the clients, at least one."""
-    defined = np.sort(accuracies.dropna())
-    return float(defined[: max(1, len(defined) // 10)].mean()) if len(defined) else math.nan
+def compute_worst_tenth(accuracies: FloatArray) -> FloatArray:
+    """Compute the mean of the lowest tenth along the last axis, at least one."""
+    worst: FloatArray = np.sort(accuracies)[..., : max(1, accuracies.shape[-1] // 10)].mean(-1)
+    return worst
 
 
 def _get_score_signs(frame: pd.DataFrame) -> pd.Series[float]:
@@ -250,23 +304,22 @@ def select_last_rounds(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     return selected_rows
 
 
-def add_cell_columns(plan: Plan, cell: Cell, frame: pd.DataFrame) -> pd.DataFrame:
-    """Copy a frame and add the columns of its cell: ``algorithm``, the grid, ``seed``, ``key``."""
-    frame = frame.copy()
-    columns: dict[str, Any] = {
-        "algorithm": cell.algorithm,
-        **format_grid_point(plan, cell),
-        "seed": cell.seed,
-        "key": cell.key,
+def add_cell_columns(plan: Plan, cells: Sequence[Cell], row_counts: Sequence[int], frame: pd.DataFrame) -> pd.DataFrame:
+    """Add columns to a frame with some rows of each cell: ``algorithm``, the grid, ``seed``, ``key``."""
+    points = [format_grid_point(plan, cell) for cell in cells]
+    columns: dict[str, list[Any]] = {
+        "algorithm": [cell.algorithm for cell in cells],
+        **{name: [point[name] for point in points] for name in plan.grid},
+        "seed": [cell.seed for cell in cells],
+        "key": [cell.key for cell in cells],
     }
-    for column_index, (name, value) in enumerate(columns.items()):
-        if name in frame:
-            raise SettingsError(
-                f"study.grid.{name}: {cell.algorithm} records a metric with this name. Rename the axis. Your runs stay "
-                "valid."
-            )
-        frame.insert(column_index, name, value)
-    return frame
+    cell_of_row = np.repeat(np.arange(len(cells)), row_counts)
+    for name in columns.keys() & {*frame.columns}:
+        algorithm = cells[cell_of_row[int(frame[name].notna().to_numpy().argmax())]].algorithm
+        raise SettingsError(
+            f"study.grid.{name}: {algorithm} records a metric with this name. Rename the axis. Your runs stay valid."
+        )
+    return pd.concat([pd.DataFrame(columns).take(cell_of_row).reset_index(drop=True), frame], axis=1)
 
 
 def select_best_rows(plan: Plan, means: pd.DataFrame) -> list[tuple[Hashable, ...]]:

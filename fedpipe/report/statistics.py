@@ -85,13 +85,10 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     by_run = client_rows.assign(accuracy=client_rows["correct"] / client_rows["total"]).groupby(keys, sort=False)[
         "accuracy"
     ]
-    return by_run.agg(
-        mean="mean",
-        std=lambda client_accuracies: client_accuracies.std(ddof=0),
-        worst=results.compute_worst_tenth,
-        lowest="min",
-        clients="count",
-    ).reset_index()
+    fairness = by_run.agg(["mean", "min", "count"]).rename(columns={"min": "lowest", "count": "clients"})
+    fairness.insert(1, "std", results.reduce_groups(by_run, lambda accuracies: accuracies.std(1)))
+    fairness.insert(2, "worst", results.reduce_groups(by_run, results.compute_worst_tenth))
+    return fairness.reset_index()
 
 
 def compute_cost_to_target(

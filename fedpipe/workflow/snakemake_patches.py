@@ -14,10 +14,13 @@ send.
   so Snakemake would never overwrite them (``_IOFile.protected``). After an interrupted `dvc pull` a table may exist
   without its record, and Snakemake would accept it for any settings (``FilePersistence.params_changed``, and
   ``has_metadata``, which skips it).
+- Parameters: Snakemake imports pandas to test whether a parameter is a frame, which takes a quarter of the time of a
+  study that is complete (``FilePersistence._serialize_param_pandas``).
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,15 @@ def patch_missing_records() -> None:
 
     FilePersistence.params_changed = get_changes_or_missing
     FilePersistence.has_metadata = lambda *_: True  # Snakemake calls params_changed only if this is true
+
+
+def patch_parameter_records() -> None:
+    """Let Snakemake test whether a parameter is a frame of pandas only if pandas has been imported."""
+    _require_attributes(FilePersistence, "_serialize_param_pandas", "_serialize_param_builtin")
+    serialize = FilePersistence._serialize_param_pandas
+
+    def serialize_without_import(persistence: FilePersistence, value: Any) -> Any:
+        is_imported = "pandas" in sys.modules  # otherwise no value is a frame
+        return serialize(persistence, value) if is_imported else persistence._serialize_param_builtin(value)
+
+    FilePersistence._serialize_param_pandas = serialize_without_import

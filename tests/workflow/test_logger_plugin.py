@@ -48,6 +48,21 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("Snakefile").write_text(SNAKEFILE)
 
 
+def test_snakemake_as_fedpipe_run_starts_it_imports_no_pandas() -> None:
+    """A plugin that uses it later gets the real one."""
+    Path("Snakefile").write_text(
+        "import sys\n"
+        "from snakemake_executor_plugin_slurm import efficiency_report\n"
+        "print('pandas' in sys.modules, efficiency_report.parse_reqmem('4G'))\n"
+        "import pandas\n"
+        "print(pandas.isna is efficiency_report.pd.isna, *sys.argv)\n"
+    )
+    command = [sys.executable, "-P", "-m", "snakemake_logger_plugin_fedpipe", "-n"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.stdout.splitlines()[:2] == ["False 4096.0", "True snakemake -n"], process.stderr
+
+
 @pytest.mark.slow
 def test_a_quiet_snakemake_records_how_each_job_ended() -> None:
     assert run_snakemake("-n").returncode == 0

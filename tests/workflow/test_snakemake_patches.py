@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from snakemake.io import _IOFile
 from snakemake.persistence import PersistenceBase
@@ -23,6 +25,7 @@ from fedpipe.workflow.snakemake_patches import (
     patch_linked_outputs,
     patch_lock_deletion,
     patch_missing_records,
+    patch_parameter_records,
     patch_record_writing,
     patch_scheduler_alarm,
 )
@@ -33,6 +36,7 @@ REPLACED = [
     (patch_record_writing, FilePersistence, {"_io_write", "_record_path"}),
     (patch_linked_outputs, _IOFile, {"protected"}),
     (patch_missing_records, FilePersistence, {"has_metadata", "metadata", "params_changed"}),
+    (patch_parameter_records, FilePersistence, {"_serialize_param_pandas", "_serialize_param_builtin"}),
 ]
 SOURCES = [
     (snakemake_patches, (FilePersistence, PersistenceBase, JobScheduler, JobRateLimiter, _IOFile)),
@@ -71,3 +75,16 @@ def test_the_installed_versions_have_all_private_names(module: object, owners: t
     assert len(used_names) >= 3
     source = "".join(map(inspect.getsource, owners))
     assert [name for name in sorted(used_names) if not re.search(rf"(def |self\.){name}\b", source)] == []
+
+
+def test_records_of_parameters_are_the_same_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    serialize = FilePersistence._serialize_param_pandas
+    monkeypatch.setattr(FilePersistence, "_serialize_param_pandas", serialize)  # for the end of this test
+    patch_parameter_records()
+    persistence: FilePersistence = FilePersistence.__new__(FilePersistence)
+    values = ["a", 1, None, [0.5], Path("a"), pd.Series([1, 2])]
+    expected = [serialize(persistence, value) for value in values]
+    assert [persistence._serialize_param_pandas(value) for value in values] == expected
+    monkeypatch.delitem(sys.modules, "pandas")
+    assert [persistence._serialize_param_pandas(value) for value in values[:-1]] == expected[:-1]
+    assert "pandas" not in sys.modules

@@ -38,6 +38,7 @@ with suppress(FileExistsError):
 snakemake_patches.patch_record_writing()
 snakemake_patches.patch_linked_outputs()
 snakemake_patches.patch_missing_records()
+snakemake_patches.patch_parameter_records()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:
