@@ -421,6 +421,16 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     assert ticks(figure.axes[0].xaxis) == ticks(figure.axes[0].yaxis) == ["negative", "positive"]
 
 
+def test_partition_names_clients_if_their_rows_have_room():
+    for clients, has_names in ((21, True), (200, False)):
+        names = [f"writer{client:02d}" for client in range(clients)]
+        counts = np.ones((clients, 3), dtype=np.int64)
+        figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, client_names=names)
+        figure.draw_without_rendering()
+        assert (ticks(figure.axes[0].yaxis) == names) is has_names
+        check_page(figure, NEURIPS)
+
+
 def test_partition_tells_no_sample_from_few_beside_many():
     cells, *_ = partition.build_partition_figure(np.array([[0, 1], [10000, 100]]), SETTINGS, NEURIPS).axes
     (image,) = cells.images

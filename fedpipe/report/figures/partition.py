@@ -71,8 +71,8 @@ def build_partition_figure(
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
-        style.label_axis_with_classes(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
-        style.label_axis_with_classes(cells.yaxis, client_names, page.characters_per_line)
+        style.label_axis_with_names(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
+        style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
         bars.set_xlabel("samples")
