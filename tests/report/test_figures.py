@@ -363,8 +363,9 @@ def test_partition_shows_counts_and_sizes():
         np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}, NEURIPS
     )
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
-    assert "mean label entropy 0.36 bits" in figure.get_supxlabel()  # of 0 and 0.722
-    assert "Gini coefficient of sizes 0.125" in figure.get_supxlabel().replace("\n", " ")
+    note = figure.get_supxlabel().replace("\u00a0", " ")
+    assert "Mean label entropy 0.36 bits" in note  # of 0 and 0.722
+    assert "Gini coefficient of sizes 0.125" in note
 
 
 def test_partition_marks_clients_that_are_held_out():
