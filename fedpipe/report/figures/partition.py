@@ -110,7 +110,7 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
 def _join_measures(line: str) -> str:
     """Join the measures of heterogeneity, so that a line break is only between two of them."""
     measures = [measure.strip().replace(" ", "\u00a0") for measure in line.split("·")]
-    return f"{measures[0][:1].upper()}{' · '.join(measures)[1:]}"
+    return f"{measures[0][:1].upper()}{', '.join(measures)[1:]}."
 
 
 def _has_room_for_numbers(counts: Integers, page: style.Page) -> bool:
