@@ -110,7 +110,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     typist.next("$EDITOR params.yaml", "EDITOR=true; $EDITOR params.yaml")
     printed = typist.next("dvc repro")
     assert count_jobs(printed)["segment"] == 1
-    assert "results/runs/feddw/" in printed
+    assert "segment FedDW seed" in printed
     compared = typist.next("fedpipe compare")
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared
