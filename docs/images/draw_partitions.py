@@ -40,7 +40,7 @@ def count_samples() -> pd.DataFrame:
 def draw_partitions() -> str:
     """Draw all schemes as SVG, except those that read a table or a column of the data set."""
     frame = count_samples()
-    note = f"Digits: {len(load_digits().target)} samples, {CLIENTS} clients, seed {SEED}. All dirichlet schemes and "
+    note = f"Digits: {len(load_digits().target):,} samples, {CLIENTS} clients, seed {SEED}. All dirichlet schemes and "
     note += f"quantity have alpha = {ALPHA}. The other schemes have their default parameters."
     return panels.render_heatmaps(frame, "class", "client", "training samples", 0.5, note)
 

@@ -38,8 +38,10 @@ CLICK = """setInterval(() => {
   const links = [...document.querySelectorAll("a, button")];
   const row = [...document.querySelectorAll("tr")].find(one => one.textContent.includes("learning curves"));
   const link = row ? row.querySelector("a") : links.find(one => one.textContent.trim() === "Results");
-  if (link && !document.querySelector("iframe")) link.click();
-}, 100);"""  #: opens the learning curves in Snakemake's report
+  if (link && !document.querySelector(".h-screen.items-center img")) link.click();
+  const content = document.querySelector(".h-screen.items-center");
+  if (content) content.style.alignItems = "flex-start";
+}, 100);"""  #: opens the learning curves in Snakemake's report, at the top instead of the middle
 BROKEN_MODULE = '''"""A method with a mistake."""
 
 from dataclasses import dataclass
@@ -121,7 +123,7 @@ def take_screenshots(folder: Path, rounds: int) -> None:
         run(["snakemake", "--report", "report.html"])
         with Path("report.html").open("a", encoding="utf-8") as report:
             report.write(f"<script>{CLICK}</script>")
-        take_screenshot(Path("report.html"), folder / "snakemake-report.png", 820)
+        take_screenshot(Path("report.html"), folder / "snakemake-report.png", 360)
         run(["dvc", "plots", "show", "-o", "dvc_plots"])
         take_screenshot(Path("dvc_plots/index.html"), folder / "dvc-plots.png", 900, 940)
         paper = (ROOT / "docs/papers/reduced/feddw.html").read_text(encoding="utf-8")

@@ -46,8 +46,9 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        The number, how it was reported, and for each run the settings, the artifacts with their checked SHA-256, the
-        partition, the data set, the versions that made it, and the commit that first recorded it.
+        The number, how it was reported, the settings that all runs have in common, and for each run its other settings,
+        the artifacts with their checked SHA-256, the partition, the data set, the versions that made it, and the
+        commit that first recorded it.
 
     Raises
     ------
@@ -83,17 +84,19 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     if not len(seeds):
         raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
+    runs = [
+        {"seed": run.seed, metric.head: round(float(scores[run.key]), 4)}
+        | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
+        for run in cells
+    ]
     return {
         "cell": cell,
         metric.head: round(float((metric.factor * seeds["score"]).mean()), 4),
         "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
         f"{_format_seed_count(len(seeds))}",
         "table": {str(table): compute_file_sha256(table)},
-        "runs": [
-            {"seed": run.seed, metric.head: round(float(scores[run.key]), 4)}
-            | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
-            for run in cells
-        ],
+        "settings": _extract_common_settings(runs),
+        "runs": runs,
     }
 
 
@@ -123,7 +126,9 @@ def find_first_commit(files: RunFiles) -> str:
         completed_process = subprocess.run(command, capture_output=True, text=True, check=True)
     except OSError as error:
         return f"unknown: git can't be run ({error.strerror})"
-    except subprocess.CalledProcessError as error:  # not a clone, or git does not trust its owner
+    except subprocess.CalledProcessError as error:  # perhaps git does not trust the folder's owner
+        if "not a git repository" in error.stderr:
+            return "unknown, because this folder is not in a git repository"
         return f"unknown: {error.stderr.partition(chr(10))[0]}"
     commit, _, ref_names = completed_process.stdout.partition("\n")[0].partition("\0")
     shallow_note = ", or earlier, because this clone is shallow" if ref_names.split(", ")[0] == "grafted" else ""
@@ -132,6 +137,21 @@ def find_first_commit(files: RunFiles) -> str:
 
 def _describe_reported_round(plan: Plan) -> str:
     return table_parts.ROUND_PHRASES[plan.report.round].format(last_k=plan.report.last_k)
+
+
+def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Get the sections of settings that all runs have in common, and remove them and the seed from the runs."""
+    common = {
+        name: section
+        for name, section in runs[0]["settings"].items()
+        if name != "seed" and all(run["settings"][name] == section for run in runs)
+    }
+    for run in runs:
+        rest = {name: section for name, section in run["settings"].items() if name not in common and name != "seed"}
+        run["settings"] = rest
+        if not rest:
+            del run["settings"]
+    return common
 
 
 def _format_seed_count(count: int) -> str:

@@ -38,7 +38,12 @@ def list_(
 
 @app.command(rich_help_panel=USER_PANEL)
 def describe(
-    name: Annotated[str, typer.Argument(help="Name of an algorithm, data set, model, partition scheme or diagnostic.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="An algorithm, data set, model, partition scheme or diagnostic, or a method of params.yaml."
+        ),
+    ],
 ) -> None:
     """Print the documentation and parameters of a component, or of a diagnostic with its columns."""
     from fedpipe.cli.docs import equations
@@ -52,6 +57,9 @@ def describe(
     from fedpipe.core.components.component import COMPONENT_KINDS, list_parameters
 
     kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
+    if not kinds and name not in code_digest.DIAGNOSTIC_MODULES:
+        name = _find_algorithm_of_entry(name)
+        kinds = [kind for kind in COMPONENT_KINDS if name in registry.list_components(kind)]
     if not kinds and "." in name:
         kinds = [kind for kind in COMPONENT_KINDS if registry.is_component(kind, name)]
     if not kinds and name in code_digest.DIAGNOSTIC_MODULES:
@@ -147,6 +155,17 @@ def schema() -> None:
     from fedpipe.cli.docs.pages import render_schema
 
     typer.echo(render_schema(), nl=False)
+
+
+def _find_algorithm_of_entry(name: str) -> str:
+    """Find the algorithm of an entry of params.yaml, such as own.Prox of `prox`. Return other names unchanged."""
+    from fedpipe.core.yaml_text import read_yaml
+
+    params = Path("params.yaml")
+    study = read_yaml(params.read_text(encoding="utf-8"), params) if params.is_file() else None
+    entries = study.get("algorithms") if isinstance(study, dict) else None
+    entry = entries.get(name) if isinstance(entries, dict) else None
+    return str(entry["algorithm"]) if isinstance(entry, dict) and "algorithm" in entry else name
 
 
 def _find_component_kind(plural_name: str, *extra_choices: str) -> ComponentKind:

@@ -31,7 +31,7 @@ def init(
         )
         return
     changed_files, edited_files = project.update_project(folder)
-    typer.echo("\n".join(changed_files) if changed_files else "The project is up to date.")
+    typer.echo("\n".join(["Updated:", *changed_files]) if changed_files else "The project is up to date.")
     for name in edited_files:
         typer.echo(
             f"fedpipe: {name} is kept, because you edited it. `fedpipe init NEW` writes its new version.", err=True

@@ -94,11 +94,13 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
             note = f"Fraction of the samples, or of the sum of the norms, of each class. {note}"
             return panels.render_heatmaps(frame, "class", "client", "fraction", 0.5, note)
         case "matrices":
+            note = f"SL: mean soft label of each class. CR: relation of classes in the head. {note}"
             return panels.render_heatmaps(frame, "class", "class", "", note=note)
         case "shares":
             frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
             frame = frame.rename(columns={"share": "x", "norm": "y"})
-            note = f"A point is a class of a client. {note}"
+            contrary = "against the claim if its norm is above that of a class with less than half as many samples"
+            note = f"A point is a class of a client. It is {contrary}. {note}"
             return panels.render_points(frame, "fraction of the samples", "relative norm of the row", note)
         case "features":
             return panels.render_embedding(frame, note)
@@ -270,7 +272,7 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
     frames: dict[str, pd.DataFrame] = {}
     for run in runs:
         settings = run.study.read_settings(run.cell)["partition"]
-        formats = {"scheme": "{}", "alpha": "α = {}", "shards_per_client": "{} a client"}
+        formats = {"scheme": "{}", "alpha": "α = {}", "shards_per_client": "{} per client"}
         parts = [text.format(settings[name]) for name, text in formats.items() if name in settings]
         panel = run.panel or ", ".join(parts)
         if panel not in frames:

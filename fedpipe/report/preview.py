@@ -57,8 +57,9 @@ def render_preview(
         lines = (
             lines if len(lines[0]) <= LINE_WIDTH else _render_count_table(counts, [*map(str, range(count))], clients)
         )
-    note = ["", "An asterisk marks held-out clients, which never train."] if held_out else []
-    return "\n".join([head, "", *lines, *note, "", str(HeterogeneitySummary.from_counts(counts)), ""])
+    note = "Training samples of each client and class."
+    note += " An asterisk marks held-out clients, which never train." if held_out else ""
+    return "\n".join([head, "", *lines, "", note, str(HeterogeneitySummary.from_counts(counts)), ""])
 
 
 def _render_count_table(counts: Integers, names: Sequence[str], clients: Sequence[str]) -> list[str]:

@@ -40,6 +40,7 @@ from fedpipe.settings.execution import Execution
 from fedpipe.workflow.selection import StudySelection
 
 LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its processes write
+PROGRESS_OPTION = "--logger-fedpipe-progress"  #: of `fedpipe run` and `dvc repro`, which print a line per job
 #: Files of a run's merged rounds, as an output of rules with these wildcards.
 MERGED_PATTERN = [
     str(path) for path in MergedFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
@@ -422,10 +423,12 @@ def format_lock_message(arguments: Sequence[str]) -> str:
 
 def format_error_message(arguments: Sequence[str]) -> str:
     """Format the message after a failure or Ctrl+C, which Snakemake does not distinguish."""
-    return (
-        "fedpipe: Snakemake ended before all jobs were done. Complete rounds are kept. To continue after them, type:\n"
-        f"    {shlex.join(['snakemake', *arguments])}"
+    message = (
+        "fedpipe: Snakemake ended before all jobs were done. Complete rounds are kept. To continue after them, type"
     )
+    if PROGRESS_OPTION in arguments:
+        return f"{message} the same command again."
+    return f"{message}:\n    {shlex.join(['snakemake', *arguments])}"
 
 
 def format_shell_prefix(environment: Mapping[str, object]) -> str:

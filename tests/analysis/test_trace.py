@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedpipe.analysis import trace
 from fedpipe.analysis.trace import trace_cell
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
@@ -35,7 +36,9 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
     assert sum(run["accuracy (%)"] for run in result["runs"]) / 2 == pytest.approx(result["accuracy (%)"], abs=1e-4)
     for run in result["runs"]:
         settings = run_settings.RunSettings.read(Path(run["run"]) / "run.yaml")
-        assert run["settings"] == {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+        sections = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
+        assert result["settings"] | {"seed": run["seed"]} == sections
+        assert "settings" not in run
         names = {Path(path).relative_to(run["run"]).as_posix() for path in run["artifacts"]}
         assert {"run.yaml", "joined/0003/metrics.parquet", "rounds/0003/server.pt", "rounds/0003/clients.pt"} < names
         assert f"{run['run']}/rounds.zip/0003/metrics.parquet" in run["artifacts"]
@@ -47,8 +50,14 @@ def test_every_artifact_has_its_hash(study: Path) -> None:
         (made_by,) = run["made by"]
         assert {"executor", "device", "shared", "fedpipe", "torch", "numpy", "python"} == set(made_by)
         assert made_by["shared"] == code_digest.compute_shared_code_digest()
-        assert run["first recorded in"].startswith("unknown: fatal: not a git repository")
+        assert run["first recorded in"].startswith("unknown, because")
     assert yaml.safe_load(yaml.safe_dump(result)) == result
+
+
+def test_settings_that_differ_are_in_each_run() -> None:
+    runs = [{"settings": {"seed": seed, "model": {"name": "mlp"}, "federation": {"clients": seed}}} for seed in (4, 5)]
+    assert trace._extract_common_settings(runs) == {"model": {"name": "mlp"}}
+    assert runs == [{"settings": {"federation": {"clients": seed}}} for seed in (4, 5)]
 
 
 def test_the_first_commit_is_that_of_git(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +110,7 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
     for point in ("alpha=0.1", "alpha=1.0"):
         result = trace_cell(TABLE, f"fedavg.{point}.global-on-global")
         assert result["accuracy (%)"] == pytest.approx(metrics[point], abs=0.005)
-        (run,) = result["runs"]
-        assert f"alpha={run['settings']['partition']['alpha']}" == point
+        assert f"alpha={result['settings']['partition']['alpha']}" == point
     with pytest.raises(SettingsError, match=r"^'local\.alpha=0\.1\.global-on-global' .* results/tables/results\.md"):
         trace_cell(TABLE, "local.alpha=0.1.global-on-global")
 

@@ -167,6 +167,8 @@ def test_describe_finds_custom_components() -> None:
     """`describe` explains everything that params.yaml may name."""
     text = run_command("describe", "fedpipe.algorithms.fedprox.FedProx")
     assert "  mu: 0.01\n" in text
+    Path("params.yaml").write_text("algorithms: {mine: {algorithm: fedpipe.algorithms.fedprox.FedProx, mu: 1.0}}\n")
+    assert run_command("describe", "mine") == text
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------

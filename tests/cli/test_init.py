@@ -156,5 +156,5 @@ def test_the_wheel_runs_a_study_in_an_empty_folder(tmp_path: Path) -> None:
     assert "is already a project" in run_command("fedpipe", "init", ".", fails=True)
     write_earlier_file(tmp_path / "study", "dvc.yaml")
     assert "`fedpipe init . --update`" in run_command("fedpipe", "plan")
-    assert run_command("fedpipe", "init", ".", "--update") == "dvc.yaml\n"
+    assert run_command("fedpipe", "init", ".", "--update") == "Updated:\ndvc.yaml\n"
     assert "--update" not in run_command("fedpipe", "plan")

@@ -101,7 +101,9 @@ def test_the_words_of_the_readme_run_on_slurm(clone: Clone) -> None:
     bits = clone.hash_results()
     clone.edit(federation={"learning_rate": 0.05})
     output = clone.run_on_slurm("bash", "-c", "FEDPIPE_PROFILE=slurm dvc repro")
-    assert "submitted with SLURM jobid" in output
+    log = max((clone.folder / ".snakemake/log").glob("*.log")).read_text()
+    assert "SLURM run ID" in log, "as docs/cluster.md says"
+    assert "submitted with SLURM jobid" in log
     assert "Running stage 'train@fedavg'" in output
     assert bits.items() < clone.hash_results().items()
 

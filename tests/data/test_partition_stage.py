@@ -149,6 +149,7 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
         "   ann  4   ·        4\n"
         "   bob  3  13       16\n"
         "   all  7  13       20\n\n"
+        "Training samples of each client and class.\n"
         f"{HeterogeneitySummary.from_counts(np.array([[4, 0], [3, 13]]))}\n"
     )
 
@@ -162,7 +163,7 @@ def test_the_preview_marks_clients_that_are_held_out() -> None:
         "  bob*  3  13       16",
         "   all  7  13       20",
         "",
-        "An asterisk marks held-out clients, which never train.",
+        "Training samples of each client and class. An asterisk marks held-out clients, which never train.",
     ]
     studies.write(
         studies.settings(federation={"held_out": [3, 7]}, evaluation={"protocols": ["personal-on-local"]}), Path()

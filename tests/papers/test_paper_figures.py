@@ -136,7 +136,7 @@ def test_two_panels_of_one_figure_have_their_own_labels():
     assert [text for text in texts(svg) if text in {"batch size", "local epochs"}] == ["batch size", "local epochs"]
 
 
-def test_at_most_six_lines_are_colored_with_the_papers_method_and_fedavg():
+def test_at_most_seven_lines_are_colored_with_the_papers_method_and_fedavg():
     """FedDW's Figure 7 has twelve methods."""
     paper = layouts.load_papers()["FedDW"]
     stored = pd.read_csv(FRAMES["FedDW", "Figure 7"])
@@ -147,7 +147,15 @@ def test_at_most_six_lines_are_colored_with_the_papers_method_and_fedavg():
     assert len(colored) == len({colors[name] for name in colored}) == panels.MAX_COLORS
     assert {"FedAvg", "FedDW"} < colored
     labels = texts(figures.render_figure(paper, paper.figures["Figure 7"], stored))
-    assert {"6 others", "Gray: FedBABU, FedRep, FedProto, FedALA, FedPer, Local."} <= {*labels}
+    assert {"5 others", "Gray: FedRep, FedProto, FedALA, FedPer, Local."} <= {*labels}
+
+
+def test_a_method_has_the_same_color_in_figures_that_list_the_methods_in_another_order():
+    colors = []
+    for names in (("FedPer", "FedAvg", "pFedMe", "FedBN"), ("FedBN", "pFedMe", "FedPer", "FedAvg")):
+        figure = unwrapped(panels.render_lines, lines(names=names), "round", "y", ("FedAvg",))
+        colors.append({line.get_label(): line.get_color() for line in figure.axes[0].get_lines()})
+    assert colors[0] == colors[1]
 
 
 def test_panels_share_the_vertical_axis_within_a_data_set_only():
@@ -194,8 +202,10 @@ def test_measures_have_their_own_axes_and_presets():
 
 def test_lines_that_hide_each_other_are_named():
     labels = texts(panels.render_lines(lines(names=("FedAvg", "FedBN")), "round", "y"))
-    assert "FedAvg, FedBN: equal values." in labels
+    assert "All lines have equal values." in labels
     other = lines(names=("FedDW",)).assign(mean=1.0)
+    labels = texts(panels.render_lines(pd.concat([lines(names=("FedAvg", "FedProx", "FedBN")), other]), "round", "y"))
+    assert "FedAvg, FedProx and FedBN have equal values." in labels
     labels = texts(panels.render_lines(pd.concat([lines(names=("FedAvg",)), other]), "round", "y"))
     assert not [text for text in labels if "equal" in text]
 

@@ -63,7 +63,7 @@ def test_repro_records_and_an_edit_runs_one_algorithm(project: Project, tmp_path
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
     printed = project.run("dvc", "repro")
     assert count_jobs(printed)["segment"] == 1
-    assert "results/runs/fedprox/" in printed
+    assert "segment FedProx seed 0" in printed
     ran = [line for line in printed.splitlines() if line.startswith("Running stage 'train@")]
     assert ran == ["Running stage 'train@fedprox':"]
     second = project.metrics()

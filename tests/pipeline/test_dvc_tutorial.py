@@ -299,8 +299,8 @@ def test_numbers_are_traced_and_verified(story: Story) -> None:
     assert printed.startswith(trace)
     found = yaml.safe_load(trace)
     assert found["accuracy (%)"] == pytest.approx(story.truth[0.1, 1.0]["feddw"], abs=0.005)
+    assert found["settings"]["algorithm"]["mu"] == 1.0
     (run,) = found["runs"]
-    assert run["settings"]["algorithm"]["mu"] == 1.0
     assert not run["first recorded in"].startswith("no commit")
     assert "all bits agree" in printed[verified:]
 

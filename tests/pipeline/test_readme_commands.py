@@ -31,7 +31,7 @@ ELSEWHERE = {
         "tests/project/test_ci.py::test_a_hook_lets_the_project_pass_and_bad_code_fail"
     ),
     "pip wheel --no-deps . && pip install fedpipe-*.whl": WHEEL,
-    "fedpipe init ../study && cd ../study && fedpipe run": WHEEL,
+    "fedpipe init ../study && cd ../study": WHEEL,
     "fedpipe init . --update": WHEEL,
     "fedpipe run --params studies/table.yaml --preset smoke": (
         f"{STUDIES}::test_a_preset_of_a_study_has_its_own_table_and_shares_runs"
@@ -110,7 +110,7 @@ def test_the_readme_from_top_to_bottom(clone: Project) -> None:
     typist.next("$EDITOR params.yaml", "EDITOR=true; $EDITOR params.yaml")
     printed = typist.next("dvc repro")
     assert count_jobs(printed)["segment"] == 1
-    assert "results/runs/feddw/" in printed
+    assert "segment FedDW seed" in printed
     compared = typist.next("fedpipe compare")
     assert "workspace − HEAD" in compared
     assert "| algorithm.mu" in compared

@@ -363,8 +363,9 @@ def test_partition_shows_counts_and_sizes():
         np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}, NEURIPS
     )
     assert subset.get_suptitle() == "digits (3 samples): dirichlet, alpha = 0.3, seed 4"
-    assert "mean label entropy 0.36 bits" in figure.get_supxlabel()  # of 0 and 0.722
-    assert "Gini coefficient of sizes 0.125" in figure.get_supxlabel().replace("\n", " ")
+    note = figure.get_supxlabel().replace("\u00a0", " ")
+    assert "Mean label entropy 0.36 bits" in note  # of 0 and 0.722
+    assert "Gini coefficient of sizes 0.125" in note
 
 
 def test_partition_marks_clients_that_are_held_out():
@@ -419,6 +420,16 @@ def test_matrices_name_few_classes_of_published_data_sets(make):
     assert result["fedavg"].class_names == ("negative", "positive")
     figure = matrices.build_matrices_figure(result, [], NEURIPS)
     assert ticks(figure.axes[0].xaxis) == ticks(figure.axes[0].yaxis) == ["negative", "positive"]
+
+
+def test_partition_names_clients_if_their_rows_have_room():
+    for clients, has_names in ((21, True), (200, False)):
+        names = [f"writer{client:02d}" for client in range(clients)]
+        counts = np.ones((clients, 3), dtype=np.int64)
+        figure = partition.build_partition_figure(counts, SETTINGS, NEURIPS, client_names=names)
+        figure.draw_without_rendering()
+        assert (ticks(figure.axes[0].yaxis) == names) is has_names
+        check_page(figure, NEURIPS)
 
 
 def test_partition_tells_no_sample_from_few_beside_many():

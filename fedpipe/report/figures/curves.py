@@ -172,7 +172,7 @@ def _label_axes(
         is_lowest = index >= panels - columns
         ax.set_xticks(ticks)
         ax.tick_params(labelbottom=is_lowest, labelleft=index % columns == 0)
-        if is_lowest:
+        if index // columns == (panels - 1) // columns:
             ax.set_xlabel("round")
     for ax in axes.flat[panels:]:
         ax.set_axis_off()

@@ -73,7 +73,7 @@ def build_matrices_figure(
             for axis in (ax.xaxis, ax.yaxis):
                 axis.set_major_locator(MaxNLocator(min(10, int(size / 2.2)), integer=True))
                 if has_names:
-                    style.label_axis_with_classes(axis, each.class_names, int(1.7 * size))
+                    style.label_axis_with_names(axis, each.class_names, int(1.7 * size))
         for ax in axes[:, 1:].flat:
             ax.tick_params(labelleft=False)
         return style.add_notes(figure, sentences)

@@ -27,14 +27,43 @@ _P = ParamSpec("_P")
 PAGE = style.PAGES["neurips"]
 MAX_HEIGHT = 4.5  #: inches, half a page
 FONTS = "'DejaVu Sans', Verdana, Arial, sans-serif"  #: a reader may lack the font of the layout
-MAX_COLORS = 6  #: lines in color. Others are gray
+MAX_COLORS = 7  #: lines in color. Others are gray
 MAX_GRAY_NAMES = 10  #: maximum number of gray lines that are named
 GRAY = "#C4C4C4"
 DARK_GRAY = "#555555"
 WARNING_COLOR = "#C0392B"  #: of points that contradict a claim
 DIVERGING_COLOR_MAP = "PuOr"  #: with white at zero
 MIN_ACCURACY_SPAN = 2.0  #: points of accuracy on an axis, so that a few samples don't look like a result
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+EXPONENT = re.compile(r"\b(\d+(?:\.\d+)?)e([+-]\d\d)\b")
 DATASETS = re.compile(r"CIFAR-\d+|(?:Fashion-|F)?MNIST|IMDB|Tiny ImageNet\*?|AG News")
+
+
+def format_number(number: float) -> str:
+    """Format a number of an axis or a legend.
+
+    Examples
+    --------
+    >>> [format_number(number) for number in (1e-5, 0.0003, 0.5, 10000)]
+    ['10⁻⁵', '0.0003', '0.5', '10,000']
+    """
+    return typeset_exponents(f"{number:,g}")
+
+
+def typeset_exponents(text: str) -> str:
+    """Replace the exponents of numbers such as 1e-05 in a text by superscripts.
+
+    Examples
+    --------
+    >>> typeset_exponents("ε = 1e-05"), typeset_exponents("2.5e+07")
+    ('ε = 10⁻⁵', '2.5·10⁷')
+    """
+
+    def typeset(match: re.Match[str]) -> str:
+        factor = "" if match[1] == "1" else f"{match[1]}·"
+        return f"{factor}10{str(int(match[2])).translate(SUPERSCRIPTS)}"
+
+    return EXPONENT.sub(typeset, text)
 
 
 def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
@@ -90,6 +119,7 @@ def render_lines(
         A sentence below the panels.
     """
     frame = _fill_missing_columns(frame, panel="", measure=y_label, line="")
+    frame = frame.assign(line=frame["line"].map(typeset_exponents))
     groups = _group_panels(frame)
     styles = _choose_line_styles(frame, emphasis)
     figure, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
@@ -112,7 +142,7 @@ def render_lines(
             ax.xaxis.set_minor_locator(NullLocator())
         labeled_ticks = ticks if is_log else _choose_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
-        ax.xaxis.set_ticklabels([f"{tick:g}" for tick in labeled_ticks])
+        ax.xaxis.set_ticklabels([format_number(tick) for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
         ax.set_title(textwrap.fill(panel.replace(" = ", "\u00a0=\u00a0"), round(70 / columns)) if has_title else "")
         is_bottom, is_first = index + columns >= len(axes), not index or groups[index - 1][0][0] != measure
@@ -194,7 +224,7 @@ def render_heatmaps(
     row_labels = [rows["row_label"].iloc[0] for _, rows in groups]
     for index, (ax, ((_, panel), _)) in enumerate(zip(axes, groups, strict=True)):
         ax.grid(visible=False)
-        ax.set_title(textwrap.fill(panel, round(62 / columns)), fontsize=style.get_small_font_size())
+        ax.set_title(textwrap.fill(panel, round(66 / columns)), fontsize=style.get_small_font_size())
         ax.set_xlabel(x_label if index // columns == (len(axes) - 1) // columns else "")
         ax.set_ylabel(row_labels[index] if index % columns == 0 or row_labels[index - 1] != row_labels[index] else "")
     return style.add_notes(figure, [note])
@@ -270,11 +300,14 @@ def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFra
 def _choose_line_styles(frame: pd.DataFrame, emphasis: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The style of each line: in color those of ``emphasis``, then the highest at the end. Others are gray.
 
-    A line of ``emphasis`` has the same color in all figures.
+    A line of ``emphasis`` has the same color in all figures. So has each other line next to it, if figures have the
+    same lines.
     """
     lines = [str(line) for line in frame["line"].unique()]
     first = list(emphasis) if any(line in lines for line in emphasis) else []
     others = [line for line in lines if line not in first]
+    if first:  # methods, and not values of a parameter
+        others.sort(key=str.casefold)
     room = MAX_COLORS - sum(line in lines for line in first)
     if len(others) > room:
         highest = frame[frame["line"].isin(others)].groupby("line")["mean"].last().nlargest(room)
@@ -295,7 +328,7 @@ def _choose_ticks(values: Sequence[float], min_gap: float, columns: int) -> list
     character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
     for value in values[-2::-1]:
-        text = f"{chosen_values[-1]:g}{value:g}"
+        text = format_number(chosen_values[-1]) + format_number(value)
         gap = max(min_gap, character_width * (len(text) + 1) / 2)
         if chosen_values[-1] - value >= gap * (values[-1] - values[0]):
             chosen_values.append(value)
@@ -334,7 +367,10 @@ def _describe_equal_lines(frame: pd.DataFrame) -> str:
     """A sentence for lines that hide each other, because all their values are equal."""
     values = {str(line): tuple(rows["mean"]) for line, rows in frame.groupby("line", sort=False)}
     groups = [[line for line in values if values[line] == value] for value in dict.fromkeys(values.values())]
-    return " ".join(f"{', '.join(lines)}: equal values." for lines in groups if len(lines) > 1)
+    if len(values) > 1 and len(groups) == 1:
+        return "All lines have equal values."
+    pairs = [(", ".join(lines[:-1]), lines[-1]) for lines in groups if len(lines) > 1]
+    return " ".join(f"{first} and {last} have equal values." for first, last in pairs)
 
 
 def _count_panel_columns(axes: Sequence[Axes]) -> int:

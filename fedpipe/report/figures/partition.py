@@ -71,8 +71,8 @@ def build_partition_figure(
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
-        style.label_axis_with_classes(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
-        style.label_axis_with_classes(cells.yaxis, client_names, page.characters_per_line)
+        style.label_axis_with_names(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
+        style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
         bars.barh(range(clients), counts.sum(axis=1), color=colors, height=0.75)
         bars.set_xlabel("samples")
@@ -82,9 +82,9 @@ def build_partition_figure(
         if not has_numbers:
             figure.colorbar(image, ax=[cells, bars], label="samples of a class", aspect=30, pad=0.02)
         figure.suptitle(textwrap.fill(_format_title(settings), page.characters_per_line), x=0.01, ha="left")
-        summary = heterogeneity.HeterogeneitySummary.from_counts(counts)
+        summary = _join_measures(str(heterogeneity.HeterogeneitySummary.from_counts(counts)))
         note = "Clients with a gray bar are held out, so they never train." if held_out else ""
-        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, str(summary)])
+        return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, summary])
 
 
 def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
@@ -105,6 +105,12 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
                 label, client, str(count), ha="center", va="center", fontsize=style.get_small_font_size(), color=color
             )
     return image
+
+
+def _join_measures(line: str) -> str:
+    """Join the measures of heterogeneity, so that a line break is only between two of them."""
+    measures = [measure.strip().replace(" ", "\u00a0") for measure in line.split("·")]
+    return f"{measures[0][:1].upper()}{', '.join(measures)[1:]}."
 
 
 def _has_room_for_numbers(counts: Integers, page: style.Page) -> bool:

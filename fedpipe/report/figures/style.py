@@ -203,15 +203,17 @@ def get_text_color(shade: float) -> str:
     return "white" if shade > 0.55 else "#222222"
 
 
-def label_axis_with_classes(axis: Axis, names: Sequence[str], max_letters: int) -> None:
-    """Label an axis with class names, or with numbers if there are many.
+def label_axis_with_names(
+    axis: Axis, names: Sequence[str], max_letters: int, max_names: int = MAX_NAMED_CLASSES
+) -> None:
+    """Label an axis with names of classes or clients, or with numbers if there are more than ``max_names``.
 
     Names have at most `MAX_NAME_LENGTH` letters. On the horizontal axis long names are rotated. ``max_letters`` is the
     number of letters that fit.
     """
     names = [name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…" for name in names]
     size = len(names)
-    if size <= MAX_NAMED_CLASSES and [*names] != [*map(str, range(size))]:
+    if size <= max_names and [*names] != [*map(str, range(size))]:
         is_rotated = isinstance(axis, XAxis) and size * max(map(len, names)) > max_letters
         axis.set_ticks(range(size), names, rotation=90 if is_rotated else 0)
 

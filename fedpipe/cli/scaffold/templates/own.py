@@ -23,5 +23,5 @@ class Prox(FedAvg):
 
     def loss(self, client: State, batch: Batch) -> Tensor:
         """The local objective: mean cross-entropy plus the pull."""
-        drift = self.net.parameters(client["model"]) - self.net.parameters(client["anchor"])
+        drift = client["model"] - client["anchor"]
         return self.risk(client, batch) + self.mu / 2 * drift.square_norm()
