@@ -110,7 +110,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(ROOT / "Snakefile", folder)
-        shutil.copytree(ROOT / "workflow", folder / "workflow")
+        for part in ("profiles", "workflow"):
+            shutil.copytree(ROOT / part, folder / part)
         figures["samples"] = write_table(folder / "writers.parquet", options.clients, options.samples)
         study = yaml.safe_dump(make_study(options.clients, options.rounds), sort_keys=False)
         (folder / "params.yaml").write_text(study)
