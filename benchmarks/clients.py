@@ -4,8 +4,9 @@
 
 The data are random images in FEMNIST's shape (28x28 pixels, 62 classes), in a Parquet table with a column writer. The
 sizes of writers are lognormal with the given mean. `partition: natural` makes each writer a client, which sets aside a
-tenth of its samples for testing. The model is the small CNN, and every client is evaluated after each round. Each
-command runs in a new process in a temporary folder. CPU time and memory include its child processes.
+tenth of its samples for testing. FedAvg and Ditto train the small CNN, and the global model is evaluated on all test
+samples after each round. Each command runs in a new process in a temporary folder. Memory is that of its largest
+process. CPU time is omitted if Snakemake starts jobs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 CLASSES = 62
+COLUMNS = ("seconds", "cpu_seconds", "memory_mb")
 
 
 def write_table(path: Path, clients: int, samples: int) -> int:
-    """Write a table of images with a column writer, and return its number of rows. ``samples`` is the mean per client."""
+    """Write a table of images with a column writer. ``samples`` is the mean per client. Return the number of rows."""
     rng = np.random.default_rng(0)
     sizes = np.maximum(10, rng.lognormal(0, 0.4, clients) * samples / np.exp(0.08)).astype(np.int64)
     images = []
@@ -126,13 +128,16 @@ def main() -> None:
             "status": ["status"],
             "verify": ["verify"],
         }
-        print(f"{'command':<12}{'seconds':>9}{'CPU s':>9}{'MB':>9}")
+        print("| command | seconds | CPU seconds | MB of memory |\n|---|---|---|---|")
         for title, arguments in commands.items():
             if title == "partition":
                 plan = json.loads((folder / "results/plan.json").read_text())
                 arguments = [*arguments, *plan["partitions"]]
             figures[title] = figure = measure_command(folder, *arguments)
-            print(f"{title:<12}{figure['seconds']:9.2f}{figure['cpu_seconds']:9.2f}{figure['memory_mb']:9.0f}", flush=True)
+            if arguments == ["run"]:
+                del figure["cpu_seconds"]
+            numbers = [f"{figure[name]:,.1f}" if name in figure else "" for name in COLUMNS]
+            print(f"| {title} | {' | '.join(numbers)} |", flush=True)
         figures["results"] = measure_size(folder / "results")
     print(f"results: {figures['results']['files']} files, {figures['results']['megabytes']:.0f} MB")
     if options.json:

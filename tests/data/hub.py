@@ -46,7 +46,7 @@ def serve_repository(folder: Path) -> Iterator[str]:
                 is_file = path.startswith(f"/datasets/{NAME}/")
                 self.reply({}, {"X-Error-Code": "EntryNotFound" if is_file else "RepoNotFound"}, 404)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def do_POST(self) -> None:
             requested = unquote_plus(self.rfile.read(int(self.headers["Content-Length"])).decode())

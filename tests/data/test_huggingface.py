@@ -117,7 +117,9 @@ def test_a_configuration() -> None:
     assert plans["old"].runs[0].key != plans["new"].runs[0].key
     with pytest.raises(ArtifactError, match=r"^dataset\.config: missing for repository\. Use one of: old, new\."):
         declare(vocabulary=50)
-    with pytest.raises(ArtifactError, match=r"^dataset\.config: 'odl' is not a .* of repository\. Use one of: old, new"):
+    with pytest.raises(
+        ArtifactError, match=r"^dataset\.config: 'odl' is not a .* of repository\. Use one of: old, new"
+    ):
         declare(vocabulary=50, config="odl")
     plain = HuggingFace(path="repository", sha256="0" * 64)
     assert "config" not in plain.get_hashed_parameters(), "keys of studies without it are those of earlier versions"

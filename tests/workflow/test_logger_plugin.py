@@ -165,7 +165,8 @@ def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPat
         "3 of 4  segment (10 s, about 10 s left)",
         "4 of 4  segment (10 s)",
     ]
-    assert build_printer(stream := io.StringIO(), segment=2)
+    stream = io.StringIO()
+    build_printer(stream, segment=2)
     assert stream.getvalue() == "2 of 2 runs to do, 2 jobs\n"
 
 

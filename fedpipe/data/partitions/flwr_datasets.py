@@ -102,7 +102,9 @@ class FlwrDatasets(Scheme):
                 f"partition.partitioner: {self.partitioner} gives no samples to client {empty_clients[0]} of "
                 f"{num_clients}. Use other arguments, another seed, or fewer clients."
             )
-        return SampleClientPairs(np.concatenate(parts), np.repeat(np.arange(num_clients), [len(part) for part in parts]))
+        return SampleClientPairs(
+            np.concatenate(parts), np.repeat(np.arange(num_clients), [len(part) for part in parts])
+        )
 
     def _make_partitioner(self, num_clients: int, seed: int) -> Any:
         """Make the library's object.
