@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,9 @@ def main() -> None:
         shutil.copy(ROOT / "Snakefile", folder)
         for part in ("profiles", "workflow"):
             shutil.copytree(ROOT / part, folder / part)
-        figures["samples"] = write_table(folder / "writers.parquet", options.clients, options.samples)
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its memory would be that of the commands, too
+            arguments = (folder / "writers.parquet", options.clients, options.samples)
+            figures["samples"] = pool.submit(write_table, *arguments).result()
         study = yaml.safe_dump(make_study(options.clients, options.rounds), sort_keys=False)
         (folder / "params.yaml").write_text(study)
         commands = {
@@ -129,12 +133,12 @@ def main() -> None:
             "verify": ["verify"],
         }
         print("| command | seconds | CPU seconds | MB of memory |\n|---|---|---|---|")
-        for title, arguments in commands.items():
+        for title, words in commands.items():
             if title == "partition":
                 plan = json.loads((folder / "results/plan.json").read_text())
-                arguments = [*arguments, *plan["partitions"]]
-            figures[title] = figure = measure_command(folder, *arguments)
-            if arguments == ["run"]:
+                words = [*words, *plan["partitions"]]
+            figures[title] = figure = measure_command(folder, *words)
+            if words == ["run"]:
                 del figure["cpu_seconds"]
             numbers = [f"{figure[name]:,.1f}" if name in figure else "" for name in COLUMNS]
             print(f"| {title} | {' | '.join(numbers)} |", flush=True)
