@@ -39,8 +39,8 @@ def main() -> None:
             parameter.name
             for parameter in component.list_parameters(registry.find_component(component.PARTITION, name))
         }
-        if parameters & {"path", "column"}:
-            continue  # a file or a column of the data set assigns the samples
+        if parameters & {"path", "column", "partitioner"}:
+            continue  # a file, a column of the data set or another library assigns the samples
         scheme = registry.build_component(component.PARTITION, name, {"alpha": ALPHA} if "alpha" in parameters else {})
         assert isinstance(scheme, Scheme)
         print(f"| {name} | {max(measure_seconds(scheme, seed) for seed in range(options.seeds)):.2f} |")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,10 @@ class Study(Protocol):
 
     def describe_work(self) -> str:
         """Describe how many runs are to do."""
+        ...
+
+    def count_later_jobs(self, rules: Collection[str]) -> Mapping[str, int]:
+        """Count the jobs that follow from the results of the known jobs, at most, by rule."""
         ...
 
 
@@ -122,8 +126,11 @@ class ProgressPrinter:
 
     def _print_work(self, stats: Mapping[str, int]) -> None:
         self._remaining = Counter({rule: count for rule, count in stats.items() if rule not in ("total", TARGET_RULE)})
+        later_jobs = Counter(study.count_later_jobs(self._remaining.keys()) if study and not self._is_dry_run else ())
+        self._remaining += later_jobs
         self._total = self._remaining.total()
         work = f"{study.describe_work()}, " if study else ""
+        work += "at most " if later_jobs else ""
         if self._total and not self._is_quiet:
             self._print(f"{work}{self._total} job{'s' if self._total > 1 else ''}")
 
@@ -135,7 +142,7 @@ class ProgressPrinter:
         if self._failures.pop(fields.jobid, None):
             self._remaining[fields.rule_name] += 1  # another attempt
         self._running[fields.jobid] = Job(fields.rule_name, description, fields.created)
-        self._total = max(self._total, self._done + len(self._running))  # a search adds jobs after each rung
+        self._total = max(self._total, self._done + len(self._running))  # if something else adds jobs
         if self._is_dry_run:
             self._end_job(fields.jobid, fields.created)
 

@@ -27,8 +27,8 @@ def count_samples() -> pd.DataFrame:
     for name in registry.list_components(PARTITION):
         component = registry.find_component(PARTITION, name)
         parameters = {parameter.name for parameter in list_parameters(component)}
-        if name == "file" or issubclass(component, ColumnScheme):  # which digits have no table or column for
-            continue
+        if name in ("file", "flwr-datasets") or issubclass(component, ColumnScheme):
+            continue  # digits have no table or column, and the other library has its own schemes
         scheme = component(**{"alpha": ALPHA} if "alpha" in parameters else {})
         pairs = scheme.partition_samples(labels, np.arange(len(labels)), CLIENTS, np.random.default_rng(SEED))
         counts = np.zeros((CLIENTS, 10), dtype=np.int64)
@@ -38,7 +38,7 @@ def count_samples() -> pd.DataFrame:
 
 
 def draw_partitions() -> str:
-    """Draw all schemes as SVG, except those that read a table or a column of the data set."""
+    """Draw all schemes as SVG, except those of another library, a table or a column of the data set."""
     frame = count_samples()
     note = f"Digits: {len(load_digits().target):,} samples, {CLIENTS} clients, seed {SEED}. All dirichlet schemes and "
     note += f"quantity have alpha = {ALPHA}. The other schemes have their default parameters."

@@ -21,6 +21,7 @@ from fedpipe.core.storage import files
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
+from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.data.samples import Samples
 from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import grid
@@ -114,7 +115,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
 
 
 def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
-    """Obtain and store a data set, and fill in each SHA-256 that the study lacks.
+    """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
     For the study's own data set, this includes the files of its partition and its model's weights, and the data sets
     of its grid and presets.
@@ -146,6 +147,9 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
     source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
+    revision = source.find_missing_revision() if isinstance(source, HuggingFace) else None
+    if isinstance(source, HuggingFace) and revision is not None:
+        source = dataclasses.replace(source, revision=revision)
     if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
@@ -159,8 +163,10 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
             f"Its labels are {lowest_label} to {int(labels.max())}, but classes are numbered from 0, so class 0 has "
             "no samples. If your data have no class 0, number the labels from 0."
         )
+    if revision is not None and not _write_key_into_study(params, ("dataset",), "revision", revision, messages):
+        messages.append(f"Add this to {params}, under dataset:\n  revision: {revision}")
     if sha256 is not None and not (
-        is_study_dataset and _write_sha256_into_study(params, ("dataset",), "sha256", sha256, messages)
+        is_study_dataset and _write_key_into_study(params, ("dataset",), "sha256", sha256, messages)
     ):
         messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
     if is_study_dataset:
@@ -175,7 +181,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         _require_usable_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
-        if not _write_sha256_into_study(params, (kind.section,), "sha256", sha256, messages):
+        if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
             messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
         _declare_grid_datasets(params, section, messages)
@@ -195,7 +201,7 @@ def _declare_published_weights(params: Path, settings: dict[str, Any], fetcher: 
         return
     sha256 = pinned_files.compute_content_sha256(path)
     messages.append(f"{path} is stored.")
-    if model.sha256 is None and not _write_sha256_into_study(params, (MODEL.section,), "sha256", sha256, messages):
+    if model.sha256 is None and not _write_key_into_study(params, (MODEL.section,), "sha256", sha256, messages):
         messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
 
 
@@ -223,7 +229,7 @@ def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> 
         sha256 = data.named_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
-        if not _write_sha256_into_study(params, key_path, key, sha256, messages):
+        if not _write_key_into_study(params, key_path, key, sha256, messages):
             messages.append(f"Add this to {params}, under {'.'.join(key_path)}:\n  {key}: {sha256 or 'null'}")
 
 
@@ -278,14 +284,14 @@ def _check_samples(
         )
 
 
-def _write_sha256_into_study(
-    params: Path, key_path: tuple[str, ...], key: str, sha256: str | None, messages: list[str]
+def _write_key_into_study(
+    params: Path, key_path: tuple[str, ...], key: str, entry: str | None, messages: list[str]
 ) -> bool:
     """Add a key to a mapping of a YAML file and keep everything else. Return False, without a change, if it fails.
 
     A mapping with an anchor gets the key once, for all its aliases.
     """
-    text, value = params.read_bytes().decode(), sha256 or "null"
+    text, value = params.read_bytes().decode(), entry or "null"
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
     for part in key_path:
@@ -294,7 +300,7 @@ def _write_sha256_into_study(
         return False
     if any(name.value == key for name, _ in node.value):
         return bool(
-            _get_nested_mapping(loader.read_params(params), key_path)[key] == sha256
+            _get_nested_mapping(loader.read_params(params), key_path)[key] == entry
         )  # an alias has added the key
     if node.flow_style:
         end = node.value[0][1].end_mark.index
@@ -306,7 +312,7 @@ def _write_sha256_into_study(
         )
     expected_settings = loader.read_params(params)
     for alias_path in _iter_key_paths(root, node):
-        _get_nested_mapping(expected_settings, alias_path)[key] = sha256
+        _get_nested_mapping(expected_settings, alias_path)[key] = entry
     try:
         if read_yaml(edited_text, params) != expected_settings:
             return False

@@ -169,7 +169,7 @@ class _PlanDraft:
 
         ``settings_by_label`` has the settings of each algorithm at the point, and its overrides.
         """
-        from fedpipe.planning.study_facts import get_study_facts  # here, because `fedpipe status` imports no torch
+        from fedpipe.planning import study_facts  # here, because `fedpipe status` imports no torch
 
         algorithms, seeds = self.study_params.study.algorithms, self.study_params.study.seeds
         params_by_label = {label: params for label, (params, _) in settings_by_label.items()}
@@ -187,7 +187,8 @@ class _PlanDraft:
             check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
-            facts = get_study_facts(algorithm, params_by_label[label])
+            study_facts.check_trained_tensors(algorithm, label, params_by_label[label])
+            facts = study_facts.get_study_facts(algorithm, params_by_label[label])
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()

@@ -1,4 +1,4 @@
-"""Facts of a study, with which algorithms warn before it runs."""
+"""Facts of a study, with which algorithms warn before it runs, and a check of what they train."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import functools
 from typing import Any
 
 from fedpipe.algorithms.base import Algorithm, StudyFacts
+from fedpipe.algorithms.passes import Train
+from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import FunctionalNetwork
 from fedpipe.settings.params import Params
 
@@ -21,6 +23,25 @@ def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
         has_batch_norm_setting=hasattr(params.model, "batch_norm"),
         build_network=functools.partial(_build_empty_network, algorithm, params),
     )
+
+
+def check_trained_tensors(algorithm: Algorithm, label: str, params: Params) -> None:
+    """Reject an algorithm with a pass that trains only the body, if the body of the model is frozen.
+
+    Raises
+    ------
+    SettingsError
+        A pass would have no tensor to train.
+    """
+    if not params.model.has_frozen_base or (network := _build_empty_network(algorithm, params)) is None:
+        return
+    bound = algorithm.bind(network, params.federation)
+    passes = (*bound.local_passes(), *bound.personal_passes())
+    if any(isinstance(one, Train) and one.only == () and one.epochs != 0 for one in passes):
+        raise SettingsError(
+            f"model.frozen: true can't be used with {label}, which has a pass that trains only the body. Use false, or "
+            f"remove {label} from study.algorithms."
+        )
 
 
 def _build_empty_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +19,7 @@ from fedpipe.core.hashing import digest_json
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import (
     compute_file_sha256,
+    encode_parquet,
     read_json,
     read_parquet,
     read_pt,
@@ -99,6 +101,18 @@ def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
     verdict = verify.verify_hashes(files)
     assert not verdict.is_ok
     assert problem in verdict.message, "the record agrees, but the rounds differ"
+
+
+def test_tables_of_thousands_of_clients_are_equal_if_their_values_are() -> None:
+    """A merged table in memory has a chunk per round. Its file has one, and other pages if its lists are long."""
+    counts = np.random.default_rng(0).integers(0, 300, (3000, 500), dtype=np.int32)
+    table = pa.table({"support": pa.array(list(counts), pa.list_(pa.int32())), "loss": [float("nan")] * 3000})
+    chunks = pa.concat_tables([table.slice(start, 1000) for start in (0, 1000, 2000)])
+    assert encode_parquet(table) != encode_parquet(chunks)
+    assert verify.is_same_table(table, chunks)
+    counts[2999, 499] += 1
+    changed = table.set_column(0, "support", pa.array(list(counts), pa.list_(pa.int32())))
+    assert not verify.is_same_table(changed, chunks)
 
 
 def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:

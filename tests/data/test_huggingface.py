@@ -1,5 +1,8 @@
 """Data sets of Hugging Face: local repositories in the library's format, read by the library without a network."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,13 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
 from fedpipe.data.class_names import get_class_names
+from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.planning import download, planner
 from tests import small_studies as studies
+from tests.data import hub
 from tests.data.repositories import encode_image, write_repository
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("offline")
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)
@@ -97,6 +103,42 @@ def test_the_files_are_pinned() -> None:
     write_repository({"text": ["a c", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.sha256: [0-9a-f]{64} is declared, but repository has SHA-256"):
         download.download_dataset(plan.runs[0].dataset)
+
+
+def test_a_configuration() -> None:
+    """Its name is in the key. Without it, a repository with several is an error with their names."""
+    for name, label in (("old", 0), ("new", 1)):
+        write_repository({"text": ["a b"] * 30, "label": [label] * 30})
+        Path("repository/data").rename(f"repository/{name}")
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("old", "new"))
+    Path("repository/README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    plans = {name: declare(vocabulary=50, length=3, config=name) for name in ("old", "new")}
+    assert [load_samples(plan).y.unique().tolist() for plan in plans.values()] == [[0], [1]]
+    assert plans["old"].runs[0].key != plans["new"].runs[0].key
+    with pytest.raises(ArtifactError, match=r"^dataset\.config: missing for repository\. Use one of: old, new\."):
+        declare(vocabulary=50)
+    with pytest.raises(
+        ArtifactError, match=r"^dataset\.config: 'odl' is not a .* of repository\. Use one of: old, new"
+    ):
+        declare(vocabulary=50, config="odl")
+    plain = HuggingFace(path="repository", sha256="0" * 64)
+    assert "config" not in plain.get_hashed_parameters(), "keys of studies without it are those of earlier versions"
+
+
+@pytest.mark.slow
+def test_the_commit_of_the_hub_is_filled_in() -> None:
+    """In a new process, because the library reads the hub's address when it is imported."""
+    write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    dataset = {"name": "huggingface", "path": hub.NAME, "split": "pooled", "vocabulary": 50}
+    settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}
+    studies.write(settings, Path())
+    with hub.serve_repository(Path("repository")) as address:
+        environment = os.environ | {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "fedpipe", "download"]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert f"params.yaml now contains dataset.revision: {hub.COMMIT}." in process.stdout, process.stderr
+        declared = planner.loader.read_params(Path("params.yaml"))["dataset"]
+        assert declared == dataset | {"revision": hub.COMMIT, "sha256": declared["sha256"]}
 
 
 @pytest.mark.parametrize(

@@ -716,7 +716,7 @@ def test_parameters_are_checked(name: str, parameters: dict[str, float], key: st
 def test_properties_are_checked_for_each_scheme() -> None:
     """If this fails, add the new scheme to SCHEMES. Other files test the exceptions."""
     tested_names = {registry.get_component_name(component.PARTITION, type(scheme)) for scheme in SCHEMES}
-    exceptions = {"dirichlet-overlap", "file", "natural", "by-domain"}  # clients share samples, or data assign them
+    exceptions = {"dirichlet-overlap", "file", "natural", "by-domain", "flwr-datasets"}
     assert tested_names | exceptions == set(registry.list_components(component.PARTITION))
 
 
@@ -729,6 +729,7 @@ def test_schemes_are_found_by_name() -> None:
         "dirichlet-feddw",
         "dirichlet-overlap",
         "file",
+        "flwr-datasets",
         "iid",
         "pathological",
         "pathological-ordered",

@@ -169,7 +169,7 @@ def test_the_picture_of_all_partition_schemes_is_current() -> None:
     draw = runpy.run_path(str(ROOT / "docs/images/draw_partitions.py"))
     svg = draw["draw_partitions"]()
     assert svg == (ROOT / "docs/images/partitions.svg").read_text(), "run docs/images/draw_partitions.py"
-    schemes = {*registry.list_components(PARTITION)} - {"file", "natural", "by-domain"}
+    schemes = {*registry.list_components(PARTITION)} - {"file", "natural", "by-domain", "flwr-datasets"}
     counts = draw["count_samples"]().groupby("panel")["value"].sum()
     assert {*counts.index} == schemes
     assert {*counts[counts.index != "dirichlet-overlap"]} == {1797}, "each sample has one client"

@@ -218,3 +218,22 @@ def test_a_frozen_body_computes_its_features_once(monkeypatch: pytest.MonkeyPatc
     written = features.stat().st_mtime_ns
     assert torch.equal(open_run().clients.x, run.clients.x)
     assert features.stat().st_mtime_ns == written
+
+
+def test_a_method_that_trains_only_the_body_for_a_while_needs_a_body() -> None:
+    """The plan rejects it, and accepts methods for which an empty body is no problem."""
+    path, _ = published.write_torchvision_weights(ARCHITECTURE, Path("own"))
+    declare(TORCHVISION | {"weights": str(path), "frozen": True})
+    params = yaml.safe_load(Path("params.yaml").read_text())
+
+    def plan(label: str, **options: Any) -> planner.NewPlan:
+        changes = {"algorithms": {label: options}, "study": {"algorithms": [label], "seeds": [0]}}
+        return planner.make_plan(Path("params.yaml"), settings=params | changes)
+
+    for label in ("fedas", "fedbabu", "fedpac", "fedrep", "pfps_lwc"):
+        with pytest.raises(SettingsError, match=rf"^model\.frozen: true can't be used with {label},"):
+            plan(label)
+    assert plan("fedper").runs
+    assert plan("pfps_lwc", recall_epochs=0).runs, "its ablation has no such pass"
+    params["model"]["frozen"] = False
+    assert plan("fedrep").runs

@@ -19,6 +19,7 @@ from tests.docs.page_blocks import ROOT, read
 ELSEWHERE = {"all_methods", "demo", "faults", "readings", "tuned_methods"}
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
+    "clients": ("--clients", "20", "--samples", "20", "--rounds", "1"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
     "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
@@ -180,6 +181,16 @@ def test_what_dvc_costs(tmp_path: Path) -> None:
     figures = run("versioning", tmp_path / "figures.json")
     assert figures["files"] == 2 * 7
     assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+def test_thousands_of_clients(tmp_path: Path) -> None:
+    """All commands succeed, among them `fedpipe verify`."""
+    figures = run("clients", tmp_path / "figures.json")
+    assert figures["samples"] >= 20 * 10
+    assert all(figures[name]["seconds"] > 0 for name in ("download", "plan", "partition", "rounds", "table", "verify"))
+    assert "cpu_seconds" in figures["status"]
+    assert "cpu_seconds" not in figures["rounds"]
 
 
 def test_every_table_of_results_names_its_commit() -> None:

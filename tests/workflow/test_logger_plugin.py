@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,35 @@ def test_time_left_is_that_of_long_jobs_and_counts_parallel_ones() -> None:
         " 3 of 11  segment (3 min 20 s, about 17 min 30 s left)",  # seven of 150 s
     ]
     assert lines[-2:] == ["10 of 11  segment (0 s)", "11 of 11  table (3 s)"]
+
+
+def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Study:
+        def describe_work(self) -> str:
+            return "2 of 2 runs to do"
+
+        def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
+            return rule
+
+        def count_later_jobs(self, rules: Collection[str]) -> Mapping[str, int]:
+            return {"segment": 2} if "rank" in rules else {}
+
+    monkeypatch.setattr(progress, "study", Study())
+    stream = io.StringIO()
+    printer = build_printer(stream, segment=1, rank=1)
+    for number, rule in enumerate(("segment", "rank", "segment", "segment")):
+        begin_job(printer, number, rule, 0)
+        end_job(printer, number, 10)
+    assert stream.getvalue().splitlines() == [
+        "2 of 2 runs to do, at most 4 jobs",
+        "1 of 4  segment (10 s, about 20 s left)",
+        "2 of 4  rank (10 s, about 20 s left)",
+        "3 of 4  segment (10 s, about 10 s left)",
+        "4 of 4  segment (10 s)",
+    ]
+    stream = io.StringIO()
+    build_printer(stream, segment=2)
+    assert stream.getvalue() == "2 of 2 runs to do, 2 jobs\n"
 
 
 def test_a_job_that_succeeds_in_another_attempt_is_no_failure() -> None:

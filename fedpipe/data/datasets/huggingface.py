@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+COMMIT = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")  #: start of the library's URL of a file on the hub
+
+
 @dataclass(frozen=True, kw_only=True)
 class HuggingFace(TableDataset):
     """A data set of texts, images or numbers on Hugging Face's hub, fetched by the library ``datasets``.
@@ -35,8 +40,11 @@ class HuggingFace(TableDataset):
     ----------
     path
         Name of the repository, such as flwrlabs/femnist, or a folder.
+    config
+        Name of the configuration (also called subset), if the repository has several.
     revision
-        Commit, tag or branch of the repository. By default main. With a commit, the files can't change.
+        Commit, tag or branch of the repository. With a commit, the files can't change. `fedpipe download` fills in the
+        commit of main.
     input
         Column of texts or images, or a list of columns of numbers. By default text or image.
     label
@@ -57,12 +65,13 @@ class HuggingFace(TableDataset):
     """
 
     path: str
+    config: str | None = None
     revision: str | None = None
     client: str | None = None
 
     @override
     def get_hashed_parameters(self) -> dict[str, Any]:
-        """Omit the revision, because the SHA-256 pins the files.
+        """Omit the revision, because the SHA-256 pins the files, and a configuration that is not set.
 
         Raises
         ------
@@ -73,11 +82,24 @@ class HuggingFace(TableDataset):
             raise SettingsError(
                 f"dataset.sha256: missing for {self.path}. Run `fedpipe download` with this study, which fills it in."
             )
-        return {name: value for name, value in super().get_hashed_parameters().items() if name != "revision"}
+        omitted_names = {"revision"} if self.config else {"revision", "config"}
+        return {name: value for name, value in super().get_hashed_parameters().items() if name not in omitted_names}
 
     @override
     def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         return None if self.sha256 else self._compute_sha256(self._fetch_files())
+
+    def find_missing_revision(self) -> str | None:
+        """Find the commit of the hub that a study without a revision uses. None for a folder.
+
+        Raises
+        ------
+        ArtifactError
+            The repository can't be read.
+        """
+        urls = [url for split_urls in self._list_urls().values() for url in split_urls] if not self.revision else []
+        commits = {match[1] for url in urls if (match := COMMIT.match(url))}
+        return commits.pop() if len(commits) == 1 else None
 
     @override
     def load(self, fetch: Fetcher) -> Samples:
@@ -88,17 +110,21 @@ class HuggingFace(TableDataset):
             )
         return self.make_samples(self._read_splits(), self.path)
 
+    def _list_urls(self) -> dict[str, list[str]]:
+        """List the addresses or paths of the data files by split."""
+        builder = self._call_library(_import_datasets_library().load_dataset_builder)
+        urls = {split: [str(url) for url in files] for split, files in (builder.config.data_files or {}).items()}
+        if not urls:
+            raise ArtifactError(f"dataset.path: {self.path} has no data files. Use a repository with data files.")
+        return urls
+
     def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
         """Fetch the data files: name and local path by split."""
         from pathlib import Path
 
-        library = _import_datasets_library()
-        builder = self._call_library(library.load_dataset_builder)
-        urls = {split: [str(url) for url in files] for split, files in (builder.config.data_files or {}).items()}
-        if not urls:
-            raise ArtifactError(f"dataset.path: {self.path} has no data files. Use a repository with data files.")
+        urls = self._list_urls()
         try:
-            local_files = library.DownloadManager(builder.name).download(urls)
+            local_files = _import_datasets_library().DownloadManager().download(urls)
         except Exception as error:  # any error of the network
             raise self._make_fetch_error(error) from error
         return {
@@ -142,9 +168,19 @@ class HuggingFace(TableDataset):
     def _call_library(self, function: Any) -> Any:
         """Call a function of the library for this repository or folder."""
         try:
-            return function(self.path, revision=self.revision)
+            return function(self.path, self.config, revision=self.revision)
         except Exception as error:  # any error of the library or the network
+            self._check_config()
             raise self._make_fetch_error(error) from error
+
+    def _check_config(self) -> None:
+        """Require that the repository has the configuration, or only one."""
+        names: list[str] = []
+        with suppress(Exception):  # any error of the library or the network
+            names = _import_datasets_library().get_dataset_config_names(self.path, revision=self.revision)
+        if names and (self.config not in names if self.config else len(names) > 1):
+            found = f"'{self.config}' is not a configuration of" if self.config else "missing for"
+            raise ArtifactError(f"dataset.config: {found} {self.path}. Use one of: {', '.join(names)}.")
 
     def _make_fetch_error(self, error: Exception) -> ArtifactError:
         reason = format_error(error)

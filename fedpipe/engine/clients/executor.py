@@ -276,7 +276,7 @@ class ClientPass:
         self._differentiate, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
-        names = training.only or training.get_tensors(client)
+        names = training.get_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_pull(algorithm, training, self._names, client)
 

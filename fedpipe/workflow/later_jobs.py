@@ -1,0 +1,51 @@
+"""Counts the jobs that the search of `tune` adds to Snakemake's DAG after its rungs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.rungs import select_draws
+from fedpipe.settings.execution import Execution
+
+
+def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
+    """Count the jobs of the next rungs and of the winners, at most, by rule.
+
+    The draws with the lowest numbers are assumed to continue. Complete runs are counted, too.
+    """
+    counts = Counter[str]()
+    if plan.tuning is None:
+        return counts
+    results, rungs = plan.read_rungs(), plan.tuning.rungs
+    for index, search in enumerate(plan.tuning.searches):
+        draws = results[-1].searches[index].selected if results else tuple(range(len(search.candidates)))
+        for rung in range(len(results) + 1, len(rungs)):
+            draws = select_draws(search.candidates, draws, is_last=False)
+            for draw in draws:
+                counts += _multiply(
+                    count_run_jobs(execution, search.candidates[draw].participants, rungs[rung - 1], rungs[rung]),
+                    len(plan.tuning.seeds),
+                )
+        if draws and len(results) < len(rungs):
+            participants = max(search.candidates[draw].participants for draw in draws)
+            for cell in plan.untuned.cells:
+                if search.has_cell(cell):
+                    counts += count_run_jobs(execution, participants, 0, cell.rounds)
+    return counts
+
+
+def count_run_jobs(execution: Execution, participants: int, start: int, stop: int) -> Counter[str]:
+    """Count the jobs of the rounds after ``start`` until ``stop`` of a run with so many participants, by rule."""
+    if execution.clients_per_job:
+        rounds, blocks = stop - start, -(-participants // execution.clients_per_job)
+        first = {} if start else {"init": 1}
+        return Counter(first | {"train": rounds * blocks, "aggregate": rounds, "evaluate": rounds, "collect": 1})
+    if execution.rounds_per_job is None:
+        return Counter(segment=1)
+    ends = {*range(0, stop, execution.rounds_per_job), stop}
+    return Counter(segment=sum(end > start for end in ends), collect=1)
+
+
+def _multiply(counts: Counter[str], factor: int) -> Counter[str]:
+    return Counter({rule: count * factor for rule, count in counts.items()})
