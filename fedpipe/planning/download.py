@@ -57,7 +57,7 @@ def download_dataset(name: str) -> Path:
         raise ArtifactError(f"{settings} is missing: '{name}' is not a data set of a plan. Run `fedpipe plan` first.")
     try:
         section = parser.parse_dataset(read_yaml(settings.read_text(), settings))
-        expected_name = section.file.stem
+        expected_name = section.dataset_path.stem
     except SettingsError as error:
         raise ArtifactError(
             f"{settings} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."

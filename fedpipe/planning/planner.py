@@ -182,7 +182,7 @@ class _PlanDraft:
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
             }
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
-            data = params.dataset.file.stem
+            data = params.dataset.dataset_path.stem
             self.file_texts[str(store.get_dataset_settings_path(data))] = format_yaml(params.dataset.origin)
             check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
@@ -235,7 +235,7 @@ class _PlanDraft:
                 algorithm=label,
                 grid=grid_values,
                 protocol=protocol,
-                dataset=params.dataset.file.stem,
+                dataset=params.dataset.dataset_path.stem,
                 partitions=tuple(partitions.values()),
                 candidates=tuple(candidates),
             )
@@ -270,7 +270,7 @@ class _PlanDraft:
             key=settings.key,
             rounds=params.federation.rounds,
             partition=self._add_partition(params, settings),
-            dataset=params.dataset.file.stem,
+            dataset=params.dataset.dataset_path.stem,
             participants=params.federation.participants,
         )
         self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out_clients(run.seed))
@@ -353,7 +353,7 @@ def write_plan(plan: NewPlan) -> None:
 def _estimate_sample_counts(params: Params) -> tuple[int, int]:
     """Estimate the number of training samples, and of all samples."""
     data = params.dataset
-    size = data.subset or data.facts.size
+    size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
     return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_fraction)), size)
