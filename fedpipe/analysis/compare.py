@@ -290,7 +290,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
 def _get_algorithm_titles(revisions: Sequence[Revision]) -> dict[str, str]:
     """Display name of each algorithm, from the first revision that contains it."""
     plans = [revision.plan for revision in reversed(revisions)]
-    return {label: plan.title(label) for plan in plans for label in plan.algorithms}
+    return {label: plan.get_method_title(label) for plan in plans for label in plan.algorithms}
 
 
 def _format_mean(accuracies: pd.Series[float] | None) -> str:

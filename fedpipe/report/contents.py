@@ -52,7 +52,9 @@ def build_plot_data_files(data: StudyData) -> FileContents:
         "matrices": plots.build_matrix_cells(data),
         "partition": plots.build_partition_counts(data.plan),
     }
-    return {data.plan.study_files.get_plot_data_path(name): plots.csv(frame) for name, frame in frames.items()}
+    return {
+        data.plan.study_files.get_plot_data_path(name): plots.encode_plot_csv(frame) for name, frame in frames.items()
+    }
 
 
 def build_run_key_files(plan: Plan) -> FileContents:
@@ -264,5 +266,5 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
         files.tables / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
         files.tables / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
-        files.plots / "curves.csv": lambda: plots.csv(plots.build_learning_curves(data)),
+        files.plots / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
     }

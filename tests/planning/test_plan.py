@@ -384,7 +384,7 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
     plain = make_plan(settings)
     settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
     plan = make_plan(settings)
-    assert [plan.title(label) for label in plan.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
+    assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
     assert (plan.runs, plan.cells, plan.file_texts) == (plain.runs, plain.cells, plain.file_texts)
     assert contents.compute_report_fingerprint(plan) != contents.compute_report_fingerprint(plain)
     planner.write_plan(plan)
@@ -409,7 +409,7 @@ def test_an_entry_that_is_not_called_like_its_algorithm_shows_its_label() -> Non
         "mild": {"algorithm": "fedprox", "mu": 0.001},
     }
     plan = make_plan(settings)
-    assert [plan.title(label) for label in plan.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
+    assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
 
 
 def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
