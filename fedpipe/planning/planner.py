@@ -54,7 +54,7 @@ class NewPlan(Plan):
     run_settings: dict[str, RunSettings]  #: settings of each run by key
     file_texts: dict[str, str]  #: files of jobs by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
-    sources: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
+    source_hashes: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
 
 
@@ -134,7 +134,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
-        sources=_hash_sources(path, draft.components) | draft.fingerprints,
+        source_hashes=_hash_sources(path, draft.components) | draft.fingerprints,
         unavailable_runs=draft.unavailable_runs,
     )
     check_rank_test(plan)
@@ -332,7 +332,7 @@ def write_plan(plan: NewPlan) -> None:
     SettingsError
         The path of the study is invalid. Nothing is written.
     """
-    sources = plan.study_files.sources
+    sources = plan.study_files.source_hashes
     for name, text in plan.file_texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             write_bytes(Path(name), text.encode())
@@ -342,11 +342,13 @@ def write_plan(plan: NewPlan) -> None:
     plan.write()
     search.write_winner_settings(plan)
     package = Path(fedpipe.__file__).resolve().parent
-    has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
+    has_custom_code = any(
+        name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.source_hashes
+    )
     marks = {str(plan.study_files.plan): compute_file_sha256(plan.study_files.plan)} | (
         {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
     )
-    write_json(sources, plan.sources | marks)
+    write_json(sources, plan.source_hashes | marks)
     write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
 

@@ -727,7 +727,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
 
 def find_changed_sources(plan: NewPlan) -> set[str]:
     """Find sources that have changed after planning."""
-    return {path for path, sha256 in plan.sources.items() if compute_file_sha256(Path(path)) != sha256}
+    return {path for path, sha256 in plan.source_hashes.items() if compute_file_sha256(Path(path)) != sha256}
 
 
 @pytest.mark.parametrize(
@@ -753,8 +753,8 @@ def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], r
 
 def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
     plan = make_plan(make_study())
-    assert "params.yaml" in plan.sources
-    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in plan.sources)
+    assert "params.yaml" in plan.source_hashes
+    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in plan.source_hashes)
     Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a comment\n")
     assert find_changed_sources(plan) == {"params.yaml"}
 
