@@ -90,7 +90,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     plan.require_winners()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
-    frame = results.select_study_protocols(
+    frame = results.select_rows_of_standard_protocols(
         plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]

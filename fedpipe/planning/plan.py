@@ -264,7 +264,7 @@ class Plan:
         return len(rows), len(columns)
 
     @property
-    def curves_by_name(self) -> dict[str, Metric]:
+    def metrics_by_curves_figure(self) -> dict[str, Metric]:
         """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
         first, *others = self.metrics
         return {"curves": first} | {f"curves_{metric}": metric for metric in others}
@@ -272,7 +272,7 @@ class Plan:
     @property
     def figure_labels(self) -> dict[str, str]:
         """Labels of the figures by name. Further figures show partitions."""
-        further_curves = {name: f"learning curves ({metric})" for name, metric in self.curves_by_name.items()}
+        further_curves = {name: f"learning curves ({metric})" for name, metric in self.metrics_by_curves_figure.items()}
         rank_figure = {"ranks": "critical differences of mean ranks"} if self.report.rank_test else {}
         return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"} | rank_figure
 
@@ -313,7 +313,7 @@ class Plan:
         return replace(self, cells=cells, runs=tuple(run for run in self.runs if (run.algorithm, run.key) in keys))
 
     @cached_property
-    def search(self) -> str:
+    def search_digest(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = asdict(self.tuning) if self.tuning else None
         return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
@@ -351,7 +351,7 @@ class Plan:
         """Read the results of the complete rungs of `tune`."""
         if self.tuning is None:
             return ()
-        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.rung_result)
+        return read_rungs(self.tuning, self.search_digest, len(self.seeds), self.study_files.rung_result)
 
     def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
         """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.

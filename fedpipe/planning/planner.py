@@ -79,7 +79,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         raw, None if has_preset_files else download_command, obtain_command=download_command
     )
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
-    search.check_tune(study_params, preset_changes, draft.grid_keys)
+    search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
@@ -225,7 +225,7 @@ class _PlanDraft:
                 draw_params, keys = resolve_draw(label, values), []
                 self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
                 for seed in tune.seeds:
-                    settings = search.to_draw_settings(draw_params, label, seed, protocol)
+                    settings = search.make_draw_run_settings(draw_params, label, seed, protocol)
                     self._add_run_settings(label, draw_params, settings)
                     partitions[seed] = self._add_partition(draw_params, settings, is_reported=False)
                     keys.append(settings.key)
