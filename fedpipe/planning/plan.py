@@ -313,7 +313,7 @@ class Plan:
         return replace(self, cells=cells, runs=tuple(run for run in self.runs if (run.algorithm, run.key) in keys))
 
     @cached_property
-    def search_digest(self) -> str:
+    def search(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = asdict(self.tuning) if self.tuning else None
         return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
@@ -351,7 +351,7 @@ class Plan:
         """Read the results of the complete rungs of `tune`."""
         if self.tuning is None:
             return ()
-        return read_rungs(self.tuning, self.search_digest, len(self.seeds), self.study_files.rung_result)
+        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.rung_result)
 
     def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
         """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.

@@ -160,7 +160,7 @@ def assume_results(
             keys = tuple(settings.key for settings in runs)
             result = RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=keys)
             results.append(result)
-        rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
+        rungs.append(Rung(search=plan.search, rounds=rounds, searches=tuple(results)))
     return tuple(rungs), winners
 
 

@@ -170,7 +170,7 @@ def require_same_search(plan: Plan, expected_search: str | None) -> None:
     ArtifactError
         The study has another search now.
     """
-    if expected_search is not None and plan.search_digest != expected_search:
+    if expected_search is not None and plan.search != expected_search:
         raise ArtifactError(_describe_changed_plan(plan))
 
 

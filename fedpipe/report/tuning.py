@@ -70,7 +70,7 @@ def rank_rung(plan: Plan, rounds: int) -> Rung:
                 algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=tuple(keys)
             )
         )
-    return Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
+    return Rung(search=plan.search, rounds=rounds, searches=tuple(found))
 
 
 def build_rungs(plan: Plan) -> dict[Path, bytes]:

@@ -56,7 +56,7 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
             algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=keys
         )
         found.append(result)
-    rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
+    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
     write_bytes(plan.study_files.rung_result(rounds), encode_json(asdict(rung)))
 
 

@@ -21,7 +21,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 rounds=lambda wildcards: int(wildcards.rung),
                 study=str(PLAN.params),
                 preset=PLAN.preset,
-                search=PLAN.search_digest,
+                search=PLAN.search,
             shell:
                 "fedpipe rank --rounds {params.rounds} --params {params.study:q} --preset {params.preset} "
                 "--search {params.search} > {log:q} 2>&1"
