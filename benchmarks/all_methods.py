@@ -45,7 +45,7 @@ def collect_numbers() -> pd.DataFrame:
     table = table.assign(column=table["protocol"] + " " + table["metric"], alpha=table[GRID].astype(float))
     numbers = table.pivot_table("mean", ["algorithm", "alpha"], "column", sort=False).round(4).reset_index()
     keys = {(cell.algorithm, float(cell.grid[GRID])): cell.key for cell in results.plan.cells}
-    numbers.insert(1, "method", [results.plan.title(name) for name in numbers["algorithm"]])
+    numbers.insert(1, "method", [results.plan.get_method_title(name) for name in numbers["algorithm"]])
     numbers.insert(3, "key", [keys[pair] for pair in zip(numbers["algorithm"], numbers["alpha"], strict=True)])
     return numbers
 

@@ -87,7 +87,7 @@ def render_study(study: Path) -> str:
         for cell in results.sort_cells(plan):
             point = results.describe_grid_point(results.format_grid_point(plan, cell))
             text = next((entry.text for entry in references if entry.has_cell(cell.algorithm, point)), DASH)
-            names = (plan.title(cell.algorithm), point, str(cell.seed))
+            names = (plan.get_method_title(cell.algorithm), point, str(cell.seed))
             rows += [(*names, *values[:2], text, *values[2:]) for values in _iterate_values(run_store, plan, cell)]
     columns = [
         index

@@ -51,7 +51,7 @@ def collect_numbers() -> pd.DataFrame:
         ]
         row: dict[str, Any] = {
             "algorithm": cell.algorithm,
-            "method": plan.title(cell.algorithm),
+            "method": plan.get_method_title(cell.algorithm),
             "tuning": name,
             "seed": cell.seed,
             "key": cell.key,

@@ -90,7 +90,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     plan.require_winners()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
-    frame = results.select_study_protocols(
+    frame = results.select_rows_of_standard_protocols(
         plan, results.compute_reported_accuracies(accuracy_frame, report_settings.round, report_settings.last_k)
     )
     frame = frame[frame["average"] == report_settings.average]
@@ -290,7 +290,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
 def _get_algorithm_titles(revisions: Sequence[Revision]) -> dict[str, str]:
     """Display name of each algorithm, from the first revision that contains it."""
     plans = [revision.plan for revision in reversed(revisions)]
-    return {label: plan.title(label) for plan in plans for label in plan.algorithms}
+    return {label: plan.get_method_title(label) for plan in plans for label in plan.algorithms}
 
 
 def _format_mean(accuracies: pd.Series[float] | None) -> str:

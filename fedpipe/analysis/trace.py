@@ -85,13 +85,13 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         raise SettingsError(f"'{cell}' has no value in {table}, because the method has no such model.")
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     runs = [
-        {"seed": run.seed, metric.head: round(float(scores[run.key]), 4)}
+        {"seed": run.seed, metric.name_with_unit: round(float(scores[run.key]), 4)}
         | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
         for run in cells
     ]
     return {
         "cell": cell,
-        metric.head: round(float((metric.factor * seeds["score"]).mean()), 4),
+        metric.name_with_unit: round(float((metric.factor * seeds["score"]).mean()), 4),
         "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
         f"{_format_seed_count(len(seeds))}",
         "table": {str(table): compute_file_sha256(table)},
@@ -177,7 +177,7 @@ def _has_grid_point_of_row(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
     """Rounds whose accuracies a run's number combines."""
     if report.round == "best":
-        signs = frame["metric"].map(lambda metric: METRICS[metric].direction)
+        signs = frame["metric"].map(lambda metric: METRICS[metric].improvement_sign)
         frame = frame[signs * frame["score"] == (signs * frame["score"]).max()].head(1)
     count = report.last_k if report.round == "mean-last" else 1
     return [int(number) for number in frame["round"].tail(count)]

@@ -48,9 +48,9 @@ def find_derived_study(params: Path, preset: str, overrides: Sequence[str] | Non
     require_single_study(params, preset)
     study = DerivedStudy.from_options(params, overrides)
     command = layout.format_run_command(params, preset, overrides)
-    if study.state == "missing":
+    if study.file_state == "missing":
         raise ArtifactError(f"{study.path} does not exist. Type `{command}` first.")
-    if study.state == "outdated":
+    if study.file_state == "outdated":
         typer.echo(f"fedpipe: {params} has changed since {study.path} was derived. Type `{command}`.", err=True)
     return study.path
 

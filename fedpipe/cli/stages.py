@@ -281,14 +281,14 @@ def figure(
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name != "partition":  # its figures need no run
         study_plan.require_winners()
-    if name in study_plan.curves_by_name:
-        contents.write_figure_curves(StudyData(study_plan), name)
+    if name in study_plan.metrics_by_curves_figure:
+        contents.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
-        contents.write_figure_matrices(StudyData(study_plan))
+        contents.write_matrices_figure(StudyData(study_plan))
     elif name == "ranks":
-        contents.write_figure_ranks(StudyData(study_plan))
+        contents.write_ranks_figure(StudyData(study_plan))
     elif key is not None:
-        contents.write_figure_partition(study_plan, key)
+        contents.write_partition_figure(study_plan, key)
 
 
 @app.command(rich_help_panel=STAGES_PANEL)

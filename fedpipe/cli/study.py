@@ -251,7 +251,7 @@ def _plan_derived_study(params: Path, preset: str, overrides: list[str]) -> NewP
     from fedpipe.planning.derived_study import DerivedStudy
 
     require_single_study(params, preset)
-    return DerivedStudy.from_options(params, overrides).check(preset)
+    return DerivedStudy.from_options(params, overrides).make_plan(preset)
 
 
 def _make_plan(path: Path, preset: str, has_several_studies: bool) -> NewPlan:

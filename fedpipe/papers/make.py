@@ -43,7 +43,7 @@ def write_papers(preset: str, plans_fingerprint: str | None = None) -> PaperComp
     for paper in layouts.load_papers().values():
         paper_studies = _load_studies(paper, preset)
         studies |= {(paper.paper, name): study for name, study in paper_studies.items()}
-        measured_cells |= measurements.measure_cells(paper, paper_studies.get)
+        measured_cells |= measurements.measure_paper_cells(paper, paper_studies.get)
         drawings |= figures.draw_figures(paper, paper_studies.get)
     plans = (Plan.read(StudyFiles.from_params(path, preset).plan) for path in study_folders.list_studies(PAPERS))
     if plans_fingerprint is not None and compute_plans_fingerprint(plans) != plans_fingerprint:

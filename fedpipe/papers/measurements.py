@@ -28,7 +28,7 @@ StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
 NO_STUDY = "its study is not planned at this preset"
 
 
-def measure_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, MeasuredCell]:
+def measure_paper_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, MeasuredCell]:
     """Each cell of a paper's tables, and each number of its text, that is not computed from others."""
     cells = {
         cell_id: _measure_cell(paper, table, cell_id, find_study)

@@ -89,13 +89,13 @@ class Override:
         """The key and the values in the name of a file."""
         return f"{self.key.removeprefix('algorithms.')}={self.text}".translate(NAME_CHARACTERS)
 
-    def parse_values(self, read: Callable[[str], Any]) -> Any:
+    def parse_values(self, parse_text: Callable[[str], Any]) -> Any:
         """Parse the values as a list."""
-        return read(f"[{self.text}]")
+        return parse_text(f"[{self.text}]")
 
-    def parse_value(self, read: Callable[[str], Any]) -> Any:
+    def parse_value(self, parse_text: Callable[[str], Any]) -> Any:
         """Parse the value of the key: a list if the key is one."""
-        values = self.parse_values(read)
+        values = self.parse_values(parse_text)
         return values if self._is_list and not isinstance(values[0], list) else values[0]
 
     def __str__(self) -> str:
@@ -158,18 +158,18 @@ class DerivedStudy:
         return settings
 
     @cached_property
-    def text(self) -> str:
+    def study_text(self) -> str:
         """Content of the derived file."""
         body = self._edit_base()
         return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
 
     @property
-    def state(self) -> Literal["missing", "current", "outdated", "edited"]:
+    def file_state(self) -> Literal["missing", "current", "outdated", "edited"]:
         """Whether the file exists, and has the settings of the base. An outdated file has not been edited."""
         if not self.path.is_file():
             return "missing"
         text = self.path.read_text()
-        if text == self.text:
+        if text == self.study_text:
             return "current"
         first_line, _, rest = text.partition("\n")
         second_line, _, body = rest.partition("\n")
@@ -178,7 +178,7 @@ class DerivedStudy:
         )
         return "outdated" if is_unedited else "edited"
 
-    def check(self, preset: str) -> planner.NewPlan:
+    def make_plan(self, preset: str) -> planner.NewPlan:
         """Plan the study without writing anything.
 
         Raises
@@ -204,7 +204,7 @@ class DerivedStudy:
         SettingsError
             The study is invalid, or the user has edited its file.
         """
-        state = self.state
+        state = self.file_state
         if state == "edited":
             raise SettingsError(
                 f"{self.path}: differs from the study that {self.options} derives from {self.base}, because it was "
@@ -213,12 +213,12 @@ class DerivedStudy:
         if state == "current":
             return False
         try:
-            self.check(preset)
+            self.make_plan(preset)
         except SettingsError as error:
             if format_download_command(self.path) in str(error):  # this command changes the file
-                files.write_bytes(self.path, self.text.encode())
+                files.write_bytes(self.path, self.study_text.encode())
             raise
-        files.write_bytes(self.path, self.text.encode())
+        files.write_bytes(self.path, self.study_text.encode())
         return True
 
     # -- content -------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class DerivedStudy:
         text = SCHEMA_COMMENT.sub(lambda match: os.path.relpath(folder / match[0], self.path.parent), stream.getvalue())
         return text if read_yaml(text, self.path) == self.settings else format_yaml(self.settings)
 
-    def _apply_overrides(self, settings: Any, read: Callable[[str], Any]) -> None:
+    def _apply_overrides(self, settings: Any, parse_text: Callable[[str], Any]) -> None:
         """Set all keys, also in the grid and in presets, which would override them."""
         presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
@@ -256,17 +256,17 @@ class DerivedStudy:
                 for key in [key for key in changes if grid.is_key_within_section(key, override.key)]:
                     del changes[key]
             if override.is_grid:
-                _set_value(settings, ["study", "grid", override.key], override.parse_values(read), override)
+                _set_value(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
                 for changes in presets:
                     if isinstance(changes.get("study.grid"), dict):
-                        changes["study.grid"][override.key] = override.parse_values(read)
+                        changes["study.grid"][override.key] = override.parse_values(parse_text)
             else:
-                _set_value(settings, override.key.split("."), override.parse_value(read), override)
+                _set_value(settings, override.key.split("."), override.parse_value(parse_text), override)
                 for changes in presets:
                     if any(
                         grid.is_key_within_section(override.key, key) for key in changes
                     ):  # a preset's section is set before
-                        changes[override.key] = override.parse_value(read)
+                        changes[override.key] = override.parse_value(parse_text)
 
     def _require_effect_of_overrides(self, preset: str) -> None:
         """Require that each new value has an effect."""

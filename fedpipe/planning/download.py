@@ -57,7 +57,7 @@ def download_dataset(name: str) -> Path:
         raise ArtifactError(f"{settings} is missing: '{name}' is not a data set of a plan. Run `fedpipe plan` first.")
     try:
         section = parser.parse_dataset(read_yaml(settings.read_text(), settings))
-        expected_name = section.file.stem
+        expected_name = section.dataset_path.stem
     except SettingsError as error:
         raise ArtifactError(
             f"{settings} is damaged ({' '.join(str(error).split())}). Run `fedpipe plan` to write it again."
@@ -170,7 +170,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     ):
         messages.append(f"Add this to {params}, under dataset with name {section.name}:\n  sha256: {sha256}")
     if is_study_dataset:
-        _declare_published_weights(params, settings, section.fetcher, messages)
+        _write_weights_sha256_into_study(params, settings, section.fetcher, messages)
     for kind in (PARTITION, MODEL) if is_study_dataset else ():
         pin = registry.parse_component(kind, settings.get(kind.section, {})).pinned_file
         if pin is None or pin.sha256:
@@ -184,7 +184,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
             messages.append(f"Add the SHA-256 of {pin.path} to {params}, under {kind.section}:\n  sha256: {sha256}")
     if name is None:
-        _declare_grid_datasets(params, section, messages)
+        _write_grid_sha256_into_study(params, section, messages)
         settings = loader.read_params(params) if params.is_file() else settings
     for grid_dataset in _iter_grid_datasets(settings) if name is None else ():
         if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
@@ -194,7 +194,9 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     return "\n".join(messages)
 
 
-def _declare_published_weights(params: Path, settings: dict[str, Any], fetcher: Fetcher, messages: list[str]) -> None:
+def _write_weights_sha256_into_study(
+    params: Path, settings: dict[str, Any], fetcher: Fetcher, messages: list[str]
+) -> None:
     """Get the weights that a library publishes for the study's model, and fill in their SHA-256."""
     model: Any = registry.parse_component(MODEL, settings.get(MODEL.section, {}))
     if (path := model.obtain_weights(fetcher.fetch_unpinned)) is None:
@@ -215,7 +217,7 @@ def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: D
         component.check(clients, facts.classes, facts.size)
 
 
-def _declare_grid_datasets(params: Path, section: Data, messages: list[str]) -> None:
+def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[str]) -> None:
     """Fill in the SHA-256 of each mirror's substitute for a data set of the study's grid and presets.
 
     If a data set of the grid needs none, but the section `dataset` has one, null is filled in.

@@ -31,7 +31,7 @@ class Freshness:
 def compare_source_hashes(plan: Plan) -> Freshness:
     """Compare the files that a plan was made of with their record."""
     try:
-        sources = read_json(plan.study_files.sources)
+        sources = read_json(plan.study_files.source_hashes)
     except ArtifactError:
         return Freshness("unknown")
     if not isinstance(sources, dict) or not all(isinstance(mark, str) for mark in sources.values()):

@@ -105,7 +105,7 @@ def _has_trained_model(params: Params, label: str) -> bool:
 
     from fedpipe.models.base import FunctionalNetwork
 
-    facts, model, federation = params.dataset.facts, params.model, params.federation
+    facts, model, federation = params.dataset.dataset_info, params.model, params.federation
     algorithm = params.algorithms[label].algorithm
     try:
         net = FunctionalNetwork(

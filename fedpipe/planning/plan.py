@@ -188,7 +188,7 @@ class Plan:
         is_next = protocol == to_new_clients_protocol(first_protocol) and own_new_protocol in self.protocols
         return own_new_protocol if is_next else protocol
 
-    def title(self, label: str) -> str:
+    def get_method_title(self, label: str) -> str:
         """Get the name of a method in tables and figures."""
         return self.titles.get(label, label)
 
@@ -244,7 +244,7 @@ class Plan:
         }
 
     @cached_property
-    def column_names(self) -> list[str]:
+    def column_grid_names(self) -> list[str]:
         """Names of the grid that all methods have, except `report.best_over`. Their values are columns of the table."""
         methods = {name: {cell.algorithm for cell in self.cells if name in cell.grid} for name in self.grid}
         return [
@@ -258,13 +258,13 @@ class Plan:
     @property
     def table_size(self) -> tuple[int, int]:
         """Number of rows and columns of the table, with one protocol and metric."""
-        row_names = self.grid.keys() - {*self.column_names, *self.report.best_over}
+        row_names = self.grid.keys() - {*self.column_grid_names, *self.report.best_over}
         rows = {(cell.algorithm, *(str(cell.grid.get(name)) for name in sorted(row_names))) for cell in self.cells}
-        columns = {tuple(str(cell.grid[name]) for name in self.column_names) for cell in self.cells}
+        columns = {tuple(str(cell.grid[name]) for name in self.column_grid_names) for cell in self.cells}
         return len(rows), len(columns)
 
     @property
-    def curves_by_name(self) -> dict[str, Metric]:
+    def metrics_by_curves_figure(self) -> dict[str, Metric]:
         """Metrics of the figures of curves by the figure's name. The study's first metric has `curves`."""
         first, *others = self.metrics
         return {"curves": first} | {f"curves_{metric}": metric for metric in others}
@@ -272,7 +272,7 @@ class Plan:
     @property
     def figure_labels(self) -> dict[str, str]:
         """Labels of the figures by name. Further figures show partitions."""
-        further_curves = {name: f"learning curves ({metric})" for name, metric in self.curves_by_name.items()}
+        further_curves = {name: f"learning curves ({metric})" for name, metric in self.metrics_by_curves_figure.items()}
         rank_figure = {"ranks": "critical differences of mean ranks"} if self.report.rank_test else {}
         return further_curves | {"curves": "learning curves", "matrices": "SL and CR matrices"} | rank_figure
 

@@ -54,7 +54,7 @@ class NewPlan(Plan):
     run_settings: dict[str, RunSettings]  #: settings of each run by key
     file_texts: dict[str, str]  #: files of jobs by path: ``run.yaml``, ``partition.yaml``, data sets' settings
     sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
-    sources: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
+    source_hashes: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
 
 
@@ -79,7 +79,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         raw, None if has_preset_files else download_command, obtain_command=download_command
     )
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
-    search.check_tune(study_params, preset_changes, draft.grid_keys)
+    search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
         point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
@@ -134,7 +134,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
-        sources=_hash_sources(path, draft.components) | draft.fingerprints,
+        source_hashes=_hash_sources(path, draft.components) | draft.fingerprints,
         unavailable_runs=draft.unavailable_runs,
     )
     check_rank_test(plan)
@@ -182,7 +182,7 @@ class _PlanDraft:
                 str(pin.path): pinned_files.compute_stat_fingerprint(pin.path) for pin in params.pinned_files.values()
             }
             self.components += [params.partition, params.model, params.dataset.effective_dataset]
-            data = params.dataset.file.stem
+            data = params.dataset.dataset_path.stem
             self.file_texts[str(store.get_dataset_settings_path(data))] = format_yaml(params.dataset.origin)
             check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
@@ -225,7 +225,7 @@ class _PlanDraft:
                 draw_params, keys = resolve_draw(label, values), []
                 self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
                 for seed in tune.seeds:
-                    settings = search.to_draw_settings(draw_params, label, seed, protocol)
+                    settings = search.make_draw_run_settings(draw_params, label, seed, protocol)
                     self._add_run_settings(label, draw_params, settings)
                     partitions[seed] = self._add_partition(draw_params, settings, is_reported=False)
                     keys.append(settings.key)
@@ -235,7 +235,7 @@ class _PlanDraft:
                 algorithm=label,
                 grid=grid_values,
                 protocol=protocol,
-                dataset=params.dataset.file.stem,
+                dataset=params.dataset.dataset_path.stem,
                 partitions=tuple(partitions.values()),
                 candidates=tuple(candidates),
             )
@@ -270,7 +270,7 @@ class _PlanDraft:
             key=settings.key,
             rounds=params.federation.rounds,
             partition=self._add_partition(params, settings),
-            dataset=params.dataset.file.stem,
+            dataset=params.dataset.dataset_path.stem,
             participants=params.federation.participants,
         )
         self.held_out.setdefault(run.partition, set()).add(params.federation.draw_held_out_clients(run.seed))
@@ -332,7 +332,7 @@ def write_plan(plan: NewPlan) -> None:
     SettingsError
         The path of the study is invalid. Nothing is written.
     """
-    sources = plan.study_files.sources
+    sources = plan.study_files.source_hashes
     for name, text in plan.file_texts.items():
         if not Path(name).is_file() or Path(name).read_text() != text:
             write_bytes(Path(name), text.encode())
@@ -342,18 +342,20 @@ def write_plan(plan: NewPlan) -> None:
     plan.write()
     search.write_winner_settings(plan)
     package = Path(fedpipe.__file__).resolve().parent
-    has_custom_code = any(name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.sources)
+    has_custom_code = any(
+        name.endswith(".py") and package not in Path(name).resolve().parents for name in plan.source_hashes
+    )
     marks = {str(plan.study_files.plan): compute_file_sha256(plan.study_files.plan)} | (
         {CUSTOM_MODULES_MARK: ""} if has_custom_code else {}
     )
-    write_json(sources, plan.sources | marks)
+    write_json(sources, plan.source_hashes | marks)
     write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
 
 def _estimate_sample_counts(params: Params) -> tuple[int, int]:
     """Estimate the number of training samples, and of all samples."""
     data = params.dataset
-    size = data.subset or data.facts.size
+    size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
     return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_fraction)), size)

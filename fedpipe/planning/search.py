@@ -33,7 +33,7 @@ def get_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
     return to_validation_protocol(own_protocol) if own_protocol else tune.by
 
 
-def check_tune(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
+def check_tune_section(study_params: Params, preset_changes: dict[str, Any], grid_keys: dict[str, list[str]]) -> None:
     """Require that the search fits its study.
 
     Raises
@@ -90,14 +90,14 @@ def check_rungs(tune: Tune, params: Params) -> None:
             )
 
 
-def to_draw_settings(params: Params, label: str, seed: int, protocol: ValidationProtocol) -> RunSettings:
+def make_draw_run_settings(params: Params, label: str, seed: int, protocol: ValidationProtocol) -> RunSettings:
     """Make the settings of a draw's run, which measures only the protocol and metric that rank the draws."""
     evaluation = params.evaluation
     measured = evaluation.model_copy(update={"protocols": (protocol,), "metrics": evaluation.metrics[:1]})
     return dataclasses.replace(RunSettings.from_params(params, label, seed), evaluation=dump_evaluation(measured))
 
 
-def to_winner_settings(draw: RunSettings, default: RunSettings) -> RunSettings:
+def make_winner_run_settings(draw: RunSettings, default: RunSettings) -> RunSettings:
     """Make the settings of a winner's run from those of its draw, with the seed and evaluation of the study."""
     return dataclasses.replace(draw, seed=default.seed, evaluation=default.evaluation)
 
@@ -111,7 +111,7 @@ def list_winner_settings(
     """
     draw_settings = get_settings(search.list_run_files(draw)[0])
     default_cells = (cell for cell in plan.untuned.cells if search.has_cell(cell))
-    return [to_winner_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
+    return [make_winner_run_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
 
 
 def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:

@@ -46,7 +46,7 @@ def check_trained_tensors(algorithm: Algorithm, label: str, params: Params) -> N
 
 def _build_empty_network(algorithm: Algorithm, params: Params) -> FunctionalNetwork | None:
     """Build the network that an algorithm trains, without values. Cached in a process."""
-    info, model = params.dataset.facts, params.model
+    info, model = params.dataset.dataset_info, params.model
     cache_key = (type(algorithm), repr(algorithm), type(model), repr(model), info.shape, info.classes)
     if cache_key not in _networks:
         try:

@@ -52,7 +52,9 @@ def build_plot_data_files(data: StudyData) -> FileContents:
         "matrices": plots.build_matrix_cells(data),
         "partition": plots.build_partition_counts(data.plan),
     }
-    return {data.plan.study_files.get_plot_data_path(name): plots.csv(frame) for name, frame in frames.items()}
+    return {
+        data.plan.study_files.get_plot_data_path(name): plots.encode_plot_csv(frame) for name, frame in frames.items()
+    }
 
 
 def build_run_key_files(plan: Plan) -> FileContents:
@@ -75,14 +77,14 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def write_figure_curves(data: StudyData, name: str = "curves") -> None:
+def write_curves_figure(data: StudyData, name: str = "curves") -> None:
     """Draw a metric against round: the first of the study, or the one of the figure's name."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.curves_by_name[name])
+    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.metrics_by_curves_figure[name])
 
 
-def write_figure_partition(plan: Plan, key: str) -> None:
+def write_partition_figure(plan: Plan, key: str) -> None:
     """Draw how many training samples of each class each client has."""
     from fedpipe.report.figures import partition
 
@@ -92,14 +94,14 @@ def write_figure_partition(plan: Plan, key: str) -> None:
     partition.draw_partition(plan, key, stem)
 
 
-def write_figure_matrices(data: StudyData) -> None:
+def write_matrices_figure(data: StudyData) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
     matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
 
 
-def write_figure_ranks(data: StudyData) -> None:
+def write_ranks_figure(data: StudyData) -> None:
     """Draw the critical-difference diagram."""
     from fedpipe.report.figures import ranks
 
@@ -264,5 +266,5 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
         files.tables / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
         files.tables / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
-        files.plots / "curves.csv": lambda: plots.csv(plots.build_learning_curves(data)),
+        files.plots / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
     }

@@ -196,7 +196,7 @@ class StudyData:
     @cached_property
     def reported_rows(self) -> pd.DataFrame:
         """Rows with the reported round and average, and a standard protocol."""
-        return results.select_study_protocols(self.plan, self._rows_of_reported_round)
+        return results.select_rows_of_standard_protocols(self.plan, self._rows_of_reported_round)
 
     @cached_property
     def table_rows(self) -> list[tuple[Hashable, ...]]:

@@ -15,7 +15,7 @@ from fedpipe.report import curves, matrices, results, statistics, table_notes, t
 from fedpipe.report.data import StudyData
 
 
-def csv(frame: pd.DataFrame) -> bytes:
+def encode_plot_csv(frame: pd.DataFrame) -> bytes:
     """Encode a frame as CSV for DVC, which copies its text into a script."""
     return tables.encode_table_csv(
         frame, lambda text: tables.escape_spreadsheet_formula(replace_html_tag_brackets(text))

@@ -132,13 +132,15 @@ class RankedTable(NamedTuple):
         scores = np.array(list(self.scores.values()))
         if plan.report.rank_test is None or len(scores) < MIN_METHODS or scores.shape[1] < MIN_COLUMNS:
             return None
-        return compare_ranks(list(self.scores), scores, METRICS[plan.metrics[0]].direction, plan.report.rank_test)
+        return compare_ranks(
+            list(self.scores), scores, METRICS[plan.metrics[0]].improvement_sign, plan.report.rank_test
+        )
 
 
 def build_ranked_table(data: StudyData) -> RankedTable:
     """Collect the scores of the first metric by each method's protocol. They are means over seeds."""
     plan = data.plan
-    column_names = plan.column_names
+    column_names = plan.column_grid_names
     row_names = [name for name in plan.grid if name not in {*column_names, *plan.report.best_over}]
     rows = data.reported_rows[data.reported_rows["metric"] == plan.metrics[0]]
     means = {
@@ -154,7 +156,7 @@ def build_ranked_table(data: StudyData) -> RankedTable:
         label = values["algorithm"]
         row_point = {name: values[name] for name in row_names}
         name = results.describe_configuration(label, row_point)
-        titles[name] = results.describe_configuration(plan.title(label), row_point)
+        titles[name] = results.describe_configuration(plan.get_method_title(label), row_point)
         mean = means[*key, plan.method_protocols.get(label, plan.protocols[0])]
         if not math.isnan(mean):
             scores.setdefault(name, {})[tuple(values[column] for column in column_names)] = mean

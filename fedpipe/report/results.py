@@ -101,7 +101,8 @@ def describe_overrides(plan: Plan) -> list[str]:
     for algorithm, points_by_overrides in points_by_algorithm.items():
         for overrides, points in points_by_overrides.items():
             points_text = "; ".join(dict.fromkeys(points)) if len(points_by_overrides) > 1 else ""
-            name = f"{plan.title(algorithm)} ({points_text})" if points_text else plan.title(algorithm)
+            title = plan.get_method_title(algorithm)
+            name = f"{title} ({points_text})" if points_text else title
             sentences += [f"Overrides of {name}: {overrides}."] if overrides else []
     return sentences
 
@@ -116,7 +117,7 @@ def list_evaluation_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys([*plan.protocols, *frame["protocol"]]))
 
 
-def select_study_protocols(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
+def select_rows_of_standard_protocols(plan: Plan, frame: pd.DataFrame) -> pd.DataFrame:
     """Select rows with standard protocols for the clients of `report.clients`, without further ones of methods."""
     protocols = list_reported_protocols(get_args(Protocol), plan.report.clients)
     selected_rows: pd.DataFrame = frame[frame["protocol"].isin(protocols)]
@@ -208,7 +209,7 @@ def compute_scores_of_runs(metrics: Sequence[pd.DataFrame], names: Collection[Me
 
 def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[str]) -> pd.Series[float]:
     """Compute the averages of a metric's scores by ``average`` and ``keys``."""
-    rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].direction
+    rows, sign = tested_rows.assign(score=_compute_client_scores(tested_rows, metric)), METRICS[metric].improvement_sign
     by_round = rows.groupby(keys)
     if metric == "accuracy":
         sums = by_round[["correct", "total"]].sum()
@@ -285,8 +286,8 @@ def compute_worst_tenth(accuracies: FloatArray) -> FloatArray:
 
 
 def _get_score_signs(frame: pd.DataFrame) -> pd.Series[float]:
-    """Get the factor of each row with which larger scores are better."""
-    return frame["metric"].map(lambda metric: METRICS[metric].direction).astype(float)
+    """Get the sign of an improvement of each row's metric."""
+    return frame["metric"].map(lambda metric: METRICS[metric].improvement_sign).astype(float)
 
 
 def compute_calibration_error(samples: FloatArray, hits: FloatArray, confidences: FloatArray) -> FloatArray:

@@ -200,7 +200,7 @@ def describe_runs(plan: Plan) -> list[dict[str, str]]:
     heads = dict(zip(plan.grid, results.shorten_names(plan.grid), strict=True)) | {"seed": "seed"}
     varied = [name for name in heads if len({description[name] for description in descriptions}) > 1]
     return [
-        {"run": plan.title(run.algorithm)} | {heads[name]: description[name] for name in varied}
+        {"run": plan.get_method_title(run.algorithm)} | {heads[name]: description[name] for name in varied}
         for run, description in zip(sort_runs(plan), descriptions, strict=True)
     ]
 
@@ -212,7 +212,9 @@ def describe_configurations(plan: Plan) -> list[str]:
         point = results.describe_grid_point(results.format_grid_point(plan, cell))
         points.setdefault((cell.algorithm, cell.key), []).append(point)
     return [
-        " ".join(filter(None, (plan.title(run.algorithm), _join_distinct_texts(points[run.algorithm, run.key]))))
+        " ".join(
+            filter(None, (plan.get_method_title(run.algorithm), _join_distinct_texts(points[run.algorithm, run.key])))
+        )
         for run in sort_runs(plan)
     ]
 

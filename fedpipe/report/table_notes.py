@@ -31,7 +31,7 @@ def describe_reported_numbers(plan: Plan) -> str:
     report, seeds = plan.report, len(plan.seeds)
     seeds_text = f"Mean ± standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
     round_phrase = ROUND_PHRASES[report.round].format(last_k=report.last_k)
-    heads = join_words([METRICS[metric].head for metric in plan.metrics])
+    heads = join_words([METRICS[metric].name_with_unit for metric in plan.metrics])
     average_phrase = AVERAGE_PHRASES[report.average]
     if plan.metrics != ("accuracy",):
         average_phrase = average_phrase.replace("accuracies", "values")
@@ -142,7 +142,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
                     results.describe_grid_point({key: "" if key in searched_names else row[key] for key in plan.grid})
                     for row in edge_rows
                 ]
-                title = plan.title(algorithm)
+                title = plan.get_method_title(algorithm)
                 methods += (
                     [title] if edge_rows and edge_rows == algorithm_rows else [f"{title} ({point})" for point in points]
                 )
@@ -171,7 +171,9 @@ def describe_failures(data: StudyData) -> list[str]:
     plan, sentences = data.plan, []
     for key, cells in data.left_out_update_counts.groupby(data.row_columns, sort=False):
         algorithm, *values = map(str, key)
-        name = results.describe_configuration(plan.title(algorithm), dict(zip(plan.grid, values, strict=True)))
+        name = results.describe_configuration(
+            plan.get_method_title(algorithm), dict(zip(plan.grid, values, strict=True))
+        )
         left_out_count, diverged_rounds = cells["left_out"].sum(), cells[cells["diverged"] > 0]["diverged"]
         if not left_out_count:
             continue

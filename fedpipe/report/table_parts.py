@@ -28,15 +28,13 @@ class TextTable(NamedTuple):
     frame: pd.DataFrame
     left_aligned_columns: int
 
-    @property
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """Render as Markdown."""
         sides = ["left" if column < self.left_aligned_columns else "right" for column in range(self.frame.shape[1])]
         escaped_frame = self.frame.map(escape_html).rename(columns=escape_html)
         return str(escaped_frame.to_markdown(index=False, disable_numparse=True, colalign=sides))
 
-    @property
-    def html(self) -> str:
+    def to_html(self) -> str:
         """Render as HTML."""
         head = "".join(
             f"<th{self._get_alignment_attribute(column_index)}>{escape(str(name))}"

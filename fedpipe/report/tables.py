@@ -59,7 +59,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
 def render_markdown(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     text_parts = [
-        report_part.markdown if isinstance(report_part, TextTable) else escape_html(report_part)
+        report_part.to_markdown() if isinstance(report_part, TextTable) else escape_html(report_part)
         for report_part in build_report_sections(data)
     ]
     return "\n\n".join(text_parts) + "\n"
@@ -68,7 +68,7 @@ def render_markdown(data: StudyData) -> str:
 def render_html(data: StudyData) -> str:
     """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
-        report_part.html if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
+        report_part.to_html() if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
         for report_part in build_report_sections(data)
     ]
     plan = data.plan
@@ -91,7 +91,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         algorithm, *point = key
         rows.append(
             {
-                "algorithm": plan.title(str(algorithm)),
+                "algorithm": plan.get_method_title(str(algorithm)),
                 **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
                 **seeds.get(key, {}),
                 **_format_reported_column(plan, cells),
@@ -211,7 +211,7 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
         "balanced_accuracy": "balanced accuracy",
         "rounds_to_target": f"rounds to {target_text}",
         "bytes_to_target": f"bytes to {target_text}",
-        "difference": f"− {plan.title(str(report.baseline))}",
+        "difference": f"− {plan.get_method_title(str(report.baseline))}",
     }
     rows = []
     for key in data.table_rows:
@@ -219,7 +219,7 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
         protocol = plan.method_protocols.get(algorithm, first_protocol)
         rows.append(
             {
-                "algorithm": plan.title(algorithm),
+                "algorithm": plan.get_method_title(algorithm),
                 **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
                 **({"metric": format_metric(protocol)} if plan.method_protocols else {}),
                 **{
@@ -248,7 +248,7 @@ def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
             "target are the sum over all clients."
         )
     if "difference" in report.statistics:
-        baseline = plan.title(str(report.baseline))
+        baseline = plan.get_method_title(str(report.baseline))
         baseline_text = f"the best {baseline}" if report.best_over else baseline
         point_text = " at the same grid point" if {*plan.grid} - {*report.best_over} else ""
         metric = METRICS[plan.metrics[0]].name

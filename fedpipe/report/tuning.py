@@ -62,7 +62,7 @@ def rank_rung(plan: Plan, rounds: int) -> Rung:
         draws = earlier_rungs[number - 1].searches[index].selected if number else range(len(planned.candidates))
         files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
-        ranking = rank_draws(measurements, METRICS[tuning.metric].direction)
+        ranking = rank_draws(measurements, METRICS[tuning.metric].improvement_sign)
         selected = select_draws(planned.candidates, [ranked.draw for ranked in ranking], is_last)
         keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
         found.append(
@@ -99,8 +99,10 @@ def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> 
     return Measurement(float(scores["score"].iloc[0]), bool((traffic["left_out"] == traffic["participants"]).any()))
 
 
-def rank_draws(measurements: Mapping[int, Sequence[Measurement]], direction: int) -> tuple[RankedDraw, ...]:
-    """Rank draws, best first, by the means of their measurements over seeds. ``direction`` is -1 if lower is better.
+def rank_draws(measurements: Mapping[int, Sequence[Measurement]], improvement_sign: int) -> tuple[RankedDraw, ...]:
+    """Rank draws, best first, by the means of their measurements over seeds.
+
+    ``improvement_sign`` is -1 if lower is better.
 
     Examples
     --------
@@ -115,7 +117,7 @@ def rank_draws(measurements: Mapping[int, Sequence[Measurement]], direction: int
         ranking.append(RankedDraw(draw=draw, score=score if math.isfinite(score) else None, diverged=has_diverged))
 
     def get_sort_key(ranked: RankedDraw) -> tuple[bool, float, int]:
-        score = math.inf if ranked.score is None else -direction * ranked.score
+        score = math.inf if ranked.score is None else -improvement_sign * ranked.score
         return ranked.diverged, score, ranked.draw
 
     return tuple(sorted(ranking, key=get_sort_key))
@@ -161,7 +163,7 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
     metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
     heads = dict(zip(plan.tuning.over, results.shorten_names(plan.tuning.over), strict=True))
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
-        title, point = plan.title(planned.algorithm), _format_point(plan, planned)
+        title, point = plan.get_method_title(planned.algorithm), _format_point(plan, planned)
         winner = result.ranking[0] if result.ranking else None
         values = _get_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
         failed += [results.describe_configuration(title, point)] if winner and winner.diverged else []
@@ -176,7 +178,7 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
                 **dict(zip(results.shorten_names(point), (value or NO_VALUE for value in point.values()), strict=True)),
                 **{heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()},
                 "draws": str(len(planned.candidates)),
-                f"validation {metric.head}": NO_VALUE
+                f"validation {metric.name_with_unit}": NO_VALUE
                 if winner is None or winner.score is None
                 else f"{metric.factor * winner.score:.2f}",
             }
@@ -200,7 +202,9 @@ def describe_search(plan: Plan) -> str:
     ranges = ", ".join(
         f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
     )
-    untuned = dict.fromkeys(plan.title(planned.algorithm) for planned in tuning.searches if not planned.candidates)
+    untuned = dict.fromkeys(
+        plan.get_method_title(planned.algorithm) for planned in tuning.searches if not planned.candidates
+    )
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {join_words([*map(str, tuning.seeds)])}"
     return (

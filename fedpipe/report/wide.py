@@ -69,7 +69,9 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     """
     wide_table, notes = build_wide_table(data, full_plan), dict[str, str]()
     marks = [
-        _choose_latex_marks([row[column_index].number for row in wide_table.rows], words.METRICS[metric].direction)
+        _choose_latex_marks(
+            [row[column_index].number for row in wide_table.rows], words.METRICS[metric].improvement_sign
+        )
         for column_index, metric in enumerate(wide_table.metrics)
     ]
     body: list[list[str]] = []
@@ -132,7 +134,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     """
     plan = data.plan
     full_plan = full_plan or plan
-    column_names, row_names = _get_column_names(full_plan), _get_row_names(full_plan)
+    column_names, row_names = _sort_column_grid_names(full_plan), _get_row_grid_names(full_plan)
     key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
 
     def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
@@ -207,19 +209,19 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         columns=heads,
         protocols=[protocol_name for _, protocol_name, _ in columns],
         metrics=[metric for _, _, metric in columns],
-        labels=[(plan.title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
+        labels=[(plan.get_method_title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         overrides=[row_overrides[name] for name in labels],
     )
 
 
-def _get_column_names(plan: Plan) -> list[str]:
-    """Get the names of the grid that are columns: those of all methods, except `report.best_over`.
+def _sort_column_grid_names(plan: Plan) -> list[str]:
+    """Sort the names of the grid that are columns: those of all methods, except `report.best_over`.
 
     They are in the order of params.yaml, which follows from the cells, because names in plan.json are sorted: an
     earlier name changes less often from cell to cell.
     """
-    column_names = plan.column_names
+    column_names = plan.column_grid_names
     points = dict.fromkeys(
         tuple(results.format_grid_point(plan, cell)[name] for name in column_names) for cell in results.sort_cells(plan)
     )
@@ -242,9 +244,9 @@ def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...
     )
 
 
-def _get_row_names(plan: Plan) -> list[str]:
+def _get_row_grid_names(plan: Plan) -> list[str]:
     """Get the names of the grid that are part of the row."""
-    return [name for name in plan.grid if name not in {*_get_column_names(plan), *plan.report.best_over}]
+    return [name for name in plan.grid if name not in {*_sort_column_grid_names(plan), *plan.report.best_over}]
 
 
 def _format_grid_header(name: str, short_name: str, value: str) -> str:
@@ -366,7 +368,7 @@ def _describe_best_values(data: StudyData) -> list[str]:
             if has_single_value
             else [f"{searched_text} ({rest_text})" for searched_text, rest_text in value_texts]
         )
-        lines.append(f"  {plan.title(algorithm)}: {'; '.join(value_list)}")
+        lines.append(f"  {plan.get_method_title(algorithm)}: {'; '.join(value_list)}")
     selection_phrase = tables.SELECTION_PHRASES[plan.report.best_on]
     return [
         f"Each number uses its best value of {' and '.join(searched_names)}, selected on the {selection_phrase}:",

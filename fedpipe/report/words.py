@@ -17,13 +17,13 @@ class MetricWords(NamedTuple):
     is_lower_better: bool = False
 
     @property
-    def head(self) -> str:
+    def name_with_unit(self) -> str:
         """Name with unit, such as ``ECE (%)``."""
         return f"{self.name} ({self.unit})"
 
     @property
-    def direction(self) -> int:
-        """Factor with which larger values are better."""
+    def improvement_sign(self) -> int:
+        """Sign of an improvement: 1 if larger values are better, otherwise -1."""
         return -1 if self.is_lower_better else 1
 
 

@@ -153,7 +153,7 @@ class Data(Section):
         return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
 
     @property
-    def file(self) -> Path:
+    def dataset_path(self) -> Path:
         """File with its tensors."""
         return store.locate_dataset(self.run_settings)
 
@@ -171,7 +171,7 @@ class Data(Section):
         SettingsError
             The split is official, but the data set has no test set.
         """
-        size, tests = self.facts.size, self.facts.tests
+        size, tests = self.dataset_info.size, self.dataset_info.tests
         if self.split == "official" and not tests:
             raise SettingsError("dataset.split: 'official' needs a test set, but the data set has none. Use 'pooled'.")
         if self.split == "official":
@@ -179,7 +179,7 @@ class Data(Section):
         return self.subset or size
 
     @property
-    def facts(self) -> DatasetInfo:
+    def dataset_info(self) -> DatasetInfo:
         """Shape, classes and size, known before any job.
 
         Raises
@@ -187,41 +187,43 @@ class Data(Section):
         ArtifactError
             They are in a file that is not stored yet.
         """
-        declared_facts = self.effective_dataset.info
-        return store.read_dataset_info(self.file) if declared_facts is None else declared_facts
+        declared_info = self.effective_dataset.info
+        return store.read_dataset_info(self.dataset_path) if declared_info is None else declared_info
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names or numbers of its classes."""
         component_name = registry.get_component_name(DATASET, type(self.effective_dataset))
-        own_names = store.read_class_names(self.file)
-        return class_names.select_class_names(component_name, self.facts.classes, own_names)
+        own_names = store.read_class_names(self.dataset_path)
+        return class_names.select_class_names(component_name, self.dataset_info.classes, own_names)
 
     @property
     def unused_keys(self) -> tuple[str, ...]:
         """Its keys that have no effect, because the inputs are not texts."""
-        return tuple(key for key in TEXT_KEYS if key in self.run_settings) if self.facts.vocabulary is None else ()
+        return (
+            tuple(key for key in TEXT_KEYS if key in self.run_settings) if self.dataset_info.vocabulary is None else ()
+        )
 
     @property
-    def columns(self) -> Mapping[str, Column]:
-        """Its further columns by name.
+    def extra_columns(self) -> Mapping[str, Column]:
+        """Columns of its samples besides inputs and labels, by name.
 
         Raises
         ------
         SettingsError
             It is not stored yet.
         """
-        if not self.file.is_file():
+        if not self.dataset_path.is_file():
             raise SettingsError(
                 f"dataset.name: '{self.name}' is not stored yet, but the partition reads one of its columns. Run "
                 f"`{DOWNLOAD_COMMAND}`."
             )
-        return store.load_samples(self.file).columns
+        return store.load_samples(self.dataset_path).columns
 
     @property
     def has_tokens(self) -> bool | None:
         """Whether inputs are token ids. None if a user's data set may have either."""
-        if self.facts.vocabulary is not None:
+        if self.dataset_info.vocabulary is not None:
             return True
         return False if type(self.effective_dataset).__module__.startswith("fedpipe.") else None
 
@@ -230,7 +232,7 @@ class Data(Section):
         source, fetcher = self.effective_dataset, self.fetcher
         if source.info is None:
             try:
-                store.read_dataset_info(self.file)
+                store.read_dataset_info(self.dataset_path)
             except ArtifactError:
                 sha256 = getattr(source, "sha256", None)
                 return f"dataset.sha256: the file with SHA-256 {sha256} is not stored. Run `{download_command}`."
@@ -238,7 +240,7 @@ class Data(Section):
             not isinstance(source, PublishedDataset)
             or source.sha256
             or not fetcher.is_mirror_local
-            or self.file.is_file()
+            or self.dataset_path.is_file()
         ):
             return None
         if fetcher.has_file(source.substitute_name) and not all(fetcher.has_file(file.name) for file in source.files):

@@ -82,15 +82,15 @@ def _parse_data(settings: dict[str, Any]) -> tuple[Data, Component]:
     dataset = Data.model_validate(settings.get("dataset") or {})
     scheme = registry.parse_component(PARTITION, settings.get("partition") or {})
     if isinstance(scheme, ColumnScheme):
-        scheme.find_column(dataset.columns)
-    assert dataset.facts
+        scheme.find_column(dataset.extra_columns)
+    assert dataset.dataset_info
     return dataset, scheme
 
 
 def _list_client_values(dataset: Data, scheme: Component, num_clients: int | None, seed: int) -> list[str]:
     """List the value of each client (:func:`~fedpipe.data.assignment.list_client_values`) in a stored data set."""
     assert isinstance(scheme, ColumnScheme)
-    samples = store.load_samples(dataset.file)
+    samples = store.load_samples(dataset.dataset_path)
     labels, test = np.asarray(samples.y), np.asarray(samples.test)
     subset = dataset.subset
     indices = np.arange(len(labels)) if subset is None else assignment.select_sample_subset(labels, test, subset)

@@ -172,7 +172,7 @@ class Params(Section):
         drift, federation = self.federation.drift, self.federation
         if drift is None:
             return
-        drift.check(federation.rounds, self.dataset.facts.shape, self.dataset.facts.classes)
+        drift.check(federation.rounds, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes)
         if drift.angle and self.model.has_frozen_base:
             raise SettingsError(
                 "federation.drift.kind: rotation can't be used with a frozen base of the model, whose features are "
@@ -264,7 +264,7 @@ class Params(Section):
                 raise make_single_initial_model_error(label)
         self._check_noise()
         self._check_drift()
-        facts = self.dataset.facts
+        facts = self.dataset.dataset_info
         if self.dataset.subset and self.partition.is_index_based:
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} can't be used with a partition from a file, which assigns "
@@ -277,7 +277,7 @@ class Params(Section):
         partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
         self.partition.check(self.federation.clients, facts.classes, partitioned_size)
         if isinstance(self.partition, ColumnScheme):
-            self.partition.find_column(self.dataset.columns)
+            self.partition.find_column(self.dataset.extra_columns)
         if self.partition.has_overlap and self.dataset.split == "pooled":
             raise SettingsError(
                 "dataset.split: 'pooled' can't be used with a partition in which clients share samples, because one "

@@ -150,7 +150,7 @@ def test_a_plan_that_differs_from_its_settings_is_an_error(study: Path) -> None:
 
 def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
     """After `dvc exp run` and `git checkout`, the recorded sources of the plan are the experiment's."""
-    sources = read_plan().study_files.sources
+    sources = read_plan().study_files.source_hashes
     write_json(sources, read_json(sources) | {"params.yaml": "0" * 64})
     verdict = verify_study.verify_study(read_plan())
     assert verdict.is_ok

@@ -109,7 +109,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_data_sets_are_planned_without_any_file(name: str) -> None:
     section = parser.parse_dataset({"name": name})
-    assert section.facts == PUBLISHED[name]
+    assert section.dataset_info == PUBLISHED[name]
     assert section.run_settings["sha256"] == section.effective_dataset.content_digest
     assert not Path("results").exists()
 
@@ -122,12 +122,12 @@ def test_no_two_data_sets_lie_in_one_place() -> None:
         {"name": "imdb", "sha256": "0" * 64},
     ]
     sections += [{"name": "npz", "path": "a.npz", "sha256": digit * 64} for digit in "01"]
-    assert len({parser.parse_dataset(section).file for section in sections}) == len(sections)
+    assert len({parser.parse_dataset(section).dataset_path for section in sections}) == len(sections)
 
 
 def test_neither_the_mirror_nor_a_path_is_in_the_key() -> None:
     def find_file(**settings: Any) -> Path:
-        return parser.parse_dataset(settings).file
+        return parser.parse_dataset(settings).dataset_path
 
     assert find_file(name="mnist", mirror="/somewhere") == find_file(name="mnist")
     assert find_file(name="npz", path="a.npz", sha256="0" * 64) == find_file(name="npz", path="b.npz", sha256="0" * 64)
@@ -314,7 +314,7 @@ def test_originals_come_before_what_stands_in() -> None:
     write_mirror_file("imdb.parquet", b"")
     write_mirror_file("imdb/aclImdb_v1.tar.gz", b"")
     section = parser.parse_dataset({"name": "imdb", "mirror": "mirror"})
-    assert section.facts == PUBLISHED["imdb"]
+    assert section.dataset_info == PUBLISHED["imdb"]
     assert isinstance(section.effective_dataset, PublishedDataset)
     assert section.effective_dataset.compute_unpinned_sha256(section.fetcher) is None
 
@@ -739,7 +739,7 @@ def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str)
     Path("params.yaml").write_text(before)
     download.declare_dataset(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
-    assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).facts == DatasetInfo(
+    assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).dataset_info == DatasetInfo(
         (3, 32, 32), 6, 6, 0
     )
 

@@ -45,13 +45,18 @@ def make_mirror(folder: Path) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_they_have_the_shape_of_what_they_stand_for(name: str) -> None:
     generated, real = parse_generated(name), parser.parse_dataset({"name": name})
-    assert generated.facts == real.facts._replace(size=2400, tests=2400 * real.facts.tests // real.facts.size)
+    assert generated.dataset_info == real.dataset_info._replace(
+        size=2400, tests=2400 * real.dataset_info.tests // real.dataset_info.size
+    )
     samples = generated.effective_dataset.load(generated.fetcher)
-    assert (samples.x.shape, int(samples.test.sum())) == ((2400, *real.facts.shape), generated.facts.tests)
-    assert set(np.unique(samples.y)) == set(range(real.facts.classes))
-    if real.facts.vocabulary:
+    assert (samples.x.shape, int(samples.test.sum())) == (
+        (2400, *real.dataset_info.shape),
+        generated.dataset_info.tests,
+    )
+    assert set(np.unique(samples.y)) == set(range(real.dataset_info.classes))
+    if real.dataset_info.vocabulary:
         assert samples.x.min() >= 0
-        assert samples.x.max() < real.facts.vocabulary
+        assert samples.x.max() < real.dataset_info.vocabulary
     assert store.compute_samples_sha256(samples) == store.compute_samples_sha256(
         Generated(like=name).load(generated.fetcher)
     )
@@ -67,7 +72,7 @@ def test_classes_can_be_told_apart() -> None:
 
 def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
     assert parse_generated().effective_dataset == Generated(like="mnist")
-    assert parse_generated().file != parser.parse_dataset({"name": "mnist"}).file
+    assert parse_generated().dataset_path != parser.parse_dataset({"name": "mnist"}).dataset_path
     with_mirror = parse_generated(mirror=str(make_mirror(tmp_path / "mirror")))
     assert with_mirror.effective_dataset is with_mirror.named_dataset
     assert parser.parse_dataset({"name": "mnist"}).effective_dataset == with_mirror.effective_dataset, (
@@ -77,8 +82,8 @@ def test_what_is_at_hand_is_taken(tmp_path: Path) -> None:
 
 def test_what_was_stored_is_at_hand() -> None:
     real = parser.parse_dataset({"name": "mnist"})
-    real.file.parent.mkdir(parents=True)
-    real.file.write_bytes(b"")
+    real.dataset_path.parent.mkdir(parents=True)
+    real.dataset_path.write_bytes(b"")
     assert parse_generated().effective_dataset == real.effective_dataset
 
 
@@ -109,7 +114,7 @@ def test_a_plan_stores_them_without_a_network() -> None:
     (run,) = plan.runs
     path = download.download_dataset(run.dataset)
     assert path == layout.get_dataset_path(run.dataset)
-    assert store.read_dataset_info(path) == parse_generated().facts
+    assert store.read_dataset_info(path) == parse_generated().dataset_info
     assert "generated" in read_params(store.get_dataset_settings_path(run.dataset))["name"]
 
 
@@ -132,4 +137,4 @@ def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_pa
 @pytest.mark.parametrize("like", ["digits", "generated", "nothing"])
 def test_only_published_data_sets_have_a_shape_to_take(like: str) -> None:
     with pytest.raises(SettingsError, match=r"dataset\.like"):
-        assert parser.parse_dataset({"name": "generated", "like": like}).facts
+        assert parser.parse_dataset({"name": "generated", "like": like}).dataset_info

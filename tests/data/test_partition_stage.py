@@ -207,5 +207,5 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     drawn = []
     monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))
-    contents.write_figure_partition(plan, *plan.partitions)
+    contents.write_partition_figure(plan, *plan.partitions)
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["ant", "dog"]

@@ -183,7 +183,7 @@ def test_the_table_of_data_sets_is_that_of_the_code() -> None:
     for datasets, samples, models in table[:-1]:
         size, shape = re.fullmatch(r"([\d,]+) (?:of ([\d×]+)|[a-z]+)", samples).groups()  # type: ignore[union-attr]
         for name in names(datasets):
-            facts = parser.parse_dataset({"name": name}).facts
+            facts = parser.parse_dataset({"name": name}).dataset_info
             assert facts.size == int(size.replace(",", ""))
             assert shape is None or facts.shape == tuple(map(int, shape.split("×")))
             assert names(models)

@@ -132,7 +132,7 @@ def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.Stu
 
 def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
     """A paper's cells by their places."""
-    return measurements.measure_cells(paper, make_finder(paper, preset))
+    return measurements.measure_paper_cells(paper, make_finder(paper, preset))
 
 
 def number(cell: MeasuredCell) -> Number:

@@ -276,7 +276,7 @@ def change_store(*changed_runs: StoredRun) -> None:
 
 def measure(method: str = "FedPer", column: str = "0.3/0.5") -> MeasuredCell:
     """A cell of PFPS-LWC's Table 2."""
-    cells = measurements.measure_cells(PFPS, lambda name: PaperStudy.find_planned(PFPS.stem, name, "full"))
+    cells = measurements.measure_paper_cells(PFPS, lambda name: PaperStudy.find_planned(PFPS.stem, name, "full"))
     return cells[CellId("PFPS-LWC", "Table 2", method, column, "accuracy_pct")]
 
 

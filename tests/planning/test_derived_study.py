@@ -94,7 +94,7 @@ def test_a_derived_study_is_the_base_with_the_new_values(
 def test_the_order_of_the_options_has_no_effect() -> None:
     first, second = "federation.rounds=5", "federation.momentum=0.9"
     assert derive(first, second).path == derive(second, first).path
-    assert derive(first, second).text == derive(second, first).text
+    assert derive(first, second).study_text == derive(second, first).study_text
 
 
 def test_other_values_have_other_files() -> None:
@@ -121,10 +121,10 @@ def test_other_values_have_other_files() -> None:
 def test_a_file_follows_its_base_until_someone_edits_it() -> None:
     options = ("federation.rounds=5",)
     study = derive(*options)
-    assert study.state == "missing"
+    assert study.file_state == "missing"
     study.write("full")
     Path("params.yaml").write_text(BASE.replace("0.05", "0.01"))
-    assert derive(*options).state == "outdated"
+    assert derive(*options).file_state == "outdated"
     assert derive(*options).write("full")
     assert yaml.safe_load(study.path.read_text())["federation"]["learning_rate"] == 0.01
     edited_text = study.path.read_text().replace("0.01", "0.02")

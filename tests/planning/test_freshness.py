@@ -78,9 +78,9 @@ def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:
 def test_without_a_record_of_the_sources_it_is_unknown_until_it_is_planned(record: str | None) -> None:
     plan = write_plan()
     if record is None:
-        plan.study_files.sources.unlink()
+        plan.study_files.source_hashes.unlink()
     else:
-        plan.study_files.sources.write_text(record)
+        plan.study_files.source_hashes.write_text(record)
     assert freshness.compare_source_hashes(plan) == Freshness("unknown")
     assert freshness.needs_planning(PARAMS, FULL_PRESET)
     assert freshness.compare_plan_with_files(plan) == Freshness("fresh")

@@ -384,7 +384,7 @@ def test_what_a_method_is_called_is_in_no_key_and_makes_tables_anew() -> None:
     plain = make_plan(settings)
     settings["algorithms"]["fedprox"] = {"title": "FedProx (μ = 0.01)"}
     plan = make_plan(settings)
-    assert [plan.title(label) for label in plan.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
+    assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg", "FedProx (μ = 0.01)"]
     assert (plan.runs, plan.cells, plan.file_texts) == (plain.runs, plain.cells, plain.file_texts)
     assert contents.compute_report_fingerprint(plan) != contents.compute_report_fingerprint(plain)
     planner.write_plan(plan)
@@ -409,7 +409,7 @@ def test_an_entry_that_is_not_called_like_its_algorithm_shows_its_label() -> Non
         "mild": {"algorithm": "fedprox", "mu": 0.001},
     }
     plan = make_plan(settings)
-    assert [plan.title(label) for label in plan.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
+    assert [plan.get_method_title(label) for label in plan.algorithms] == ["FedAvg + DW", "fedprox", "mild"]
 
 
 def test_titles_of_methods_that_are_not_compared_may_be_alike() -> None:
@@ -727,7 +727,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_its_key() -> None:
 
 def find_changed_sources(plan: NewPlan) -> set[str]:
     """Find sources that have changed after planning."""
-    return {path for path, sha256 in plan.sources.items() if compute_file_sha256(Path(path)) != sha256}
+    return {path for path, sha256 in plan.source_hashes.items() if compute_file_sha256(Path(path)) != sha256}
 
 
 @pytest.mark.parametrize(
@@ -753,8 +753,8 @@ def test_ones_own_components_are_sources_of_the_plan(settings: dict[str, Any], r
 
 def test_params_yaml_and_the_package_are_sources_of_the_plan() -> None:
     plan = make_plan(make_study())
-    assert "params.yaml" in plan.sources
-    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in plan.sources)
+    assert "params.yaml" in plan.source_hashes
+    assert any(path.endswith("fedpipe/algorithms/fedavg.py") for path in plan.source_hashes)
     Path("params.yaml").write_text(Path("params.yaml").read_text() + "# a comment\n")
     assert find_changed_sources(plan) == {"params.yaml"}
 

@@ -173,7 +173,7 @@ def test_differences_are_in_the_first_metric(two_methods):
 
 
 def test_each_metric_has_its_curves(single):
-    assert single.plan.curves_by_name == {
+    assert single.plan.metrics_by_curves_figure == {
         "curves": "accuracy",
         "curves_auc": "auc",
         "curves_ece": "ece",
@@ -185,7 +185,7 @@ def test_each_metric_has_its_curves(single):
     (ax,) = figure.axes
     assert figure.get_supylabel() == "test NLL (nats)"
     assert "NLL" in ax.get_title(loc="left")
-    contents.write_figure_curves(StudyData(single.plan), "curves_ece")
+    contents.write_curves_figure(StudyData(single.plan), "curves_ece")
     (path,) = single.plan.study_files.figures.glob("*.svg")
     assert path in single.plan.figure_files
     assert b"ECE" in path.read_bytes()

@@ -82,7 +82,7 @@ INTERRUPTED = FAILED | {"interrupted": True}
 
 
 def states(plan: NewPlan) -> dict[str, str]:
-    labels = {plan.title(label): label for label in plan.algorithms}
+    labels = {plan.get_method_title(label): label for label in plan.algorithms}
     return {labels[run.name.split()[0]]: run.state for run in status.load_progress(plan)[0]}
 
 

@@ -45,7 +45,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record = {"event": "job_error", "error": "", "interrupted": False, "time": 1.7e9, "job": 3, "rule": "segment"}
         record |= {"output": [f"{failed.files.path}/segments/0003.json"], "log": [str(log)]}
         files.write_bytes(Path(".snakemake/fedpipe/jobs/1-8.jsonl"), json.dumps(record).encode())
-        contents.write_figure_partition(plan, plan.runs[0].partition)
+        contents.write_partition_figure(plan, plan.runs[0].partition)
     return folder
 
 

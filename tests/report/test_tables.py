@@ -428,7 +428,7 @@ def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         contents.render_results(StudyData(two.plan))
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
-    contents.write_figure_curves(StudyData(two.plan))
+    contents.write_curves_figure(StudyData(two.plan))
     text = contents.render_results(StudyData(two.plan))
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

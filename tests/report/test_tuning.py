@@ -17,24 +17,24 @@ from fedpipe.report.tuning import Measurement, rank_draws
 from tests import small_studies as studies
 
 
-def rank(scores: dict[int, list[Measurement]], direction: int = 1) -> list[int]:
-    return [ranked.draw for ranked in rank_draws(scores, direction)]
+def rank(scores: dict[int, list[Measurement]], improvement_sign: int = 1) -> list[int]:
+    return [ranked.draw for ranked in rank_draws(scores, improvement_sign)]
 
 
 def test_the_best_mean_over_seeds_ranks_first() -> None:
     scores = {0: [Measurement(0.9, False), Measurement(0.1, False)], 1: [Measurement(0.6, False)] * 2}
     assert rank(scores) == [1, 0]
-    assert rank(scores, direction=-1) == [0, 1]
+    assert rank(scores, improvement_sign=-1) == [0, 1]
 
 
 def test_of_equal_draws_the_lower_number_ranks_first_in_every_order() -> None:
     scores = {draw: [Measurement(0.5, False)] for draw in (3, 1, 2)}
     assert rank(scores) == rank(dict(reversed(scores.items()))) == [1, 2, 3]
-    assert rank(scores, direction=-1) == [1, 2, 3]
+    assert rank(scores, improvement_sign=-1) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("direction", [1, -1])
-def test_draws_that_diverged_rank_last(direction: int) -> None:
+@pytest.mark.parametrize("improvement_sign", [1, -1])
+def test_draws_that_diverged_rank_last(improvement_sign: int) -> None:
     scores = {
         0: [Measurement(math.nan, False)],
         1: [Measurement(0.9, True), Measurement(0.9, False)],
@@ -42,10 +42,10 @@ def test_draws_that_diverged_rank_last(direction: int) -> None:
         3: [Measurement(math.inf, False)],
         4: [Measurement(0.1, False)],
     }
-    order = rank(scores, direction)
+    order = rank(scores, improvement_sign)
     assert {*order[:2]} == {2, 4}
     assert order[2:] == [1, 0, 3]
-    assert [ranked.score for ranked in rank_draws(scores, direction)][2:] == [0.9, None, None]
+    assert [ranked.score for ranked in rank_draws(scores, improvement_sign)][2:] == [0.9, None, None]
 
 
 def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,14 +304,14 @@ class StudyFiles:
         return self.path / "plan.json"
 
     @property
-    def sources(self) -> Path:
+    def source_hashes(self) -> Path:
         """Hashes of the plan's source files, in Snakemake's folder because they belong to this clone."""
         return Path(".snakemake", "fedpipe", self.path / "sources.json")
 
     @property
     def unavailable_runs(self) -> Path:
-        """Runs that need a network, with the reason, next to the sources."""
-        return self.sources.with_name("absent.json")
+        """Runs that need a network, with the reason, next to the hashes of the sources."""
+        return self.source_hashes.with_name("absent.json")
 
     @property
     def metrics(self) -> Path:

@@ -52,7 +52,7 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     panel_names = [name for name in varied_names if name not in line_names]
     pairs = list(zip(frame["algorithm"], _get_grid_points(frame, line_names), strict=True))
     names = [results.describe_configuration(label, point) for label, point in pairs]
-    titles = (results.describe_configuration(plan.title(label), point) for label, point in pairs)
+    titles = (results.describe_configuration(plan.get_method_title(label), point) for label, point in pairs)
     lines = dict(zip(names, titles, strict=True))
     frame = frame.assign(
         point=[results.describe_grid_point(point) for point in _get_grid_points(frame, panel_names)], line=names
@@ -176,7 +176,7 @@ def _label_axes(
             ax.set_xlabel("round")
     for ax in axes.flat[panels:]:
         ax.set_axis_off()
-    label = f"{'test ' if is_test else ''}{METRICS[metric].head}"
+    label = f"{'test ' if is_test else ''}{METRICS[metric].name_with_unit}"
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
 
 

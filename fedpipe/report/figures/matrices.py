@@ -33,7 +33,7 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
     cells = tuple(model_matrices.cell for model_matrices in selected_matrices.values())
     rounds = " and ".join(dict.fromkeys(str(cell.rounds) for cell in cells))
     names = [
-        results.describe_configuration(plan.title(cell.algorithm), results.format_grid_point(plan, cell))
+        results.describe_configuration(plan.get_method_title(cell.algorithm), results.format_grid_point(plan, cell))
         for cell in cells
     ]
     sentences = [
