@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve lock
+.PHONY: setup demo gallery papers test test-all lint docs notebook docs-site docs-serve benchmarks benchmarks-peers lock
 
 setup: $(BIN)/.installed
 
@@ -67,6 +67,14 @@ docs-site: setup
 
 docs-serve: docs-site
 	python -m http.server --directory site --bind 127.0.0.1 8000
+
+# The tables of benchmarks/RESULTS.md, measured with the current code. Nothing else may use the machine: `make benchmarks
+# SECTIONS="startup round"` for some of them. The other systems need clones and packages, which the page names.
+benchmarks: setup
+	python benchmarks/results.py $(SECTIONS)
+
+benchmarks-peers: setup
+	python benchmarks/results.py peers $(if $(PFLLIB),--pfllib "$(PFLLIB)") $(if $(FL_BENCH),--fl-bench "$(FL_BENCH)")
 
 # Exact versions of everything, for all platforms, without index addresses. Tests use all of these extras.
 lock:

@@ -131,7 +131,7 @@ def main() -> None:
                 ratios[name].append(measure(run, number) / reference_seconds)
         operations = {name: count(run, options.rounds + 1) for name, run in runs.items()}
     figures = []
-    print("| algorithm | round / FedAvg's | passes / FedAvg's | overhead |\n|---|---|---|---|")
+    print("| algorithm | round over FedAvg's | its passes over FedAvg's | overhead |\n|---|---|---|---|")
     for name, rounds in ratios.items():
         round_ = float(np.median(rounds[1:]))
         passes = operations[name] / operations["fedavg"]

@@ -36,7 +36,6 @@ from fedpipe.settings.execution import Execution
 
 GALLERY = Path(__file__).parent.parent / "studies/gallery.yaml"
 EASY, HARD = 0.3, 0.1  #: alpha
-LEARNS, GAINS = 80.0, 2.0  #: percent; points
 LOCAL = "personal-on-local"
 GLOBAL = ("fedavg", "fedprox", "moon", "feduv", "fednova", "scaffold", "fedpvr", "feddyn", "feddistill_plus", "feddw")
 GLOBAL += ("feddual", "fednh", "fedntd", "fedexp", "feddecorr", "fedlc", "fedsam", "fedcm", "ccvr")
@@ -97,14 +96,6 @@ def build_rows(plan: Plan) -> list[dict[str, Any]]:
         protocol = PROTOCOLS.get(name, LOCAL)
         easy, hard = (float(means[name, str(alpha), protocol]) for alpha in (EASY, HARD))
         gain = None if protocol.startswith("global") else hard - float(means["fedavg", str(HARD), LOCAL])
-        warnings = [
-            text
-            for text, is_low in (
-                (f"below {LEARNS:.0f}%", easy < LEARNS),
-                (f"gains less than {GAINS:.0f}", gain is not None and gain < GAINS),
-            )
-            if is_low
-        ]
         return {
             "algorithm": name,
             "protocol": protocol,
@@ -112,7 +103,6 @@ def build_rows(plan: Plan) -> list[dict[str, Any]]:
             f"Dir({HARD})": hard,
             f"over FedAvg at Dir({HARD})": gain,
             "seconds a run": float(seconds[name]),
-            "": ", ".join(warnings),
         }
 
     return [build_row(name) for name in plan.algorithms]

@@ -169,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
-    print("| model | data | batch | fedpipe | plain | channels-last | fedpipe / fastest plain | bfloat16 / float32 |")
+    print("| model | data | batch | fedpipe | plain | channels-last | over fastest plain | bfloat16 over float32 |")
     print("|---|---|---|---|---|---|---|---|")
     for case in CASES:
         if options.models and case.model not in options.models:

@@ -54,6 +54,7 @@ from fedpipe.report.figures import style
 SYSTEMS = {"fedpipe": "fedpipe", "pfllib": "PFLlib", "fl-bench": "FL-bench", "fluke": "fluke", "flower": "Flower"}
 CLONES = {"pfllib": "system/main.py", "fl-bench": "src/server/fedavg.py"}  #: systems with a clone, and one of its files
 PACKAGES = {"fluke": ("fluke-fl",), "flower": ("flwr", "ray")}  #: systems that are installed
+GPU_SYSTEMS = ("fedpipe", "pfllib")  #: systems that can be measured on a GPU
 SAMPLING_SECONDS = 0.2  #: time between two measurements of memory
 EVALUATION_BATCH = 500
 
@@ -80,6 +81,10 @@ def prepare_job(case_name: str, folder: Path, options: argparse.Namespace) -> Jo
 
 def explain_absence(system: str, options: argparse.Namespace) -> str | None:
     """Reason why a system can't run here. None if it can."""
+    if options.device != "cpu" and system not in GPU_SYSTEMS:
+        return (
+            f"--device {options.device} measures only {' and '.join(map(SYSTEMS.get, GPU_SYSTEMS))}. Use --device cpu."
+        )
     if system in CLONES:
         option, clone = f"--{system}", vars(options)[system.replace("-", "_")]
         if clone is None:
@@ -115,6 +120,7 @@ def describe_machine(options: argparse.Namespace) -> Row:
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "threads": options.threads,
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -177,7 +183,8 @@ def measure_system(system: str, job: Job) -> Row:
     network = job.build_network()
     load_parameters(network, torch.load(results.with_suffix(".pt"), weights_only=True))
     rounds, evaluations = measured["rounds"][1:], measured["evaluations"][1:]
-    return {
+    gpu_memory = {"peak_gpu_memory_gib": measured["gpu_memory"] / 2**30} if "gpu_memory" in measured else {}
+    return gpu_memory | {
         "seconds_per_round": statistics.fmean(rounds),
         "seconds_without_evaluation": statistics.fmean(rounds) - statistics.fmean(evaluations),
         "peak_memory_gib": peak / 2**30,
@@ -277,6 +284,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, help="number of samples (default all)")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="device (default cpu)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the samples (default 0)")
     parser.add_argument("--tolerance", type=float, help="points of accuracy (default: that of the case)")
     parser.add_argument("--json", type=Path, help="write all numbers to this file, after each system")
@@ -300,7 +308,8 @@ def main() -> None:
                 else:
                     clone = vars(options).get(system.replace("-", "_"))
                     row["version"] = describe_version(system, options)
-                    row |= measure_system(system, replace(job, clone=clone and str(clone.absolute())))
+                    clone_path = clone and str(clone.absolute())
+                    row |= measure_system(system, replace(job, clone=clone_path, device=options.device))
                 rows.append(row)
                 print(*(f"{name}={value}" for name, value in row.items()), flush=True)
                 if options.json:

@@ -1,30 +1,41 @@
-"""Compare a round of FedAvg on MNIST's shape with the speed of the machine and with a plain PyTorch loop.
+"""Compare a round of FedAvg with the speed of the machine and with a plain PyTorch loop.
 
     python benchmarks/round.py [--mirror FOLDER] [--algorithm NAME] [--precision NAME] [--json FILE]
+    python benchmarks/round.py --model resnet18 --clients 100 --stack 1 8 32 --graphs both --ladder both
 
-The benchmark has 20 clients, Dirichlet(0.1) over 70,000 samples, a split of 75/25 for each client, the 4-layer CNN of
-cwFedAvg, batches of 10, SGD and one local epoch. Every client is evaluated on its test split after the round. Pixels
-are synthetic, unless ``--mirror`` is a folder with ``mnist/*.gz``. All speeds are ratios from one run: the fraction of
-the float32 rate of the same cores (25.5 MFLOP per training sample, 8.5 per evaluated sample), the time of a plain loop
-over the same batches, and (on a CPU) the time of a loop with only PyTorch's kernels in their best layout. The rate is
-that of large matrix products, on a CPU with the faster of BLAS and oneDNN. ``--precision`` is the precision of
-fedpipe's round. All other loops use float32.
+The benchmark has 20 clients, Dirichlet(0.1) over 70,000 samples of MNIST's shape, a split of 75/25 for each client, the
+4-layer CNN of cwFedAvg, batches of 10, SGD and one local epoch. ``--model resnet18`` has 60,000 samples of CIFAR-10's
+shape and batches of 64. Every client is evaluated on its test split after the round. Pixels are synthetic, unless
+``--mirror`` is a folder with ``mnist/*.gz``. All speeds are ratios from one run: the fraction of the float32 rate of
+the same cores, the time of a plain loop over the same batches, and (for cnn4 on a CPU) the time of a loop with only
+PyTorch's kernels in their best layout. The rate is that of large matrix products, on a CPU with the faster of BLAS and
+oneDNN. ``--precision`` is the precision of fedpipe's round. All other loops use float32.
+
+``--stack``, ``--graphs`` and ``--ladder`` can give several variants, which run one after the other. The figures at the
+top are of the first one, and ``variants`` has all of them. ``digest`` is the SHA-256 of all states and tables that a
+variant writes, so two variants with the same digest have the same bits. If a variant fails, its entry has the error,
+the others are measured, and the exit status is 1. ``--json`` is written after each variant.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
+import hashlib
+import itertools
 import json
 import os
 import platform
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -37,20 +48,49 @@ from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
+from fedpipe.engine.stack import schedule
+from fedpipe.engine.stack.stack import Stack
+from fedpipe.models.base import Model
 from fedpipe.models.cnn4 import CNN4
+from fedpipe.models.resnet18 import ResNet18
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 from fedpipe.settings.parser import parse_params
 
-MFLOP_TRAINED, MFLOP_EVALUATED = 25.5, 8.5
-CLASSES, CLIENTS, BATCH, RATE = 10, 20, 10, 0.005
+CLASSES, RATE, MINIMUM = 10, 0.005, 40
 
 
-def make_synthetic_data(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random pixels of MNIST's shape."""
+class Workload(NamedTuple):
+    """A model and its data."""
+
+    model: Model
+    dataset: str
+    shape: tuple[int, ...]
+    samples: int
+    batch: int
+    mflop_trained: float  #: floating-point operations per training sample
+    mflop_evaluated: float
+
+
+WORKLOADS = {
+    "cnn4": Workload(CNN4(), "mnist", (1, 28, 28), 70_000, 10, 25.5, 8.5),
+    "resnet18": Workload(ResNet18(), "cifar10", (3, 32, 32), 60_000, 64, 217.3, 74.0),
+}
+
+
+class Variant(NamedTuple):
+    """How fedpipe trains the clients."""
+
+    stack: int | str
+    graphs: bool
+    ladder: bool  #: a stack becomes narrower as its clients finish
+
+
+def make_synthetic_data(shape: tuple[int, ...], num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random pixels."""
     rng = np.random.default_rng(0)
     labels = np.arange(num_samples) % CLASSES
-    return torch.from_numpy(rng.random((num_samples, 1, 28, 28), np.float32)), torch.from_numpy(labels)
+    return torch.from_numpy(rng.random((num_samples, *shape), np.float32)), torch.from_numpy(labels)
 
 
 def read_mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,35 +105,34 @@ def read_mnist(mirror: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.from_numpy(np.concatenate(labels).astype(np.int64))
 
 
-def partition(x: torch.Tensor, y: torch.Tensor, device: str) -> FederatedData:
-    """Dirichlet(0.1), at least 40 samples per client, and a split of 75/25 for each."""
-    scheme = Dirichlet(alpha=0.1, minimum=40)
-    table = assign_samples(scheme, y.numpy(), np.zeros(len(y), bool), CLIENTS, "pooled", 0.25, seed=0)
+def partition(x: torch.Tensor, y: torch.Tensor, num_clients: int, device: str) -> FederatedData:
+    """Dirichlet(0.1), at least 40 samples per client (or half of the mean), and a split of 75/25 for each."""
+    scheme = Dirichlet(alpha=0.1, minimum=min(MINIMUM, len(y) // num_clients // 2))
+    table = assign_samples(scheme, y.numpy(), np.zeros(len(y), bool), num_clients, "pooled", 0.25, seed=0)
     assignment = Assignment.from_table(table)
     return FederatedData(
         x, y, assignment.train, assignment.test, assignment.global_test, CLASSES, 0, torch.float32, device
     )
 
 
-def open_run(
-    folder: Path, clients: FederatedData, execution: Execution, threads: int, algorithm: str, precision: str
-) -> Run:
+def open_run(folder: Path, clients: FederatedData, execution: Execution, options: argparse.Namespace) -> Run:
     """A run in an empty folder."""
-    federation = {"clients": CLIENTS, "batch_size": BATCH, "learning_rate": RATE, "precision": precision}
+    workload = WORKLOADS[options.model]
+    federation = {"clients": len(clients), "batch_size": workload.batch, "learning_rate": RATE}
     params = parse_params(
         {
-            "dataset": {"name": "mnist"},
-            "model": {"name": "cnn4"},
-            "federation": federation,
+            "dataset": {"name": workload.dataset},
+            "model": {"name": options.model},
+            "federation": federation | {"precision": options.precision},
             "evaluation": {"protocols": ["personal-on-local"]},
-            "algorithms": {algorithm: {}},
-            "study": {"algorithms": [algorithm]},
+            "algorithms": {options.algorithm: {}},
+            "study": {"algorithms": [options.algorithm]},
         }
     )
-    settings = RunSettings.from_params(params, algorithm, seed=0)
+    settings = RunSettings.from_params(params, options.algorithm, seed=0)
     files = RunFiles(folder / settings.key)
     storage_files.write_bytes(files.settings, settings.to_yaml().encode())
-    return Run(files, execution, threads, clients=clients)
+    return Run(files, execution, options.threads, clients=clients)
 
 
 class Stopwatch:
@@ -115,6 +154,72 @@ class Stopwatch:
                     self.seconds += time.perf_counter() - begin
 
         return timed
+
+
+def make_variants(options: argparse.Namespace) -> list[Variant]:
+    """Make the variants. A width of 1 has neither graphs nor a ladder."""
+    choices = {"on": [True], "off": [False], "both": [False, True]}
+    ladders = choices[options.ladder][::-1]
+    variants = itertools.product(options.stack, choices[options.graphs], ladders)
+    return list(dict.fromkeys(Variant(stack, *(rest if stack != 1 else (False, True))) for stack, *rest in variants))
+
+
+def keep_full_width(is_on: bool) -> contextlib.AbstractContextManager[Any]:
+    """Within the block, a stack keeps its width until its largest client has finished."""
+    if not is_on:
+        return contextlib.nullcontext()
+    return mock.patch.object(schedule, "get_allowed_stack_widths", lambda width: (width,))
+
+
+def measure_variant(
+    variant: Variant, clients: FederatedData, stopwatch: Stopwatch, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Seconds, memory and digest of the rounds of a variant, after one round for warming up."""
+    execution = Execution(device=options.device, stack=variant.stack, graphs=variant.graphs)
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder, keep_full_width(not variant.ladder):
+        run = open_run(Path(folder), clients, execution, options)
+        begin = {}
+        for number in run.run_segment(options.rounds + 1):
+            begin[number] = (time.perf_counter(), stopwatch.seconds)
+        (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
+        times = [storage_files.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
+        digest, step_rows = compute_digest(run.files.path), count_step_rows(run)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if options.device == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**20
+    return {
+        "executor": run.executor.name,
+        "step_rows": step_rows,
+        "recorded_steps": count_recorded_steps(run),
+        "seconds_per_round": (last - first) / options.rounds,
+        "training_seconds": sum(measured["train"] for measured in times) / options.rounds,
+        "evaluation_seconds": sum(measured["evaluate"] for measured in times) / options.rounds,
+        "artifacts_seconds": (files_after - files_before) / options.rounds,
+        "peak_memory_mib": memory,
+        "digest": digest,
+    }
+
+
+def count_step_rows(run: Run) -> int:
+    """Number of clients that the steps of stacks compute in a round, also those that have finished."""
+    stacks = run.executor.describe_stacks(run.participants(1), 1)
+    return sum(width * steps for stack in stacks for width, steps in stack["widths"])
+
+
+def count_recorded_steps(run: Run) -> int:
+    """Number of steps that a stack has recorded as CUDA graphs."""
+    cache = run.executor._graph_cache if isinstance(run.executor, Stack) else None
+    return len(cache._captured_steps) if cache else 0
+
+
+def compute_digest(folder: Path) -> str:
+    """SHA-256 of all states and tables of a run."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in {".pt", ".parquet"})
+    text = "".join(f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in paths)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def matrix_rate(threads: int, device: str, library: str = "blas") -> float:
@@ -143,16 +248,16 @@ def matrix_rate(threads: int, device: str, library: str = "blas") -> float:
     return best
 
 
-def plain_loop(clients: FederatedData, threads: int) -> float:
+def plain_loop(workload: Workload, clients: FederatedData, threads: int) -> float:
     """Seconds of an epoch of every client in a simple loop: a module, torch.optim, and all cores for each batch."""
     torch.set_num_threads(threads)
-    network = CNN4().build((1, 28, 28), CLASSES).to(clients.device)
+    network = workload.model.build(workload.shape, CLASSES).to(clients.device)
     begin = time.perf_counter()
     for client in range(len(clients)):
         optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
         order = clients.shuffle_indices(client, 1, "batches", 0)
-        for first in range(0, len(order), BATCH):
-            x, y = clients.gather(order[first : first + BATCH])
+        for first in range(0, len(order), workload.batch):
+            x, y = clients.gather(order[first : first + workload.batch])
             optimizer.zero_grad()
             F.cross_entropy(network(x), y).backward()
             optimizer.step()
@@ -161,22 +266,22 @@ def plain_loop(clients: FederatedData, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def bare_loop(clients: FederatedData, threads: int) -> float:
-    """Seconds of the same epoch with only PyTorch's kernels, and one thread and module per client.
+def bare_loop(workload: Workload, clients: FederatedData, threads: int) -> float:
+    """Seconds of the same epoch of cnn4 with only PyTorch's kernels, and one thread and module per client.
 
     The kernels have their best layout: channels-last, and the weight of the layer from 1,024 to 512 by columns.
     """
 
     def work(client: int) -> None:
         torch.set_num_threads(1)
-        network = CNN4().build((1, 28, 28), CLASSES).to(memory_format=torch.channels_last)
+        network = workload.model.build(workload.shape, CLASSES).to(memory_format=torch.channels_last)
         wide_layer = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
         wide_layer.weight.data = wide_layer.weight.data.t().contiguous().t()
         parameters = list(network.parameters())
         x, y = clients.gather(clients.shuffle_indices(client, 1, "batches", 0))
         x = x.as_strided(x.shape, (784, 1, 28, 1))
-        for first in range(0, len(y), BATCH):
-            loss = F.cross_entropy(network(x[first : first + BATCH]), y[first : first + BATCH])
+        for first in range(0, len(y), workload.batch):
+            loss = F.cross_entropy(network(x[first : first + workload.batch]), y[first : first + workload.batch])
             gradient = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
                 torch._foreach_add_(parameters, gradient, alpha=-RATE)
@@ -187,82 +292,114 @@ def bare_loop(clients: FederatedData, threads: int) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    """Measure and print."""
+def compare_with_machine(
+    workload: Workload, clients: FederatedData, figures: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Compare a variant's figures with the rate of matrix products and with other loops."""
+    rates = {"blas": matrix_rate(options.threads, options.device)}
+    if options.device == "cpu":
+        rates["onednn"] = matrix_rate(options.threads, options.device, "onednn")
+    plain = plain_loop(workload, clients, options.threads)
+    trained, evaluated = int(clients.sizes.sum()), sum(map(len, clients.test))
+    work = (trained * workload.mflop_trained + evaluated * workload.mflop_evaluated) / 1e3  # GFLOP
+    train, seconds = figures["training_seconds"], figures["seconds_per_round"]
+    compared = {
+        "training_samples_per_second": trained / train,
+        "share_training": train / seconds,
+        "share_evaluation": figures["evaluation_seconds"] / seconds,
+        "share_artifacts": figures["artifacts_seconds"] / seconds,
+        **{f"{library}_gflops": found for library, found in rates.items()},
+        "matrix_rate_share": work / seconds / max(rates.values()),
+        "plain_loop_seconds": plain,
+        "plain_loop_over_training": plain / train,
+    }
+    if options.device == "cpu" and options.model == "cnn4":
+        bare = bare_loop(workload, clients, options.threads)
+        compared |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
+    return compared
+
+
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mirror", type=Path, help="folder with mnist/*.gz")
+    parser.add_argument("--model", default="cnn4", choices=WORKLOADS, help="model (default cnn4)")
+    parser.add_argument("--clients", type=int, default=20, help="number of clients (default 20)")
     parser.add_argument("--algorithm", default="fedavg", help="algorithm with its default parameters (default fedavg)")
     parser.add_argument(
         "--precision", default="full", choices=["full", "bfloat16"], help="precision of training (default full)"
     )
     parser.add_argument("--json", type=Path, help="write all numbers to this file")
-    parser.add_argument("--samples", type=int, default=70_000, help="number of synthetic samples (default 70,000)")
+    parser.add_argument("--samples", type=int, help="number of synthetic samples (default as in the data set)")
     parser.add_argument(
         "--rounds", type=int, default=3, help="measured rounds, after one round for warming up (default 3)"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--stack", default="auto", type=lambda text: text if text == "auto" else int(text))
+    width = lambda text: text if text == "auto" else int(text)  # noqa: E731
+    parser.add_argument("--stack", nargs="+", default=["auto"], type=width, help="clients in one call (default auto)")
+    parser.add_argument("--graphs", default="off", choices=["off", "on", "both"], help="CUDA graphs (default off)")
+    parser.add_argument(
+        "--ladder", default="on", choices=["off", "on", "both"], help="narrower stacks as clients finish (default on)"
+    )
+    parser.add_argument("--only-rounds", action="store_true", help="measure only fedpipe's rounds")
     options = parser.parse_args()
+    if options.mirror and options.model != "cnn4":
+        parser.error(f"--mirror {options.mirror} can't be used with --model {options.model}. Use --model cnn4.")
+    return options
 
-    files = Stopwatch(
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_options()
+    workload = WORKLOADS[options.model]
+    stopwatch = Stopwatch(
         storage_files, tuple(name for name in vars(storage_files) if name.startswith(("write_", "read_")))
     )
-    clients = partition(
-        *(read_mnist(options.mirror) if options.mirror else make_synthetic_data(options.samples)), options.device
+    data = (
+        read_mnist(options.mirror)
+        if options.mirror
+        else make_synthetic_data(workload.shape, options.samples or workload.samples)
     )
-    execution = Execution(device=options.device, stack=options.stack)
-    with tempfile.TemporaryDirectory() as folder:
-        run = open_run(Path(folder), clients, execution, options.threads, options.algorithm, options.precision)
-        begin = {}
-        for number in run.run_segment(options.rounds + 1):
-            begin[number] = (time.perf_counter(), files.seconds)
-        (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
-        times = [storage_files.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
-        executor = run.executor.name
-    seconds = (last - first) / options.rounds
-    trained, evaluated = int(clients.sizes.sum()), sum(map(len, clients.test))
-    rates = {"blas": matrix_rate(options.threads, options.device)}
-    if options.device == "cpu":
-        rates["onednn"] = matrix_rate(options.threads, options.device, "onednn")
-    rate = max(rates.values())
-    plain = plain_loop(clients, options.threads)
-    work = (trained * MFLOP_TRAINED + evaluated * MFLOP_EVALUATED) / 1e3  # GFLOP
-    train = sum(measured["train"] for measured in times) / options.rounds
-    evaluate = sum(measured["evaluate"] for measured in times) / options.rounds
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if options.device == "cuda":
-        memory = torch.cuda.max_memory_allocated() / 2**20
-    figures = {
+    clients = partition(*data, options.clients, options.device)
+    figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU",
         "threads": options.threads,
-        "executor": executor,
         "algorithm": options.algorithm,
+        "model": options.model,
+        "clients": options.clients,
         "precision": options.precision,
         "pixels": "MNIST" if options.mirror else "synthetic",
         "torch": torch.__version__,
         "rounds_measured": options.rounds,
-        "training_samples": trained,
-        "test_samples": evaluated,
-        "seconds_per_round": seconds,
-        "training_samples_per_second": trained / train,
-        "share_training": train / seconds,
-        "share_evaluation": evaluate / seconds,
-        "artifacts_seconds": (files_after - files_before) / options.rounds,
-        "share_artifacts": (files_after - files_before) / options.rounds / seconds,
-        "peak_memory_mib": memory,
-        **{f"{library}_gflops": found for library, found in rates.items()},
-        "matrix_rate_share": work / seconds / rate,
-        "plain_loop_seconds": plain,
-        "plain_loop_over_training": plain / train,
+        "training_samples": int(clients.sizes.sum()),
+        "test_samples": sum(map(len, clients.test)),
+        "variants": [],
     }
-    if options.device == "cpu":
-        bare = bare_loop(clients, options.threads)
-        figures |= {"bare_loop_seconds": bare, "bare_loop_over_training": bare / train}
+
+    def write_figures() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+    for variant in make_variants(options):
+        row: dict[str, Any] = variant._asdict()
+        figures["variants"].append(row)
+        try:
+            row |= measure_variant(variant, clients, stopwatch, options)
+        except Exception as error:  # such as too little memory, which the other variants may not need
+            row["error"] = f"{type(error).__name__}: {error}"
+        print(*(f"{name}={value}" for name, value in row.items()), flush=True)
+        write_figures()
+    measured = [row for row in figures["variants"] if "error" not in row]
+    if measured and not options.only_rounds:
+        first = {name: value for name, value in measured[0].items() if name not in Variant._fields}
+        figures |= first | compare_with_machine(workload, clients, first, options)
+        write_figures()
     for name, value in figures.items():
-        print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        if name != "variants":
+            print(f"{name:<30} {value:,.3f}" if isinstance(value, float) else f"{name:<30} {value}")
+    if len(measured) < len(figures["variants"]):
+        sys.exit("\n".join(row["error"] for row in figures["variants"] if "error" in row))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ def main(system: str, job_file: str) -> None:
     results = Path(job.folder).absolute() / system
     parameters = importlib.import_module(f"peer_systems.{system.replace('-', '_')}").run(job, clock)
     torch.save([value.detach().cpu().clone() for value in parameters], results.with_suffix(".pt"))
-    results.with_suffix(".json").write_text(json.dumps({"rounds": clock.rounds, "evaluations": clock.evaluations}))
+    measured = {"rounds": clock.rounds, "evaluations": clock.evaluations}
+    if job.device == "cuda":
+        measured["gpu_memory"] = torch.cuda.max_memory_allocated()
+    results.with_suffix(".json").write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

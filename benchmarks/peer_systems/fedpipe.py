@@ -39,8 +39,9 @@ def open_run(folder: Path, job: Job) -> Run:
     train, test = ([job.list_samples(part, client) for client in range(case.clients)] for part in ("train", "test"))
     x, y = map(torch.from_numpy, (np.array(job.arrays[0]), job.arrays[1]))
     transforms = Transforms(mean=(0.5,), std=(0.5,))
-    clients = FederatedData(x, y, train, test, np.sort(np.concatenate(test)), CLASSES, job.seed, transforms=transforms)
-    return Run(run_files, Execution(device="cpu"), job.threads, clients=clients)
+    all_test = np.sort(np.concatenate(test))
+    clients = FederatedData(x, y, train, test, all_test, CLASSES, job.seed, device=job.device, transforms=transforms)
+    return Run(run_files, Execution(device=job.device), job.threads, clients=clients)
 
 
 def run(job: Job, clock: Clock) -> Sequence[Tensor]:

@@ -92,6 +92,7 @@ class Job:
     threads: int
     seed: int = 0  #: of the order of the samples
     clone: str | None = None
+    device: str = "cpu"  #: cpu or cuda
 
     @property
     def case(self) -> Case:
@@ -135,6 +136,13 @@ def load_parameters(network: nn.Module, values: Sequence[Tensor]) -> None:
             parameter.copy_(value)
 
 
+def read_time() -> float:
+    """Read the clock, after all work of the GPU if this process uses one."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class Clock:
     """Seconds of each round, and of the evaluation in it."""
 
@@ -145,20 +153,20 @@ class Clock:
 
     def begin_round(self, *_: Any) -> None:
         """Begin a round."""
-        self._begin, self._evaluation = time.perf_counter(), 0.0
+        self._begin, self._evaluation = read_time(), 0.0
 
     def end_round(self, *_: Any) -> None:
         """End a round."""
-        self.rounds.append(time.perf_counter() - self._begin)
+        self.rounds.append(read_time() - self._begin)
         self.evaluations.append(self._evaluation)
 
     def begin_evaluation(self, *_: Any) -> None:
         """Begin an evaluation."""
-        self._evaluation_begin = time.perf_counter()
+        self._evaluation_begin = read_time()
 
     def end_evaluation(self, *_: Any) -> None:
         """End an evaluation."""
-        self._evaluation += time.perf_counter() - self._evaluation_begin
+        self._evaluation += read_time() - self._evaluation_begin
 
 
 def add_hooks(

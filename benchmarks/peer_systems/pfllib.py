@@ -56,7 +56,7 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     add_hooks(server_class, "evaluate", clock.begin_evaluation, clock.end_evaluation)
     add_hooks(server_class, "aggregate_parameters", after=clock.end_round)
     case = job.case
-    sys.argv = ["main.py", "-data", "MNIST", "-m", "CNN", "-algo", "FedAvg", "-dev", "cpu", "-gr", str(job.rounds)]
+    sys.argv = ["main.py", "-data", "MNIST", "-m", "CNN", "-algo", "FedAvg", "-dev", job.device, "-gr", str(job.rounds)]
     sys.argv += ["-nc", str(case.clients), "-jr", str(case.participation)]
     sys.argv += ["-lbs", str(case.batch_size), "-lr", str(case.learning_rate)]
     runpy.run_path("main.py", run_name="__main__")  # it runs one more round, which is for warming up

@@ -24,7 +24,7 @@ from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block, restore_state
 from fedpipe.engine.clients.executor import Phase
 from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.torch_env.trees import count_bytes, stack_states, unstack_client
+from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import names
 from fedpipe.testing.comparisons import (
@@ -230,7 +230,7 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
 def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
     """Running statistics change and stay finite. Their averages are within the range of the clients' statistics."""
     loop, stack = (make_trial(algorithm, "norm", width=width) for width in (None, 3))
-    initial_model, buffer_names = loop.initial_model(0), loop.net.buffer_names
+    initial_model, buffer_names = move_state(loop.initial_model(0), loop.clients.device), loop.net.buffer_names
     for _ in range(3):
         previous_server = loop.server
         for trial in (loop, stack):
@@ -318,7 +318,7 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
 
         def write_and_read(tree: dict[str, Any]) -> dict[str, Any]:
             path = Path(folder) / "state.pt"
-            return files.read_pt(path, files.write_pt(path, tree))
+            return move_state(files.read_pt(path, files.write_pt(path, tree)), resumed_trial.clients.device)
 
         resumed_trial.server = restore_state(write_and_read(resumed_trial.server))
         kept_stack = restore_state(

@@ -21,8 +21,9 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import ClientTask, Outcome, Test
 from fedpipe.engine.clients.federated_data import FederatedData
+from fedpipe.engine.server.device import create_tensors_on_device_of
 from fedpipe.engine.torch_env.trees import stack_states, unstack_client
-from fedpipe.testing.trial import Trial, describe_difference, make_trial
+from fedpipe.testing.trial import Trial, describe_difference, make_trial, select_trial_device
 
 Check = Callable[[Algorithm], list[str]]
 
@@ -41,10 +42,11 @@ PADDING_ADVICE = (
 def call_recording_hooks(trial: Trial) -> Tensors | None:
     """Call the hooks whose results are recorded. Return the global model."""
     algorithm, server = trial.algorithm, trial.server
-    contract.validate_extra_models(algorithm, algorithm.extra_models(server))
-    algorithm.matrices(server)
-    contract.validate_metrics(algorithm, algorithm.metrics(server))
-    return algorithm.global_model(server)
+    with create_tensors_on_device_of(server):
+        contract.validate_extra_models(algorithm, algorithm.extra_models(server))
+        algorithm.matrices(server)
+        contract.validate_metrics(algorithm, algorithm.metrics(server))
+        return algorithm.global_model(server)
 
 
 def find_invalid_tensors(trial: Trial) -> Iterator[str]:
@@ -260,4 +262,6 @@ def make_digit_clients() -> FederatedData:
         train.append(np.concatenate([indices[:10] for indices in class_indices]))
         test.append(np.concatenate([indices[10:] for indices in class_indices]))
     x = torch.as_tensor(images.reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
-    return FederatedData(x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0)
+    return FederatedData(
+        x, torch.as_tensor(labels), train, test, np.concatenate(test), 10, 0, device=select_trial_device()
+    )

@@ -109,7 +109,9 @@ def find_upload_mismatch(build: Build, expected: Expected) -> str | None:
         return "clients upload no model."
     ids = [outcome.client for outcome in trial.outcomes]
     trial.server = trial.aggregate(Uploads(ids, trial.clients.sizes[ids].tolist(), [upload] * len(ids)))
-    trial.client_states = dict.fromkeys(trial.client_states, trial.initial_client_state | {FIRST: torch.ones(())})
+    trial.client_states = dict.fromkeys(
+        trial.client_states, trial.initial_client_state | {FIRST: torch.ones((), device=trial.clients.device)}
+    )
     for client in ids:
         if message := describe_difference(trial.start(client)["model"].only(model), model, 1e-14):
             return f"the next round begins with another model ({message})."
@@ -127,6 +129,7 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
         trial = make_trial(algorithm, clients=clients, participation=1.0, **settings)
         module = trial.algorithm.adapt(MLP(hidden=(6,)).build((5,), CLASSES)).double()
         module.load_state_dict(trial.initial_model(0))
+        module.to(clients.device)
         for number in (1, 2, 3):
             rule = torch.optim.SGD(module.parameters(), rate, momentum, 0, decay)
             for epoch in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self, cast
 
@@ -20,13 +21,15 @@ from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.server.server import aggregate_uploads, init_server
+from fedpipe.engine.environment import select_device
+from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack.stack import Stack
-from fedpipe.engine.torch_env.trees import make_contiguous, unstack_client
+from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
 from fedpipe.engine.weights import compute_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
+from fedpipe.settings.execution import Execution
 from fedpipe.settings.federation import Federation
 
 SIZES = (1, 5, 9, 12, 7, 16, 3, 20)  #: a single sample, full batches, and last batches with a single sample
@@ -57,7 +60,7 @@ class Trial:
     algorithm
         The algorithm, not bound to a network.
     clients
-        Samples of the clients.
+        Samples of the clients, on the device of the trial.
     build
         Builds the network that the algorithm trains.
     federation
@@ -87,8 +90,10 @@ class Trial:
         threads: int = 1,
         initial_model: Callable[[int], Tensors] | None = None,
     ) -> None:
-        buffers, precision = federation.buffers, federation.precision
-        net = FunctionalNetwork(lambda: algorithm.adapt(build()), clients.dtype, buffers=buffers, precision=precision)
+        device = clients.device
+        net = FunctionalNetwork(
+            lambda: algorithm.adapt(build()), clients.dtype, device, federation.buffers, federation.precision
+        )
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
             Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
@@ -97,12 +102,12 @@ class Trial:
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            self.server = make_contiguous(init_server(self._bind_algorithm(0), self.initial_model))
-            self.initial_client_state = make_contiguous(
-                init_client(self._bind_algorithm(0), self.server, self.initial_model)
-            )
+            server = init_server(self._bind_algorithm(0), self.initial_model)
+            client_state = init_client(self._bind_algorithm(0), server, self.initial_model)
+            self.server = move_state(make_contiguous(server), device)
+            self.initial_client_state = move_state(make_contiguous(client_state), device)
         self.client_states: dict[int, State] = dict.fromkeys(
-            range(len(clients)), self.initial_client_state | {FIRST: torch.ones(())}
+            range(len(clients)), self.initial_client_state | {FIRST: torch.ones((), device=device)}
         )
         self.outcomes: list[Outcome] = []
         self.rounds = 0
@@ -127,7 +132,8 @@ class Trial:
 
     def send(self, ids: Sequence[int]) -> tuple[State, State]:
         """What clients receive from the server."""
-        return self._bind_algorithm(self.rounds + 1).send(self.server, ids)
+        algorithm = self._bind_algorithm(self.rounds + 1)
+        return make_download(algorithm, self.server, self.clients.get_client_positions, ids)
 
     def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """Uploads with weights, as the server reads them."""
@@ -145,7 +151,8 @@ class Trial:
         for _ in range(rounds):
             self.outcomes = self.train(ids, tests)
             self.server = self.aggregate(self.collect_uploads(self.outcomes))
-            self.client_states |= {outcome.client: outcome.keep | {FIRST: torch.zeros(())} for outcome in self.outcomes}
+            first = torch.zeros((), device=self.clients.device)
+            self.client_states |= {outcome.client: outcome.keep | {FIRST: first} for outcome in self.outcomes}
             self.rounds += 1
         return self
 
@@ -208,6 +215,12 @@ def make_trial(
     )
 
 
+def select_trial_device() -> torch.device:
+    """Select the device of trials: the CPU, or that of the environment variable FEDPIPE_DEVICE (auto, cpu or cuda)."""
+    name: Any = os.environ.get("FEDPIPE_DEVICE", "cpu")
+    return torch.device("cpu") if name == "cpu" else select_device(Execution(device=name))
+
+
 def make_synthetic_clients(
     shape: tuple[int, ...] = (5,),
     sizes: Sequence[int] = SIZES,
@@ -219,8 +232,10 @@ def make_synthetic_clients(
     """Make clients of unequal sizes. Most of them lack some classes, and the first one has no test samples.
 
     ``labels`` returns the classes of a client, which its samples take in turn. ``relabel`` has the new number of each
-    class, and does not change the inputs. ``options`` are those of :class:`FederatedData`.
+    class, and does not change the inputs. ``options`` are those of :class:`FederatedData`, on
+    :func:`select_trial_device` by default.
     """
+    options = {"device": select_trial_device()} | options
     random = np.random.default_rng(7)
     centers = random.normal(size=(CLASSES, *shape))
     get_labels = labels or (lambda client: [(client + step) % CLASSES for step in range(1 + client % CLASSES)])

@@ -9,12 +9,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from fedpipe import testing
+from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage.files import read_pt, write_pt
 from fedpipe.engine import run as running
@@ -22,6 +24,7 @@ from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
 from fedpipe.engine.server import device as server_device
+from fedpipe.testing import comparisons, trial
 from tests import fake_device
 from tests import small_studies as studies
 
@@ -224,3 +227,23 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
         with pytest.raises(RuntimeError, match="no deterministic kernel"):
             device_tensor.cumsum(0)
         assert device_tensor.index_fill(0, torch.tensor([1], device=fake_device.DEVICE), 0).tolist() == [1, 0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_the_contract_holds_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are on the device of FEDPIPE_DEVICE, as in benchmarks/gpu.sh, and nothing mixes devices."""
+    for module in (trial, comparisons):
+        monkeypatch.setattr(module, "select_trial_device", lambda: fake_device.DEVICE)
+    monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
+    algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, name, PARAMETERS.get(name, {})))
+    with fake_device.at_hand():
+        assert testing.check_algorithm(algorithm) == []
+
+
+def test_trials_are_on_the_device_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPIPE_DEVICE", "auto")
+    device = testing.make_trial("fedavg").run(1).server["model"]["head.bias"].device.type
+    assert device == ("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.delenv("FEDPIPE_DEVICE")
+    assert testing.make_trial("fedavg").clients.device.type == "cpu"

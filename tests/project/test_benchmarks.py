@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from tests.docs.page_blocks import ROOT, read
 
 #: Programs that other tests run, in tests/docs, tests/pipeline/test_forked_jobs.py and tests/runs/test_faults.py.
 ELSEWHERE = {"all_methods", "demo", "faults", "readings", "tuned_methods"}
+SCRIPTS = {"gpu_figures", "results"}  #: programs that run the others, or merge their numbers
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "clients": ("--clients", "20", "--samples", "20", "--rounds", "1"),
@@ -83,7 +86,7 @@ def is_installed(package: str) -> bool:
 
 
 def test_every_program_is_run_by_a_test() -> None:
-    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | ELSEWHERE
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | ELSEWHERE | SCRIPTS
 
 
 def test_a_round(tmp_path: Path) -> None:
@@ -191,6 +194,102 @@ def test_thousands_of_clients(tmp_path: Path) -> None:
     assert all(figures[name]["seconds"] > 0 for name in ("download", "plan", "partition", "rounds", "table", "verify"))
     assert "cpu_seconds" in figures["status"]
     assert "cpu_seconds" not in figures["rounds"]
+
+
+def run_gpu_script(**variables: str) -> tuple[int, Any]:
+    """Run gpu.sh on the CPU. Return its exit status and its JSON."""
+    environment = os.environ | {"SMALL": "1", "DEVICE": "cpu", "PYTHON": sys.executable, "CLIENTS": "2"} | variables
+    command = ["bash", str(ROOT / "benchmarks/gpu.sh")]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.stdout, process.stderr
+    return process.returncode, json.loads(process.stdout)
+
+
+@pytest.mark.slow
+def test_all_figures_of_a_gpu_with_a_failing_variant() -> None:
+    """A stack of 0 clients is an error, which is reported with the figures of all other variants and parts."""
+    status, figures = run_gpu_script(STACKS="1 2 0")
+    assert status == 1
+    assert re.fullmatch("[0-9a-f]{7,}(-dirty)?", figures["commit"])
+    assert figures["device"].endswith("CPU")
+    assert figures["checks"] == {"two_runs_have_equal_bits": True, "graphs_have_equal_bits": None}
+    parts = figures["parts"]
+    models = ("cnn4", "resnet18")
+    bits, rounds = [f"bits-{model}-{n}" for model in models for n in (1, 2)], [f"round-{model}-2" for model in models]
+    assert [*parts] == ["contract", *bits, *rounds, "peers"]
+    assert {name for name, part in parts.items() if "error" in part} == {*rounds}
+    assert parts["contract"]["figures"]["tests"] > 1
+    assert parts["contract"]["figures"]["failed"] == []
+    for name in bits:
+        assert [row["graphs"] for row in parts[name]["figures"]["variants"]] == [False, True]
+    for name in rounds:
+        assert "exit status 1" in parts[name]["error"]
+        assert "execution.stack" in parts[name]["error"] or "stack" in parts[name]["error"]
+        measured = parts[name]["figures"]
+        assert measured["plain_loop_over_training"] > 0
+        rows = {(row["stack"], row["graphs"], row["ladder"]): row for row in measured["variants"]}
+        stacks = {(stack, graphs, ladder) for stack in (2, 0) for graphs in (False, True) for ladder in (False, True)}
+        assert rows.keys() == {(1, False, True)} | stacks
+        assert all(("error" in row) == (stack == 0) for (stack, _, _), row in rows.items())
+        assert rows[2, False, True]["seconds_per_round"] > rows[2, False, True]["training_seconds"] > 0
+        assert rows[2, False, True]["step_rows"] <= rows[2, False, False]["step_rows"]
+        assert rows[2, False, True]["digest"] == rows[2, True, True]["digest"]
+    fedpipe, pfllib = parts["peers"]["figures"]["rows"]
+    assert fedpipe["seconds_per_round"] > 0
+    assert "--pfllib is missing" in pfllib["reason"]
+
+
+def test_parts_of_a_gpu_without_time() -> None:
+    status, figures = run_gpu_script(TOTAL="0", MODELS="cnn4")
+    assert status == 1
+    assert [*figures["parts"]] == ["contract", "bits-cnn4-1", "bits-cnn4-2", "round-cnn4-2", "peers"]
+    assert {part["error"] for part in figures["parts"].values()} == {"there was no time left"}
+    assert figures["checks"] == {"two_runs_have_equal_bits": None, "graphs_have_equal_bits": None}
+
+
+def test_checks_of_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are compared with their repetition, and recorded steps with others of the same width."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    program = importlib.import_module("gpu_figures")
+
+    def make_part(eager: str, recorded: str, steps: int = 1) -> dict[str, Any]:
+        settings = {"stack": 8, "ladder": True}
+        rows = [{"graphs": False, "recorded_steps": 0, "digest": eager}]
+        rows.append({"graphs": True, "recorded_steps": steps, "digest": recorded})
+        return {"figures": {"variants": [settings | row for row in rows]}}
+
+    for again, expected in (("a", True), ("b", False)):
+        parts = {"bits-cnn4-1": make_part("a", "a"), "bits-cnn4-2": make_part(again, again)}
+        assert program.check_repetition(parts) is expected
+        assert program.check_graphs(parts) is True
+    assert program.check_graphs({"round-cnn4-20": make_part("a", "b")}) is False
+    assert program.check_graphs({"round-cnn4-20": make_part("a", "b", steps=0)}) is None, "nothing was recorded"
+
+
+@pytest.mark.slow
+def test_make_benchmarks_writes_the_tables(tmp_path: Path) -> None:
+    """The block of a section has the conditions and the table, and all other text stays."""
+    page, text = tmp_path / "RESULTS.md", read("benchmarks/RESULTS.md")
+    page.write_text(text)
+    command = [sys.executable, str(ROOT / "benchmarks/results.py"), "partitions", "--page", str(page)]
+    subprocess.run(command, check=True, capture_output=True)
+    before, after = (
+        re.split(r"(<!-- partitions -->\n.*?<!-- end -->)", part, flags=re.S) for part in (text, page.read_text())
+    )
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert re.search(
+        r"cores, .*, load \d+\.\d before, \d{4}-\d\d-\d\d, at [0-9a-f]{7}.*:\n\n\| scheme \| seconds \|", after[1]
+    )
+    assert {"iid", "dirichlet"} < {*re.findall(r"^\| ([a-z-]+) \| \d+\.\d\d \|$", after[1], flags=re.M)}
+
+
+def test_every_section_of_make_benchmarks_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    program = importlib.import_module("results")
+    sections = re.findall("<!-- ([a-z]+) -->", read("benchmarks/RESULTS.md"))
+    assert sorted(sections) == sorted([*program.PROGRAMS, *["end"] * len(program.PROGRAMS)])
+    table = program.render_figures({"seconds": 4187.312, "ratio": 1.4286, "runs": 1350, "variants": [], "digest": "a"})
+    assert table.splitlines()[2:] == ["| seconds | 4,187 |", "| ratio | 1.43 |", "| runs | 1,350 |"]
 
 
 def test_every_table_of_results_names_its_commit() -> None:
