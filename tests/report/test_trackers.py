@@ -261,7 +261,11 @@ def test_every_tracker_has_a_class_and_an_extra() -> None:
     import tomllib
 
     extras = tomllib.loads((studies.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {*callbacks.TRACKERS} == {*trackers.TRACKER_CLASSES} == {*extras} - {"dev", "flwr-datasets", "huggingface", "timm"}
+    assert (
+        {*callbacks.TRACKERS}
+        == {*trackers.TRACKER_CLASSES}
+        == {*extras} - {"dev", "flwr-datasets", "huggingface", "timm"}
+    )
     ignored = (studies.ROOT / ".gitignore").read_text().splitlines()
     assert {"/dvclive/", "/mlflow.db", "/mlruns/", "/tensorboard/", "/wandb/"} <= {*ignored}
 
