@@ -18,6 +18,8 @@ CLAIMS = {
     "cwFedAvg is ahead": ("cwFedAvg", "Table 1", "cwFedAvg", "FedAvg", "reduced"),
 }
 
+STEMS = {"FedDW": "feddw", "FedDUAL": "feddual", "PFPS-LWC": "pfps_lwc", "cwFedAvg": "cwfedavg"}
+
 
 def compute_differences(paper: str, table: str, method: str, rival: str, preset: str) -> pd.DataFrame:
     """Return published and measured accuracy of the method minus its rival's, one row per column of the table."""
@@ -25,6 +27,17 @@ def compute_differences(paper: str, table: str, method: str, rival: str, preset:
     accuracies = cells[(cells["paper"] == paper) & (cells["table"] == table)].set_index(["row", "column"])
     accuracies = accuracies[["published_mean", "measured_mean"]]
     return accuracies.loc[method] - accuracies.loc[rival]
+
+
+def parse_numbers(text: str) -> list[float]:
+    """Return all numbers with a sign."""
+    return [float(number.replace("−", "-")) for number in re.findall(r"[+−]\d+\.\d+", text)]
+
+
+def read_intervals(paper: str, preset: str) -> list[list[float]]:
+    """Return each difference on a paper's page with the limits of its interval."""
+    page = (ROOT / f"docs/papers/{preset}/{STEMS[paper]}.html").read_text()
+    return [*map(parse_numbers, re.findall(r"[+−]\d+\.\d+ \[[^\]]*\]", page))]
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
@@ -36,9 +49,11 @@ def test_the_verdicts_have_the_stored_numbers(claim: str) -> None:
     published = differences["published_mean"].dropna()
     if CLAIMS[claim][-1] == "full":  # the page compares the two columns that were run
         published = published[measured.index]
-    for text, values in ((paper_text, published), (measured_text, measured)):
-        match = re.fullmatch(r"in (\d) of (\d) columns, by (−?)(\d+\.\d) points(?: on average)?", text)
-        assert match, text
-        assert (int(match[1]), int(match[2])) == (int((values > 0).sum()), len(values))
-        points = float(match[4]) * (-1 if match[3] else 1)
-        assert points == pytest.approx(values.mean(), abs=0.051)
+    for text, values in ((paper_text, published), (re.sub(r"\[.*?\]", "", measured_text), measured)):
+        numbers, rounded_values = parse_numbers(text), [round(value, 1) for value in values]
+        assert set(numbers) <= set(rounded_values)
+        assert {min(rounded_values), max(rounded_values)} <= set(numbers)
+        assert " to " in text or set(numbers) == set(rounded_values), "without a range, all differences are named"
+    intervals = read_intervals(CLAIMS[claim][0], CLAIMS[claim][-1])
+    for numbers in map(parse_numbers, re.findall(r"[+−]\d+\.\d+ \[[^\]]*\]", measured_text)):
+        assert any(numbers == pytest.approx(interval, abs=0.051) for interval in intervals), numbers
