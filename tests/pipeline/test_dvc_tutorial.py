@@ -101,7 +101,7 @@ def test_first_the_whole_study_then_one_algorithm(story: Story) -> None:
     assert count_jobs(block(story, "dvc repro"))["segment"] == 2
     changed = block(story, "dvc exp run -n louder")
     assert count_jobs(changed)["segment"] == 1
-    assert "results/runs/feddw/" in changed
+    assert "segment FedDW seed 0" in changed
     assert story.kept["louder"] == story.truth[0.1, 1.0]
     assert "workspace − HEAD" in changed
     assert re.search(r"^\| FedDW ", changed, flags=re.M)
