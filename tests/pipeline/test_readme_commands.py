@@ -15,6 +15,8 @@ NOTHING = "Nothing to be done"
 INSTALLATION = "tests/docs/test_readme.py::test_the_cpu_installation_leaves_out_what_pytorchs_cuda_build_alone_needs"
 STUDIES = "tests/pipeline/test_several_studies.py"
 WHEEL = "tests/cli/test_init.py::test_the_wheel_runs_a_study_in_an_empty_folder"
+STORE = "tests/papers/test_stored_runs.py::test_the_command_stores_and_names_what_it_added"
+STORED_CELLS = "tests/papers/test_stored_runs.py::test_the_pages_mark_stored_cells_and_draw_their_curves"
 SLURM = "tests/cluster/test_slurm.py::test_the_words_of_the_readme_run_on_slurm"
 
 #: Commands that the stories below do not type, with what types or checks them instead: a test, or CI.
@@ -39,6 +41,21 @@ ELSEWHERE = {
     "snakemake all --config params=studies/a preset=smoke --profile workflow/profiles/local": (
         f"{STUDIES}::test_a_folder_of_studies_is_one_dag"
     ),
+    "fedpipe store": STORE,
+    "fedpipe store --params studies/papers/pfps_lwc/table2.yaml --preset reduced": STORE,
+    'git add studies/papers && git commit -m "PFPS-LWC, Table 2, Dir(0.5)"': (
+        "tests/papers/test_stored_runs.py::test_git_merges_what_two_machines_record"
+    ),
+    "fedpipe plan --params studies/papers --preset full": STORED_CELLS,
+    "fedpipe papers --preset full": STORED_CELLS,
+    "fedpipe verify --stored --seed 1": (
+        "tests/papers/test_stored_runs.py::test_a_round_is_trained_again_without_results"
+    ),
+    "fedpipe run --params studies/papers/pfps_lwc/readings/partition.yaml": (
+        "tests/papers/test_stored_runs.py::test_studies_of_a_folder_readings_run_only_if_it_is_selected"
+    ),
+    "fedpipe store --params studies/papers/pfps_lwc/readings/partition.yaml": STORE,
+    "python benchmarks/readings.py": "tests/docs/test_readings_page.py::test_the_tables_are_those_of_the_stored_runs",
     "snakemake --profile slurm all": SLURM,
     "FEDPIPE_PROFILE=slurm dvc repro": SLURM,
     "python3 -m venv .venv && source .venv/bin/activate": INSTALLATION,

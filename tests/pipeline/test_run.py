@@ -157,8 +157,9 @@ def test_each_job_is_one_line_and_the_last_line_of_a_failure_is_its_error(projec
     assert lines[2] == planned[0]
     assert "failed  segment broken seed 0" in lines
     assert len(count_jobs(failed.stderr)) == 4, "the failed run has no table, curves or matrices"
-    assert all(re.fullmatch(r"[1-4] of 8  [\w. -]+ \([\w ,]+\)", line) for line in lines[3:-5] if " of 8 " in line)
-    assert len(lines) == 3 + 5 + 5, failed.stderr
+    assert all(re.fullmatch(r"[1-4] of 8  [\w. -]+ \([\w ,]+\)", line) for line in lines[3:-4] if " of 8 " in line)
+    assert len(lines) == 3 + 5 + 4, failed.stderr
+    assert lines[-4].endswith("Complete rounds are kept. To continue after them, type the same command again.")
     assert lines[-1].startswith("ERROR segment broken seed 0: own.Broken.loss (own.py, line 7): ")
     assert "as meant" in lines[-1]
     log_of_job = lines[-2].removeprefix("Log of the failed job: ")
