@@ -319,6 +319,11 @@ def compare_with_machine(
     return compared
 
 
+def parse_stack_width(text: str) -> int | str:
+    """Parse a width of the stack, or ``auto``."""
+    return text if text == "auto" else int(text)
+
+
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -336,8 +341,9 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="number of cores (default all)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    width = lambda text: text if text == "auto" else int(text)  # noqa: E731
-    parser.add_argument("--stack", nargs="+", default=["auto"], type=width, help="clients in one call (default auto)")
+    parser.add_argument(
+        "--stack", nargs="+", default=["auto"], type=parse_stack_width, help="clients in one call (default auto)"
+    )
     parser.add_argument("--graphs", default="off", choices=["off", "on", "both"], help="CUDA graphs (default off)")
     parser.add_argument(
         "--ladder", default="on", choices=["off", "on", "both"], help="narrower stacks as clients finish (default on)"

@@ -113,7 +113,7 @@ def patch_parameter_records() -> None:
     serialize = FilePersistence._serialize_param_pandas
 
     def serialize_without_import(persistence: FilePersistence, value: Any) -> Any:
-        is_imported = "pandas" in sys.modules  # otherwise no value is a frame
+        is_imported = "pandas" in sys.modules  # a frame needs pandas
         return serialize(persistence, value) if is_imported else persistence._serialize_param_builtin(value)
 
     FilePersistence._serialize_param_pandas = serialize_without_import

@@ -277,7 +277,7 @@ def test_snakemake_interrupted_and_killed(clone: Clone, reference) -> None:
     running = clone.start(*RUNS)
     clone.wait_until(
         lambda: clone.list_started_segments().keys() - {orphan},
-        "the next job completes a round beside the first",
+        "the next job completes a round next to the first",
     )
     clone.skip_delays()
     clone.wait_for(running)
