@@ -56,10 +56,10 @@ class MeasuredCell:
         """The number with the sampling error of its test set. None on generated data."""
         return None if self.number is None or self.is_generated else self.add_sampling_error(self.number)
 
-    def add_sampling_error(self, number: Number) -> Number:
-        """The number of runs on this cell's test set."""
+    def add_sampling_error(self, number: Number, partition_std: float = 0.0) -> Number:
+        """The number of runs on this cell's test set, or on other partitions, which vary by ``partition_std``."""
         error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
-        return replace(number, min_std=error)
+        return replace(number, min_std=math.hypot(error, partition_std))
 
     def compute_scaled_difference(self, other: MeasuredCell, factor: float = 1.0) -> MeasuredCell:
         """The difference, times a factor. If one of both has no number, its reason."""
@@ -216,13 +216,17 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
 def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None) -> Verdict | None:
     """Whether a measured value agrees: the interval of the difference contains zero, or a formula's value is equal.
 
+    The interval includes the sampling error and, if the table has it, the variation between partitions.
+
     A method that failed in the paper agrees if a run diverged, or if it is not above twice the accuracy of chance.
     """
     if number is None or cell is None or cell.number is None or cell.is_generated:
         return None
     if number.status == "target":
-        target = cell.add_sampling_error(_get_published_number(number))
-        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number), target, spread)
+        table = layouts.load_papers()[number.cell_id.paper].tables.get(number.cell_id.table)
+        partition_std = table.partition_std.get(number.cell_id.column, 0.0) if table else 0.0
+        target = cell.add_sampling_error(_get_published_number(number), partition_std)
+        contrast = contrasts.compute_contrast(cell.add_sampling_error(cell.number, partition_std), target, spread)
         return None if contrast.low is None else Verdict(contrast.sign == "?", contrast)
     if number.status == "failed":
         return Verdict(bool(cell.diverged_runs) or cell.number.mean <= 200 / (cell.classes or 1))

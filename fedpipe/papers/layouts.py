@@ -70,7 +70,8 @@ class Table(_LayoutModel):
 
     ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``global_methods``
     give all clients the same model, although the protocol tests personalized models. ``parameters`` names, by row and
-    column, the method's parameter that the cell contains or that its formula uses.
+    column, the method's parameter that the cell contains or that its formula uses. ``partition_std`` is, by column, the
+    standard deviation of an accuracy between draws of the partition in points, which the paper does not give.
     """
 
     caption: str
@@ -81,6 +82,7 @@ class Table(_LayoutModel):
     protocol: str = ""
     method_protocols: Mapping[str, str] = Field(default_factory=dict)
     global_methods: tuple[str, ...] = ()
+    partition_std: Mapping[str, float] = Field(default_factory=dict)
     decimals: int | None = 2
     stub: tuple[str, ...] = ()
     columns: Mapping[str, Any] = Field(default_factory=dict)
