@@ -77,7 +77,7 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     new_outcomes = list(trial.executor.run(task))
     advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
-        if describe_difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
+        if describe_difference((new_outcome.upload, new_outcome.kept_state), (old_outcome.upload, old_outcome.kept_state)):
             yield f"`traffic` leaves out a part of the download that clients read. {advice}"
             return
     ids, weights = zip(*((client, weight) for client, weight, _ in trial.collect_uploads(outcomes)), strict=True)
@@ -149,7 +149,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         f"client {outcome.client}": {
             "upload": outcome.upload,
-            "keep": outcome.keep,
+            "keep": outcome.kept_state,
             "scores": {test: tuple(score) for test, score in outcome.scores.items()},
             "bytes": (outcome.bytes_down, outcome.bytes_up),
         }
