@@ -62,7 +62,10 @@ def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[
     if stream not in (streams := list(dict.fromkeys(training.stream for training in passes))):
         raise SettingsError(f"stream: no Train pass has the stream '{stream}'. Use one of: {', '.join(streams)}.")
     return [
-        order.tolist() for training in passes if training.stream == stream for order in client_run.list_step_samples(training)
+        order.tolist()
+        for training in passes
+        if training.stream == stream
+        for order in client_run.list_step_samples(training)
     ]
 
 

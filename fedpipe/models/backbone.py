@@ -317,7 +317,9 @@ class Backbone(Model):
                 network = self._build_body_and_head(shape, num_classes, None)
         return self._freeze_body(network).to("meta")
 
-    def _build_body_and_head(self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None) -> Network:
+    def _build_body_and_head(
+        self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None
+    ) -> Network:
         """Build the library's network as a body and a head, with layers that clients can train."""
         body, head_name = self.build_library_network(shape, num_classes, tensors)
         head = body.get_submodule(head_name)

@@ -337,7 +337,10 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
         uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)
         actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}
-        expected = {"server": straight_trial.server, "keep": [outcome.kept_state for outcome in straight_trial.outcomes]}
+        expected = {
+            "server": straight_trial.server,
+            "keep": [outcome.kept_state for outcome in straight_trial.outcomes],
+        }
         if message := describe_difference(actual, expected):
             yield (
                 f"a resumed run differs from an uninterrupted run ({message}). Return all that a round needs from "

@@ -77,7 +77,9 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     new_outcomes = list(trial.executor.run(task))
     advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
-        if describe_difference((new_outcome.upload, new_outcome.kept_state), (old_outcome.upload, old_outcome.kept_state)):
+        if describe_difference(
+            (new_outcome.upload, new_outcome.kept_state), (old_outcome.upload, old_outcome.kept_state)
+        ):
             yield f"`traffic` leaves out a part of the download that clients read. {advice}"
             return
     ids, weights = zip(*((client, weight) for client, weight, _ in trial.collect_uploads(outcomes)), strict=True)

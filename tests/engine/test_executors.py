@@ -130,7 +130,9 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
 def test_only_a_trained_client_sends_and_keeps(make_trial, width):
     trial = make_trial("fedala", width=width).run()
     for phase in ("receive", "finetune"):
-        assert all(outcome.upload == {} and outcome.kept_state == {} for outcome in trial.train([1, 2], ("local",), phase))
+        assert all(
+            outcome.upload == {} and outcome.kept_state == {} for outcome in trial.train([1, 2], ("local",), phase)
+        )
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -322,7 +322,9 @@ def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
     (outcome,) = trial.train([3])
     assert torch.equal(outcome.upload["model"].flat(), trial.server["model"].flat())
     changed = {
-        name for name, value in outcome.kept_state["personal"].items() if not torch.equal(value, trial.initial_model(0)[name])
+        name
+        for name, value in outcome.kept_state["personal"].items()
+        if not torch.equal(value, trial.initial_model(0)[name])
     }
     assert changed == set(trial.net.head_names)
 

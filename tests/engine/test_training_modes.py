@@ -112,7 +112,9 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
         for transforms in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))
     ]
     indices = trials[0].clients.global_test
-    plain, same, other = (one_trial.executor.compute_logits(one_trial.server["model"], indices, 1) for one_trial in trials)
+    plain, same, other = (
+        one_trial.executor.compute_logits(one_trial.server["model"], indices, 1) for one_trial in trials
+    )
     assert_same(same, plain)
     x, _ = trials[2].clients.gather_samples(indices)
     key = torch.tensor(trials[2].clients.get_noise_key(-1, 1, "test", 0))

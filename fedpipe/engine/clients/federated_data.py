@@ -143,7 +143,9 @@ class FederatedData:
             noise_key=torch.tensor(noise_keys, device=self.device),
         )
 
-    def shuffle_indices(self, client: int, round_number: int, stream: str, epoch: int, fraction: float = 1.0) -> Integers:
+    def shuffle_indices(
+        self, client: int, round_number: int, stream: str, epoch: int, fraction: float = 1.0
+    ) -> Integers:
         """Shuffle the client's training samples for one epoch, or a random fraction of them."""
         indices = self.train[client]
         if fraction < 1:

@@ -33,7 +33,6 @@ from fedpipe.engine.clients.executor import (
     Score,
     Test,
     activate_eval_mode,
-    take_next_epochs,
     count_local_steps,
     count_predictions_by_class,
     get_logits_function,
@@ -45,6 +44,7 @@ from fedpipe.engine.clients.executor import (
     measure_seconds_since,
     needs_noise_key,
     start_client,
+    take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
@@ -143,7 +143,9 @@ class Loop(Executor):
         client_run, start_time = ClientRun(algorithm, clients, task.round, client), time.perf_counter()
         passes, earlier_seconds = get_passes(algorithm, task.phase, self._finetune_epochs), 0.0
         if personal_passes := get_personal_passes(algorithm, task.phase):
-            state, earlier_seconds = self._run_personal_passes(client_run, personal_passes, state, client in task.ids_to_cache)
+            state, earlier_seconds = self._run_personal_passes(
+                client_run, personal_passes, state, client in task.ids_to_cache
+            )
         for pass_ in passes[len(personal_passes) :]:
             state = client_run.run_pass(pass_, state)
         seconds = earlier_seconds + measure_seconds_since(start_time, device)

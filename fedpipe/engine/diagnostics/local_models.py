@@ -237,7 +237,8 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
         else 0
     )
     executor = _CollectingExecutor(
-        run.make_executor(add_model_to_uploads(run.algorithm, trace_function=trace_function, steps=steps)), trace_function
+        run.make_executor(add_model_to_uploads(run.algorithm, trace_function=trace_function, steps=steps)),
+        trace_function,
     )
     comparison = replay.replay_round(run, round_number, executor)
     if comparison is None:

@@ -29,12 +29,12 @@ from fedpipe.engine.clients.executor import (
     Score,
     Test,
     activate_eval_mode,
-    take_next_epochs,
     count_local_steps,
     count_predictions_by_class,
     get_epochs_and_steps,
     get_logits_function,
     needs_noise_key,
+    take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
