@@ -52,7 +52,8 @@ def call_recording_hooks(trial: Trial) -> Tensors | None:
 def find_invalid_tensors(trial: Trial) -> Iterator[str]:
     """Tensors of a round that can't be stored or counted."""
     states = {"aggregate": [trial.server], "send": list(trial.send([0]))}
-    states |= {hook: [getattr(outcome, hook) for outcome in trial.outcomes] for hook in ("upload", "keep")}
+    states["upload"] = [outcome.upload for outcome in trial.outcomes]
+    states["keep"] = [outcome.kept_state for outcome in trial.outcomes]
     for hook, hook_states in states.items():
         for value in pytree.tree_leaves(hook_states):
             if value.requires_grad:
