@@ -104,7 +104,7 @@ def make_plain_loop(
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
 
     def train() -> None:
-        x, y = clients.gather(clients.shuffle_indices(0, 1, "batches", 0))
+        x, y = clients.gather_samples(clients.shuffle_indices(0, 1, "batches", 0))
         if x.dim() == 4:
             x = x.contiguous(memory_format=layout)
         for first in range(0, len(y), case.batch):

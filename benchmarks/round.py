@@ -257,7 +257,7 @@ def plain_loop(workload: Workload, clients: FederatedData, threads: int) -> floa
         optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
         order = clients.shuffle_indices(client, 1, "batches", 0)
         for first in range(0, len(order), workload.batch):
-            x, y = clients.gather(order[first : first + workload.batch])
+            x, y = clients.gather_samples(order[first : first + workload.batch])
             optimizer.zero_grad()
             F.cross_entropy(network(x), y).backward()
             optimizer.step()
@@ -278,7 +278,7 @@ def bare_loop(workload: Workload, clients: FederatedData, threads: int) -> float
         wide_layer = next(layer for layer in network.modules() if isinstance(layer, nn.Linear))
         wide_layer.weight.data = wide_layer.weight.data.t().contiguous().t()
         parameters = list(network.parameters())
-        x, y = clients.gather(clients.shuffle_indices(client, 1, "batches", 0))
+        x, y = clients.gather_samples(clients.shuffle_indices(client, 1, "batches", 0))
         x = x.as_strided(x.shape, (784, 1, 28, 1))
         for first in range(0, len(y), workload.batch):
             loss = F.cross_entropy(network(x[first : first + workload.batch]), y[first : first + workload.batch])

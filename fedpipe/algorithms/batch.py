@@ -63,7 +63,7 @@ class Batch(NamedTuple):
         """Number of samples, a scalar."""
         return self.y.new_full((), len(self.y)) if self.mask is None else self.mask.sum()
 
-    def pairs(self, dtype: torch.dtype) -> Tensor:
+    def make_pair_mask(self, dtype: torch.dtype) -> Tensor:
         """1 where i < j are samples and 0 elsewhere, shape (B, B)."""
         is_sample = self.y.new_ones(len(self.y), dtype=dtype) if self.mask is None else self.mask.to(dtype)
         return (is_sample.unsqueeze(1) * is_sample).triu(1)

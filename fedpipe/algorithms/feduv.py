@@ -76,7 +76,7 @@ def compute_variance_deficit(p: Tensor, batch: Batch) -> Tensor:
 
 def compute_uniformity_loss(z: Tensor, batch: Batch) -> Tensor:
     """U of features of shape (B, d), a scalar: the mean kernel of the batch's pairs."""
-    is_pair = batch.pairs(z.dtype)
+    is_pair = batch.make_pair_mask(z.dtype)
     square_distances = (z.unsqueeze(1) - z).square().sum(-1)
     sorted_distances = (is_pair * square_distances.detach()).flatten().sort(descending=True, stable=True)
     positive_count = (sorted_distances.values > 0).sum()

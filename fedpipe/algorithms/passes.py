@@ -63,15 +63,15 @@ class Train:
         """The trained part, or the first of several."""
         return self.group if isinstance(self.group, str) else self.group[0]
 
-    def get_tensors(self, client: State) -> Tensors:
+    def get_trained_tensors(self, client: State) -> Tensors:
         """Tensors of the trained part. With several parts, names have the part as a prefix."""
         if isinstance(self.group, str):
             tensors: Tensors = client[self.group]
             return tensors
         return Tensors((f"{part}/{name}", value) for part in self.group for name, value in client[part].items())
 
-    def replace_tensors(self, client: State, tensors: Tensors) -> State:
-        """The client with new values of these trained tensors, which have the names of :meth:`get_tensors`."""
+    def replace_trained_tensors(self, client: State, tensors: Tensors) -> State:
+        """The client with new values of these trained tensors, which have the names of :meth:`get_trained_tensors`."""
         if isinstance(self.group, str):
             return client | {self.group: client[self.group] | tensors}
         parts = {

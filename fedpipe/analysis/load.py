@@ -412,7 +412,7 @@ class Results:
         """
         with self._enter_folder():
             clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
-            return clients.gather(np.arange(len(clients.y)))
+            return clients.gather_samples(np.arange(len(clients.y)))
 
     def test(
         self,
@@ -431,12 +431,12 @@ class Results:
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
             if client is None:
-                return run.clients.gather(run.clients.global_test)
+                return run.clients.gather_samples(run.clients.global_test)
             stored_files.require_existing_client(client, len(run.clients))
             clients: FederatedData = run.clients
             if run.new_clients and client in run.new_clients.clients.ids:
                 clients = run.new_clients.clients
-            return clients.gather(clients.select_round(number).test[client])
+            return clients.gather_samples(clients.select_round_samples(number).test[client])
 
     # -- finding runs ------------------------------------------------------------------------------------------------
 

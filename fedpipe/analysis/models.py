@@ -57,12 +57,15 @@ def list_batches(run: Run, client: int, round_number: int, stream: str) -> list[
     if client not in run.clients.ids:
         raise SettingsError(f"client: {client} is held out and has no batches. Use one of {list(run.clients.ids)}.")
     algorithm = run.algorithm.bind_round(round_number, run.settings.seed)
-    client_run = ClientRun(algorithm, run.clients.select_round(round_number), round_number, client)
+    client_run = ClientRun(algorithm, run.clients.select_round_samples(round_number), round_number, client)
     passes = [pass_ for pass_ in get_passes(algorithm, "train", 1) if isinstance(pass_, Train)]
     if stream not in (streams := list(dict.fromkeys(training.stream for training in passes))):
         raise SettingsError(f"stream: no Train pass has the stream '{stream}'. Use one of: {', '.join(streams)}.")
     return [
-        order.tolist() for training in passes if training.stream == stream for order in client_run.list_steps(training)
+        order.tolist()
+        for training in passes
+        if training.stream == stream
+        for order in client_run.list_step_samples(training)
     ]
 
 
@@ -147,7 +150,7 @@ class _ModelCapture(Loop):
         recording_algorithm = algorithm.bind(
             cast(FunctionalNetwork, _RecordingNet(algorithm.net, calls)), algorithm.federation
         )
-        x, _ = self._clients.gather(self._clients.global_test[:1])
+        x, _ = self._clients.gather_samples(self._clients.global_test[:1])
         with activate_eval_mode(algorithm, state):
             logits = recording_algorithm.predict(state, x)
         if len(calls) != 1 or not torch.equal(calls[0][1], logits):

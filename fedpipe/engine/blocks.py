@@ -39,7 +39,7 @@ class Block:
         """Add a participant."""
         self.ids.append(outcome.client)
         self.uploads.append(outcome.upload)
-        self.kept_states.append(outcome.keep)
+        self.kept_states.append(outcome.kept_state)
         self.bytes_down.append(outcome.bytes_down)
         self.bytes_up.append(outcome.bytes_up)
         self.scores.append(outcome.scores)

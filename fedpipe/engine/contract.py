@@ -176,7 +176,7 @@ def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], c
     """
     if training.pull is None:
         return
-    target_part, trained_tensors = training.pull.to, training.get_tensors(client)
+    target_part, trained_tensors = training.pull.to, training.get_trained_tensors(client)
     target, problem = client.get(target_part), ""
     if target_part not in client:
         problem = f"the client has no '{target_part}'"

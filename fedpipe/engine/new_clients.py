@@ -48,7 +48,7 @@ class NewClients:
 
     @cached_property
     def _has_personal_model(self) -> bool:
-        x, _ = self.clients.gather(self.clients.global_test[:1])
+        x, _ = self.clients.gather_samples(self.clients.global_test[:1])
         return is_personal_model_trained(self.algorithm, self._run.make_initial_model, x, self.clients.classes)
 
     def make_download_function(

@@ -241,7 +241,7 @@ class Run:
         )
         for outcome in self.executor.run(self.make_task("train", round_number, ids, tests, participants)):
             contract.require_same_structure(
-                self.algorithm, "keep", outcome.keep, self._initial_kept_state, "init_client"
+                self.algorithm, "keep", outcome.kept_state, self._initial_kept_state, "init_client"
             )
             contract.require_same_structure(
                 self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
@@ -382,7 +382,7 @@ class Run:
             if evaluation.get_test_sets(self.evaluation, "kept"):
                 last = self.checkpoint.read_state_json(round_number)["last"]
                 last_rounds = {client: last[client] for client in self.clients.ids}
-                kept_table = evaluation.make_kept_table(
+                kept_table = evaluation.make_kept_model_table(
                     self.evaluation,
                     round_number,
                     self.clients,
@@ -413,7 +413,7 @@ class Run:
         self, round_number: int, ids: Sequence[int], tests: Sequence[Test]
     ) -> dict[int, Mapping[Test, Score]]:
         """Score the initial models of clients on their samples of a round, each once per process."""
-        cache = self._initial_score_caches[self.clients.select_round(round_number)]
+        cache = self._initial_score_caches[self.clients.select_round_samples(round_number)]
         task = self.make_task("begin", 1, [client for client in ids if client not in cache], tests, None, round_number)
         cache |= {outcome.client: outcome.scores for outcome in self.executor.run(task)}
         return {client: cache[client] for client in ids}

@@ -288,14 +288,14 @@ class Backbone(Model):
             The weights file is missing, has another SHA-256, or belongs to another network.
         """
         if self.weights is None:
-            return self._freeze(self._split(shape, num_classes, None))
+            return self._freeze_body(self._build_body_and_head(shape, num_classes, None))
         tensors = read_tensors(self.weights_file())
         if self.has_full_weights:
-            network = self._split(shape, num_classes, None)
+            network = self._build_body_and_head(shape, num_classes, None)
             self._load_weights(network, tensors)
-            return self._freeze(network)
+            return self._freeze_body(network)
         try:
-            return self._freeze(self._split(shape, num_classes, tensors))
+            return self._freeze_body(self._build_body_and_head(shape, num_classes, tensors))
         except RuntimeError as error:
             raise SettingsError(
                 f"model.weights: {self.weights} does not fit {self.architecture} for inputs of shape {shape} "
@@ -311,13 +311,15 @@ class Backbone(Model):
         """Make the network on the meta device, in about a second for any size."""
         try:
             with ParametersOnMeta():
-                network = self._split(shape, num_classes, None)
+                network = self._build_body_and_head(shape, num_classes, None)
         except RuntimeError:  # a few networks compute with their parameters
             with torch.random.fork_rng(devices=[]):
-                network = self._split(shape, num_classes, None)
-        return self._freeze(network).to("meta")
+                network = self._build_body_and_head(shape, num_classes, None)
+        return self._freeze_body(network).to("meta")
 
-    def _split(self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None) -> Network:
+    def _build_body_and_head(
+        self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None
+    ) -> Network:
         """Build the library's network as a body and a head, with layers that clients can train."""
         body, head_name = self.build_library_network(shape, num_classes, tensors)
         head = body.get_submodule(head_name)
@@ -337,7 +339,7 @@ class Backbone(Model):
         """Replacement of a library's layer that draws random numbers or combines others. None if it can stay."""
         return None
 
-    def _freeze(self, network: Network) -> Network:
+    def _freeze_body(self, network: Network) -> Network:
         """Freeze the body, and add the matrices of LoRA to it."""
         if not self.frozen and self.lora is None:
             return network

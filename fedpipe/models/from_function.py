@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.models.base import Model, Network
-from fedpipe.models.purity import cache_check, compute_logits
+from fedpipe.models.purity import cache_check, compute_example_logits
 
 Factory = Callable[..., Network | tuple[nn.Module, nn.Module]]
 
@@ -52,7 +52,7 @@ def make_model_class(factory: Factory) -> type[Model]:
         network = network_or_parts if isinstance(network_or_parts, Network) else Network(*network_or_parts)
         if any(map(is_lazy, network.state_dict().values())):
             with torch.no_grad():  # lazy layers get their sizes and weights in the first call
-                compute_logits(network.eval(), shape)
+                compute_example_logits(network.eval(), shape)
         return network.train()
 
     def list_hashed_code(self: Model) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ def _check_factory(name: str, make: Callable[[], Any], shape: tuple[int, ...], n
         )
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = compute_logits(Network(*modules).eval(), shape)
+            logits = compute_example_logits(Network(*modules).eval(), shape)
     except Exception as error:  # body and head may not fit together
         raise SettingsError(
             f"model.name: the network of '{name}' fails for inputs of shape {shape} ({type(error).__name__}: {error})."

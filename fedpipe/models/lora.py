@@ -65,19 +65,19 @@ class LoRA:
         """
         linear_layers = {name: layer for name, layer in body.named_modules() if type(layer) is nn.Linear}
         for selected in self.layers:
-            if not any(_is_selected(name, selected) for name in linear_layers):
+            if not any(_is_selected_layer(name, selected) for name in linear_layers):
                 suffixes = dict.fromkeys(_strip_numbers(name) for name in linear_layers)
                 raise SettingsError(
                     f"model.lora.layers: {architecture} has no linear layer '{selected}'. "
                     f"{suggest_name(selected, [*suffixes])}"
                 )
         for name, layer in linear_layers.items():
-            if any(_is_selected(name, selected) for selected in self.layers):
+            if any(_is_selected_layer(name, selected) for selected in self.layers):
                 body.set_submodule(name, LoRALinear(layer, self.rank, self.alpha))
 
 
-def _is_selected(name: str, selected: str) -> bool:
-    return f".{name}".endswith(f".{selected}")
+def _is_selected_layer(layer_name: str, suffix: str) -> bool:
+    return f".{layer_name}".endswith(f".{suffix}")
 
 
 def _strip_numbers(name: str) -> str:

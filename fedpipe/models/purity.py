@@ -70,10 +70,10 @@ def require_pure_network(
             buffer_versions = {buffer_name: value._version for buffer_name, value in network.named_buffers()}
             initial_buffers = {buffer_name: value.clone() for buffer_name, value in network.named_buffers()}
             with mode.activate(True, noise_key=torch.tensor(0)):
-                compute_logits(network.train(), shape, has_tokens)
+                compute_example_logits(network.train(), shape, has_tokens)
             with mode.activate(False):
-                train_logits = compute_logits(network, shape, has_tokens)
-                eval_logits = compute_logits(network.eval(), shape, has_tokens)
+                train_logits = compute_example_logits(network, shape, has_tokens)
+                eval_logits = compute_example_logits(network.eval(), shape, has_tokens)
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             f"model.name: the network of '{name}' can't be trained on {KINDS[has_tokens]} of shape {shape} "
@@ -99,7 +99,7 @@ def require_pure_network(
         )
 
 
-def compute_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:
+def compute_example_logits(network: Network, shape: tuple[int, ...], has_tokens: bool | None = None) -> Tensor:
     """Logits of two inputs: floats or token ids. If the kind is unknown, both are tried."""
     inputs = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     tokens = torch.zeros(2, *shape, dtype=torch.int64)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.optional_libraries import import_optional_library
 from fedpipe.models.backbone import Backbone, PublishedWeights
 from fedpipe.models.conversion import UnsupportedArchitectureError
 from fedpipe.models.layers import SampleDropout
@@ -59,7 +60,7 @@ class Timm(Backbone):
 
     def _get_weights_config(self) -> Any:
         """Get timm's configuration of the weights."""
-        config = _import_library().get_pretrained_cfg(self.architecture)
+        config = _import_timm().get_pretrained_cfg(self.architecture)
         if config is None or not (config.hf_hub_id or config.url) or config.custom_load == "hf":
             raise SettingsError(
                 f"model.weights: timm has no weights of {self.architecture} that fedpipe can load. Use null, or "
@@ -121,7 +122,7 @@ class Timm(Backbone):
     def build_library_network(
         self, shape: tuple[int, ...], num_classes: int, tensors: Mapping[str, Tensor] | None
     ) -> tuple[nn.Module, str]:
-        library, description = _import_library(), _import_library().get_pretrained_cfg(self.architecture)
+        library, description = _import_timm(), _import_timm().get_pretrained_cfg(self.architecture)
         arguments: dict[str, Any] = {"in_chans": shape[0]}
         if description is not None and description.fixed_input_size:
             arguments["img_size"] = shape[1:]
@@ -145,7 +146,7 @@ class Timm(Backbone):
 
     @override
     def replace_layer(self, layer: nn.Module) -> nn.Module | None:
-        layers = _import_library().layers
+        layers = _import_timm().layers
         if isinstance(layer, layers.DropPath):
             if not layer.scale_by_keep:
                 raise UnsupportedArchitectureError("its stochastic depth does not scale the remaining samples")
@@ -168,20 +169,9 @@ def _split_activation(layer: Any) -> nn.Module:
 @functools.cache
 def _list_architectures() -> list[str]:
     """Names of all architectures, and those with the tag of published weights."""
-    library = _import_library()
+    library = _import_timm()
     return [*library.list_models(), *library.list_models(pretrained=True)]
 
 
-def _import_library() -> Any:
-    """Import timm.
-
-    Raises
-    ------
-    SettingsError
-        It is not installed.
-    """
-    try:
-        import timm
-    except ImportError:
-        raise SettingsError("model.name: 'timm' needs the library timm. Run `pip install 'fedpipe[timm]'`.") from None
-    return timm
+def _import_timm() -> Any:
+    return import_optional_library("timm", "model.name", "timm")

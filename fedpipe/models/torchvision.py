@@ -45,13 +45,13 @@ class Torchvision(Backbone):
 
     @override
     def list_weights(self) -> list[str]:
-        return [weights.name for weights in self._list_entries()]
+        return [weights.name for weights in self._list_weights_entries()]
 
     @override
     def check(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Require color images, and the image size of the weights if the network has tables of positions."""
         has_size = self.architecture.startswith(tuple(SIZE_ARGUMENTS)) and len(shape) == 3
-        for weights in self._list_entries():
+        for weights in self._list_weights_entries():
             height, width = weights.meta["min_size"]
             if has_size and weights.name == self.weights and shape[1:] != (height, width):
                 raise SettingsError(
@@ -62,7 +62,7 @@ class Torchvision(Backbone):
             require_images(self, shape, channels=3)
         super().check(shape, num_classes)
 
-    def _list_entries(self) -> list[Any]:
+    def _list_weights_entries(self) -> list[Any]:
         """Entries of torchvision's weights with a classifier."""
         if self.architecture not in self.list_architectures():
             return []
@@ -71,7 +71,7 @@ class Torchvision(Backbone):
     @property
     @override
     def published_weights(self) -> PublishedWeights | None:
-        url = next((weights.url for weights in self._list_entries() if weights.name == self.weights), None)
+        url = next((weights.url for weights in self._list_weights_entries() if weights.name == self.weights), None)
         if url is None:
             return None
         name = url.rpartition("/")[2]
@@ -107,11 +107,11 @@ class Torchvision(Backbone):
                 raise UnsupportedArchitectureError(f"its stochastic depth drops complete batches (mode {layer.mode})")
             return SampleDropout(layer.p)
         if isinstance(layer, nn.MultiheadAttention):
-            layer.register_forward_pre_hook(_require_plain_products, with_kwargs=True)
+            layer.register_forward_pre_hook(_disable_fused_attention, with_kwargs=True)
         return None
 
 
-def _require_plain_products(_: nn.Module, inputs: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _disable_fused_attention(_: nn.Module, inputs: Any, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Compute attention by products, because PyTorch can't vectorize its other kernels over clients."""
     return inputs, arguments | {"need_weights": True}
 

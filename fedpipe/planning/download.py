@@ -147,7 +147,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
     source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
-    revision = source.find_missing_revision() if isinstance(source, HuggingFace) else None
+    revision = source.find_current_commit() if isinstance(source, HuggingFace) else None
     if isinstance(source, HuggingFace) and revision is not None:
         source = dataclasses.replace(source, revision=revision)
     if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:

@@ -124,7 +124,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
             contract.require_same_structure(algorithm, "aggregate", trial.server, initial_server, "init")
             for outcome in trial.outcomes:
                 contract.require_same_structure(
-                    algorithm, "keep", outcome.keep, trial.initial_client_state, "init_client"
+                    algorithm, "keep", outcome.kept_state, trial.initial_client_state, "init_client"
                 )
                 contract.require_same_structure(
                     algorithm, "upload", outcome.upload, trial.outcomes[0].upload, "another client"
@@ -236,7 +236,7 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
         for trial in (loop, stack):
             trial.run(tests=TESTS)
         for outcome in loop.outcomes:
-            models = list_models(outcome.upload) + list_models(outcome.keep)
+            models = list_models(outcome.upload) + list_models(outcome.kept_state)
             statistics = [
                 (model[name], initial_model[name]) for model in models for name in buffer_names if name in model
             ]
@@ -337,7 +337,10 @@ def check_resuming(algorithm: Algorithm) -> Iterator[str]:
         straight_uploads = straight_trial.collect_uploads(straight_trial.outcomes)
         uploads = Uploads(straight_uploads.ids, straight_uploads.weights, loaded_block.uploads)
         actual = {"server": resumed_trial.aggregate(uploads), "keep": loaded_block.kept_states}
-        expected = {"server": straight_trial.server, "keep": [outcome.keep for outcome in straight_trial.outcomes]}
+        expected = {
+            "server": straight_trial.server,
+            "keep": [outcome.kept_state for outcome in straight_trial.outcomes],
+        }
         if message := describe_difference(actual, expected):
             yield (
                 f"a resumed run differs from an uninterrupted run ({message}). Return all that a round needs from "
@@ -379,7 +382,7 @@ def check_missing_classes(algorithm: Algorithm) -> Iterator[str]:
         trial = make_trial(algorithm, clients=clients, width=width, participation=0.3)
         for ids in ([0, 1], [1, 7], [0, 3]):
             trial.run(1, ids=ids, tests=TESTS)
-            client_states = [(outcome.upload, outcome.keep) for outcome in trial.outcomes]
+            client_states = [(outcome.upload, outcome.kept_state) for outcome in trial.outcomes]
             if not all(leaf.isfinite().all() for leaf in pytree.tree_leaves([trial.server, client_states])):
                 yield f"states become infinite or NaN when the clients {ids} train, which lack classes. {advice}"
                 return

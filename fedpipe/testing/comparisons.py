@@ -52,7 +52,8 @@ def call_recording_hooks(trial: Trial) -> Tensors | None:
 def find_invalid_tensors(trial: Trial) -> Iterator[str]:
     """Tensors of a round that can't be stored or counted."""
     states = {"aggregate": [trial.server], "send": list(trial.send([0]))}
-    states |= {hook: [getattr(outcome, hook) for outcome in trial.outcomes] for hook in ("upload", "keep")}
+    states["upload"] = [outcome.upload for outcome in trial.outcomes]
+    states["keep"] = [outcome.kept_state for outcome in trial.outcomes]
     for hook, hook_states in states.items():
         for value in pytree.tree_leaves(hook_states):
             if value.requires_grad:
@@ -77,7 +78,9 @@ def check_omitted_parts(trial: Trial, outcomes: Sequence[Outcome], received_stat
     new_outcomes = list(trial.executor.run(task))
     advice = "Leave out only what no hook reads."
     for new_outcome, old_outcome in zip(new_outcomes, outcomes, strict=True):
-        if describe_difference((new_outcome.upload, new_outcome.keep), (old_outcome.upload, old_outcome.keep)):
+        if describe_difference(
+            (new_outcome.upload, new_outcome.kept_state), (old_outcome.upload, old_outcome.kept_state)
+        ):
             yield f"`traffic` leaves out a part of the download that clients read. {advice}"
             return
     ids, weights = zip(*((client, weight) for client, weight, _ in trial.collect_uploads(outcomes)), strict=True)
@@ -149,7 +152,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         f"client {outcome.client}": {
             "upload": outcome.upload,
-            "keep": outcome.keep,
+            "keep": outcome.kept_state,
             "scores": {test: tuple(score) for test, score in outcome.scores.items()},
             "bytes": (outcome.bytes_down, outcome.bytes_up),
         }

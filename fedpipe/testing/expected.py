@@ -135,7 +135,7 @@ def find_centralized_mismatch(build: Build, expected: Expected) -> str | None:
             for epoch in range(2):
                 order = clients.shuffle_indices(0, number, "batches", epoch)
                 for first in range(0, len(order), 4):
-                    x, y = clients.gather(order[first : first + 4])
+                    x, y = clients.gather_samples(order[first : first + 4])
                     rule.zero_grad()
                     torch.nn.functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
                     rule.step()

@@ -152,7 +152,7 @@ class Trial:
             self.outcomes = self.train(ids, tests)
             self.server = self.aggregate(self.collect_uploads(self.outcomes))
             first = torch.zeros((), device=self.clients.device)
-            self.client_states |= {outcome.client: outcome.keep | {FIRST: first} for outcome in self.outcomes}
+            self.client_states |= {outcome.client: outcome.kept_state | {FIRST: first} for outcome in self.outcomes}
             self.rounds += 1
         return self
 

@@ -78,7 +78,7 @@ def list_batches():
         for epoch in range(federation.local_epochs if epochs is None else epochs):
             order = trial.clients.shuffle_indices(client, number, stream, epoch)
             for first in range(0, len(order), federation.batch_size):
-                yield trial.clients.gather(order[first : first + federation.batch_size])
+                yield trial.clients.gather_samples(order[first : first + federation.batch_size])
 
     return gather_batches
 
@@ -129,7 +129,7 @@ def fine_tuned(list_batches):
             rule.zero_grad()
             cross_entropy(module(x), y).backward()
             rule.step()
-        x, y = trial.clients.gather(trial.clients.test[client])
+        x, y = trial.clients.gather_samples(trial.clients.test[client])
         return float(cross_entropy(module(x), y, reduction="sum").detach())
 
     return tune

@@ -16,7 +16,7 @@ f64 = torch.float64
 
 
 def pool(trial, ids):
-    samples = [trial.clients.gather(trial.clients.train[client]) for client in ids]
+    samples = [trial.clients.gather_samples(trial.clients.train[client]) for client in ids]
     return torch.cat([x for x, _ in samples]), torch.cat([y for _, y in samples])
 
 

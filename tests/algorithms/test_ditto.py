@@ -92,6 +92,6 @@ def test_the_personal_model_is_evaluated_and_stays_while_its_client_is_away(make
     state = trial.client_states[0]["personal"]
     trial.run(2, ids=[2, 3])
     assert_same(trial.start(0)["personal"], state)
-    x = trial.clients.gather(trial.clients.test[3])[0]
+    x = trial.clients.gather_samples(trial.clients.test[3])[0]
     client = trial.start(3)
     assert torch.equal(trial.algorithm.predict(client, x), trial.net(client["personal"], x))

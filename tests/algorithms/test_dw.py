@@ -47,7 +47,7 @@ def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, n
     assert_same(plain(with_dw.server), without.server)
     for ours, theirs in zip(with_dw.outcomes, without.outcomes, strict=True):
         assert_same(plain(ours.upload), theirs.upload)
-        assert_same(ours.keep, theirs.keep)
+        assert_same(ours.kept_state, theirs.kept_state)
         assert ours.scores == theirs.scores
 
 
@@ -93,7 +93,7 @@ def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
         trial = make_trial(build("pfps_lwc", mu), bare, participation=1.0, local_epochs=5).run(2)
         omega = trial.server[OMEGA]
         trial.run()
-        heads = [outcome.keep["head"]["head.weight"] for outcome in trial.outcomes]
+        heads = [outcome.kept_state["head"]["head.weight"] for outcome in trial.outcomes]
         distances.append(sum(float((compute_class_relations(head) - omega).norm()) for head in heads))
     assert distances[0] > distances[1] > distances[2]
 
@@ -115,7 +115,7 @@ def test_fedalas_mixing_is_regularized(make_trial):
     weights = []
     for mu in (0.0, 20.0):
         trial = make_trial(build("fedala", mu), bare, participation=1.0).run(1)
-        weights.append(trial.train([5])[0].keep["weights"]["head.weight"])
+        weights.append(trial.train([5])[0].kept_state["weights"]["head.weight"])
     assert not torch.equal(*weights)
 
 

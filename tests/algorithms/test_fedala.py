@@ -56,27 +56,27 @@ def test_a_quarter_of_the_way(make_mixing):
 def test_a_step_of_the_weights(make_mixing):
     """At 5 the gradient is 0.1, and the way from local to global 3 long: W falls from 1 to 0.7."""
     (outcome,) = make_mixing(FedALA(), 1.0).train()
-    assert value(outcome.keep, "weights") == pytest.approx(0.7, abs=1e-14)
-    assert value(outcome.keep, "local") == pytest.approx(2 + 3 * 0.7, abs=1e-14)
+    assert value(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
+    assert value(outcome.kept_state, "local") == pytest.approx(2 + 3 * 0.7, abs=1e-14)
     assert value(outcome.upload, "model") == pytest.approx(4.1, abs=1e-14)
 
 
 def test_the_rate_scales_the_step(make_mixing):
     (outcome,) = make_mixing(FedALA(rate=0.5), 1.0).train()
-    assert value(outcome.keep, "weights") == pytest.approx(0.85, abs=1e-14)
+    assert value(outcome.kept_state, "weights") == pytest.approx(0.85, abs=1e-14)
 
 
 @pytest.mark.parametrize(("b", "weight"), [(-100.0, 0.0), (100.0, 1.0)])
 def test_weights_stay_between_0_and_1(make_mixing, b, weight):
     (outcome,) = make_mixing(FedALA(), 0.5, b=b).train()
-    assert value(outcome.keep, "weights") == weight
+    assert value(outcome.kept_state, "weights") == weight
 
 
 def test_equal_models_change_neither_weights_nor_model(make_mixing, scalar):
     trial = make_mixing(FedALA(), 0.4)
     trial.server = {"model": scalar(2)}
     (outcome,) = trial.train()
-    assert value(outcome.keep, "weights") == 0.4
+    assert value(outcome.kept_state, "weights") == 0.4
     assert value(outcome.upload, "model") == 2
 
 
@@ -84,8 +84,8 @@ def test_training_follows_the_mixing(make_mixing):
     """From 4.1 one step of 0.1 towards 4.9."""
     (outcome,) = make_mixing(FedALA(), 1.0, learning_rate=0.1).train()
     assert value(outcome.upload, "model") == pytest.approx(4.18, abs=1e-14)
-    assert value(outcome.keep, "local") == pytest.approx(4.18, abs=1e-14)
-    assert value(outcome.keep, "weights") == pytest.approx(0.7, abs=1e-14)
+    assert value(outcome.kept_state, "local") == pytest.approx(4.18, abs=1e-14)
+    assert value(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
 
 
 def test_without_a_rate_it_is_fedavg_up_to_rounding(make_trial, assert_same):
@@ -121,13 +121,13 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
     assert len(order) == round(16 * share)
     for first in range(0, len(order), 4):
         mixed = (state["local"] + towards * weights).map(lambda value: value.clone().requires_grad_())
-        x, y = trial.clients.gather(order[first : first + 4])
+        x, y = trial.clients.gather_samples(order[first : first + 4])
         gradient = torch.autograd.grad(cross_entropy(trial.net(model | mixed, x), y), list(mixed.values()))
         for name, g in zip(top, gradient, strict=True):
             weights = weights | {name: (weights[name] - g * towards[name]).clamp(0, 1)}
     (outcome,) = trial.train([client])
     for name in top:
-        assert torch.allclose(outcome.keep["weights"][name], weights[name], rtol=1e-12, atol=1e-14)
+        assert torch.allclose(outcome.kept_state["weights"][name], weights[name], rtol=1e-12, atol=1e-14)
         mixed = state["local"][name] + towards[name] * weights[name]
         assert torch.allclose(outcome.upload["model"][name], mixed, rtol=1e-12, atol=1e-14)
 
@@ -163,7 +163,7 @@ def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
     trial = make_mixing(Watching(threshold=1e-6), 1.0, b=-1.0, settled=0.0)
     (outcome,) = trial.train()
     assert seen == [18.0] + [4.5] * 10
-    assert float(outcome.keep["settled"]) == 1
+    assert float(outcome.kept_state["settled"]) == 1
 
 
 def test_newcomers_take_the_global_model(make_trial, assert_same):
@@ -185,7 +185,7 @@ def test_mixing_helps_on_the_clients_data(make_trial):
     trial = make_trial(FedALA(), participation=1.0, learning_rate=0.2).run(3)
     mixed = _frozen(make_trial(FedALA(), learning_rate=0.0), trial).train(range(8))
     for outcome in mixed:
-        x, y = trial.clients.gather(trial.clients.train[outcome.client])
+        x, y = trial.clients.gather_samples(trial.clients.train[outcome.client])
         own, common = outcome.upload["model"], trial.server["model"]
         assert cross_entropy(trial.net(own, x), y) <= cross_entropy(trial.net(common, x), y)
 

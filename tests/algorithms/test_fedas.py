@@ -74,12 +74,12 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batch
         uploads, traces = [], []
         for client in trial.participants(number):
             module, old = load(body, heads[client]), load(previous.get(client, body), heads[client])
-            x, y = clients.gather(clients.train[client])
+            x, y = clients.gather_samples(clients.train[client])
             means = {c: old.body(x[y == c]).detach().mean(0) for c in set(y.tolist())}
             alignment = torch.optim.SGD(module.body.parameters(), 0.05)
             for first in range(0, len(y), 4):
                 order = clients.shuffle_indices(client, number, "alignment", 0)
-                x_batch, y_batch = clients.gather(order[first : first + 4])
+                x_batch, y_batch = clients.gather_samples(order[first : first + 4])
                 features = module.body(x_batch)
                 loss = sum(
                     mse_loss(features[y_batch == c], means[int(c)].expand(int((y_batch == c).sum()), -1))
@@ -95,7 +95,7 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, width, list_batch
                 rule.step()
             trace, order = 0.0, clients.shuffle_indices(client, number, "fisher", 0)
             for first in range(0, len(order), 4):
-                x_batch, y_batch = clients.gather(order[first : first + 4])
+                x_batch, y_batch = clients.gather_samples(order[first : first + 4])
                 grads = torch.autograd.grad(cross_entropy(module(x_batch), y_batch), list(module.parameters()))
                 trace += sum(float((g**2).sum()) for g in grads)
             trained = {name: value.detach() for name, value in module.state_dict().items()}

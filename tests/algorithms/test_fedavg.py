@@ -41,7 +41,7 @@ def test_two_clients_with_exact_solves_meet_at_the_mean(make_toy, path):
 def test_one_full_batch_is_a_gradient_step_on_pooled_data(make_trial, assert_same):
     trial = make_trial("fedavg", participation=1.0, local_epochs=1, batch_size=100, learning_rate=0.3)
     theta = trial.server["model"].map(lambda value: value.clone().requires_grad_())
-    x, y = trial.clients.gather(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
+    x, y = trial.clients.gather_samples(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
     gradient = torch.autograd.grad(torch.nn.functional.cross_entropy(trial.net(theta, x), y), list(theta.values()))
     stepped = {name: value - 0.3 * g for (name, value), g in zip(trial.server["model"].items(), gradient, strict=True)}
     assert_same(dict(trial.run().server["model"]), stepped, tolerance=1e-14)

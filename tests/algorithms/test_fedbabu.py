@@ -44,7 +44,7 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
             for epoch in (0, 1):
                 order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
+                    x, y = trial.clients.gather_samples(order[first : first + 4])
                     rule.zero_grad()
                     cross_entropy(module(x), y).backward()
                     rule.step()
@@ -82,8 +82,8 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
     trial.executor = Loop(trial.algorithm, trial.clients, finetune_epochs=0)
     untouched = trial.train(EVERYONE, ("local",), "finetune")
     for client, indices in enumerate(trial.clients.test):
-        _, y = trial.clients.gather(indices)
-        logits = trial.executor.logits(trial.algorithm.global_model(trial.server), indices, 1)
+        _, y = trial.clients.gather_samples(indices)
+        logits = trial.executor.compute_logits(trial.algorithm.global_model(trial.server), indices, 1)
         hits = int((logits.argmax(-1) == y).sum())
         assert untouched[client].scores == download[client].scores
         assert download[client].scores["local"].correct == hits

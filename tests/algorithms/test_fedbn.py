@@ -98,7 +98,7 @@ def test_a_global_model_with_the_mean_normalization(make_trial, assert_same):
 def test_a_single_sample_trains(make_trial):
     """Client 0: its batches have no variance, so its statistics stay and all is finite."""
     trial = make_trial(FedBN(), "norm").run(1, ids=[0])
-    norm = trial.outcomes[0].keep["norm"]
+    norm = trial.outcomes[0].kept_state["norm"]
     assert torch.equal(norm["body.1.running_var"], torch.ones(6, dtype=torch.float64))
     assert norm.flat().isfinite().all()
     assert trial.server["model"].flat().isfinite().all()

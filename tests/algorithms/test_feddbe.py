@@ -29,7 +29,7 @@ def test_the_running_mean_of_two_batches(make_trial, assert_same):
     """With rate 0, r is mu (1 - mu) times the first batch's mean plus mu times the second's, and the server's mean."""
     trial = make_trial(FedDBE(mu=0.25), learning_rate=0.0, local_epochs=1, batch_size=100, participation=1.0)
     module, sizes = load(trial.server["model"]), torch.as_tensor(trial.clients.sizes, dtype=torch.float64)
-    means = [module.body(trial.clients.gather(indices)[0]).mean(0).detach() for indices in trial.clients.train]
+    means = [module.body(trial.clients.gather_samples(indices)[0]).mean(0).detach() for indices in trial.clients.train]
     trial.run()
     for outcome, mean in zip(trial.outcomes, means, strict=True):
         assert_same(outcome.upload["running"], 0.25 * mean, tolerance=1e-14)
@@ -81,7 +81,7 @@ def test_two_rounds_of_pfllibs_loop_after_the_initialization(make_trial, assert_
 def test_predictions_have_the_personal_vector(make_trial, assert_same):
     trial = make_trial(FedDBE(), participation=1.0).run(2)
     client = trial.start(5)
-    x, _ = trial.clients.gather(trial.clients.train[5])
+    x, _ = trial.clients.gather_samples(trial.clients.train[5])
     module, vector = load(trial.server["model"]), trial.client_states[5]["vector"]
     assert vector.abs().min() > 0
     assert_same(trial.algorithm.predict(client, x), module.head(module.body(x) + vector).detach(), tolerance=1e-14)

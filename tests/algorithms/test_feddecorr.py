@@ -82,6 +82,8 @@ def test_features_are_less_correlated(make_trial, make_clients):
     penalties = []
     for algorithm in (FedDecorr(beta=1.0), FedAvg()):
         trial = make_trial(algorithm, clients=clients, participation=1.0, batch_size=10, local_epochs=5).run(3)
-        z = trial.net.features(trial.server["model"], torch.cat([clients.gather(i)[0] for i in clients.train])).detach()
+        z = trial.net.features(
+            trial.server["model"], torch.cat([clients.gather_samples(i)[0] for i in clients.train])
+        ).detach()
         penalties.append(float(compute_correlation_penalty(z, batch_of(z))))
     assert penalties[0] < 0.8 * penalties[1]

@@ -39,7 +39,7 @@ def uploads_of(trial, tables, counts):
 
 
 def batch_of(trial, client):
-    return Batch(*trial.clients.gather(trial.clients.train[client]))
+    return Batch(*trial.clients.gather_samples(trial.clients.train[client]))
 
 
 @pytest.mark.parametrize("mode", MODES)

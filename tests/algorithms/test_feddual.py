@@ -52,7 +52,7 @@ def updates(*rows):
 
 
 def accuracy(trial, model, client):
-    x, y = trial.clients.gather(trial.clients.train[client])
+    x, y = trial.clients.gather_samples(trial.clients.train[client])
     return float((trial.net(model, x).argmax(-1) == y).double().mean())
 
 
@@ -408,7 +408,7 @@ def test_the_gradient_is_of_the_summed_loss_at_the_trained_model(make_trial, wid
     trial = make_trial(FedDUAL(vector="gradient"), width=width)
     for outcome in trial.train([0, 3, 5]):
         leaves = outcome.upload["model"].map(lambda value: value.clone().requires_grad_())
-        x, y = trial.clients.gather(trial.clients.train[outcome.client])
+        x, y = trial.clients.gather_samples(trial.clients.train[outcome.client])
         risk = cross_entropy(trial.net(leaves, x), y, reduction="sum")
         last = ("head.weight", "head.bias")
         wanted = torch.autograd.grad(risk, [leaves[name] for name in last])
@@ -458,10 +458,10 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
     differing = 0
     for outcome, without in zip(made.outcomes, other.outcomes, strict=True):
         assert_same(outcome.upload["model"], without.upload["model"])
-        assert_same(outcome.keep, without.keep)
+        assert_same(outcome.kept_state, without.kept_state)
         module = restless(kind).double()
-        module.load_state_dict({**outcome.upload["model"], **outcome.keep.get("buffers", {})}, strict=False)
-        x, y = made.clients.gather(made.clients.train[outcome.client])
+        module.load_state_dict({**outcome.upload["model"], **outcome.kept_state.get("buffers", {})}, strict=False)
+        x, y = made.clients.gather_samples(made.clients.train[outcome.client])
 
         def gradient(module=module, x=x, y=y):
             risk = cross_entropy(module(x), y, reduction="sum")

@@ -104,7 +104,7 @@ def test_its_gradient_reaches_the_head_alone(make_trial):
     trial = make_trial(FedDW(mu=3.0))
     client = trial.start(3) | {"omega": soft_labels(4)}
     client["model"] = client["model"].map(lambda value: value.clone().requires_grad_())
-    batch = Batch(*trial.clients.gather(trial.clients.train[3]))
+    batch = Batch(*trial.clients.gather_samples(trial.clients.train[3]))
     names, leaves = zip(*client["model"].items(), strict=True)
     full, risk = (torch.autograd.grad(f(client, batch), leaves) for f in (trial.algorithm.loss, trial.algorithm.risk))
     head = client["model"]["head.weight"]
@@ -133,7 +133,7 @@ def test_a_client_uploads_the_mean_softmax_of_its_classes(make_trial, width):
     """Measured after training; the client with one sample has three rows of zeros."""
     trial = make_trial(FedDW(), width=width)
     for outcome in trial.train([0, 5, 6]):
-        x, y = trial.clients.gather(trial.clients.train[outcome.client])
+        x, y = trial.clients.gather_samples(trial.clients.train[outcome.client])
         outputs = trial.net(outcome.upload["model"], x).softmax(-1)
         for label in range(4):
             mine = outputs[y == label]
@@ -148,7 +148,7 @@ def test_the_code_measures_soft_labels_on_changed_images(make_clients, make_tria
     transforms = Transforms(crop=1, flip=True)
     trial = make_trial(FedDW(mode=mode), "cnn", make_clients((1, 4, 4), transforms=transforms), width=width)
     (outcome,) = trial.train([5])
-    x, y = trial.clients.gather(trial.clients.train[5])
+    x, y = trial.clients.gather_samples(trial.clients.train[5])
     other = transform_images(transforms, x, torch.tensor(trial.clients.get_noise_key(5, 1, "measure", 0)))
     found = [trial.net(outcome.upload["model"], images).softmax(-1) for images in (x, other)]
     plain, moved = (torch.stack([shares[y == label].mean(0) for label in (1, 2)]) for shares in found)
@@ -159,7 +159,7 @@ def test_the_code_measures_soft_labels_on_changed_images(make_clients, make_tria
 def test_soft_labels_are_the_same_whoever_holds_the_samples(make_trial):
     """With the model frozen, the server's matrix is that of all participants' samples together."""
     trial = make_trial(FedDW(), participation=1.0, learning_rate=0.0)
-    x, y = trial.clients.gather(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
+    x, y = trial.clients.gather_samples(torch.cat([torch.as_tensor(part) for part in trial.clients.train]))
     outputs = trial.net(trial.server["model"], x).softmax(-1)
     wanted = torch.stack([outputs[y == label].mean(0) for label in range(4)])
     assert torch.allclose(trial.run().server["omega"], wanted, rtol=1e-13, atol=0)

@@ -93,7 +93,7 @@ def test_the_servers_memory_is_the_mean_of_all_clients(make_trial, assert_same):
         assert_same(trial.server["h"], sum(every[1:], every[0]) * (1 / len(every)), tolerance=1e-13)
         away = set(trial.client_states) - {outcome.client for outcome in trial.outcomes}
         assert all(trial.client_states[client] is before[client] for client in away)
-    assert all(outcome.keep["g"].norm() > 1e-3 for outcome in trial.outcomes)
+    assert all(outcome.kept_state["g"].norm() > 1e-3 for outcome in trial.outcomes)
 
 
 def test_alpha_zero_is_refused():
@@ -141,7 +141,7 @@ def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, 
         "cloud": trial.server["model"],
         "mean": trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model"),
     }
-    x, y = trial.clients.gather(trial.clients.global_test)
+    x, y = trial.clients.gather_samples(trial.clients.global_test)
     rows = measured(trial, "global-on-global")
     assert [(row["protocol"], row["client"], row["round"]) for row in rows] == [
         ("global-on-global", -1, 3),

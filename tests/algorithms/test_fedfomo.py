@@ -157,7 +157,7 @@ def test_losses_are_of_the_validation_data(make_clients, make_trial):
     trial.run()
     for outcome in trial.outcomes:
         client = outcome.client
-        x, y = clients.gather(held[client] if len(held[client]) else train[client])
+        x, y = clients.gather_samples(held[client] if len(held[client]) else train[client])
 
         def loss(model, x=x, y=y):
             return float(cross_entropy(trial.net(model, x), y))

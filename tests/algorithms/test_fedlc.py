@@ -40,7 +40,7 @@ def test_the_loss_of_logits_of_zero(make_trial):
 @pytest.mark.parametrize("client", range(8))
 def test_the_loss_equals_fl_benchs(make_trial, client):
     trial = make_trial(FedLC(tau=0.7))
-    state, (x, y) = trial.start(client), trial.clients.gather(trial.clients.train[client])
+    state, (x, y) = trial.start(client), trial.clients.gather_samples(trial.clients.train[client])
     expected = fl_bench_loss(trial.net(state["model"], x), y, torch.bincount(y, minlength=4), 0.7)
     assert float(trial.algorithm.loss(state, Batch(x, y))) == pytest.approx(float(expected), abs=1e-12)
 
@@ -53,7 +53,7 @@ def test_three_rounds_equal_fl_benchs_loop(make_trial, list_batches):
         ids = [outcome.client for outcome in trial.outcomes]
         uploads = []
         for client in ids:
-            counts = torch.bincount(trial.clients.gather(trial.clients.train[client])[1], minlength=4)
+            counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4)
             model = {name: value.clone().requires_grad_() for name, value in server.items()}
             optimizer = torch.optim.SGD(model.values(), lr=0.1)
             for x, y in list_batches(trial, client, number):

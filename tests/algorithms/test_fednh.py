@@ -38,7 +38,7 @@ def norms(rows):
 
 def own_prototypes(trial, model, client):
     """Normalized means of a client's normalized features by class, written out."""
-    x, y = trial.clients.gather(trial.clients.train[client])
+    x, y = trial.clients.gather_samples(trial.clients.train[client])
     z = normalize(trial.net.features(model, x), dim=-1)
     means = [z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64) for label in range(4)]
     return normalize(torch.stack(means), dim=-1)
@@ -108,7 +108,7 @@ def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_
             for epoch in (0, 1):
                 order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
+                    x, y = trial.clients.gather_samples(order[first : first + 4])
                     rule.zero_grad()
                     cross_entropy(module(x), y).backward()
                     norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), CLIP_NORM)))
@@ -177,7 +177,7 @@ def test_prototypes_come_nearer_to_the_class_means(make_trial):
     found = []
     for rho in (1.0, 0.9, 0.5):
         trial = make_trial(FedNH(rho=rho), participation=1.0).run(4)
-        x, y = trial.clients.gather(trial.clients.global_test)
+        x, y = trial.clients.gather_samples(trial.clients.global_test)
         z = normalize(trial.net.features(trial.server["model"], x), dim=-1)
         found.append(float((z * head(trial)[y]).sum(-1).mean()))
     assert found[0] < found[1] < found[2]

@@ -64,7 +64,7 @@ def test_three_rounds_of_pfllibs_loss(make_trial, train_plainly, assert_same, ta
 def test_it_forgets_less_about_absent_classes(make_trial, make_clients):
     """The paper's claim: a client of one class changes the order of the other classes less than with FedAvg."""
     clients = make_clients(sizes=[20], labels=lambda client: [0])
-    x, _ = clients.gather(clients.train[0])
+    x, _ = clients.gather_samples(clients.train[0])
     changes = []
     for algorithm in (FedNTD(beta=5.0), FedAvg()):
         trial = make_trial(algorithm, clients=clients, participation=1.0, local_epochs=10)

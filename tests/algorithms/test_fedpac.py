@@ -102,7 +102,7 @@ def load(body, head):
 def train(module, part, loss, clients, order):
     rule = torch.optim.SGD(part.parameters(), 0.1)
     for first in range(0, len(order), 4):
-        x, y = clients.gather(order[first : first + 4])
+        x, y = clients.gather_samples(order[first : first + 4])
         module.zero_grad()
         loss(x, y).backward()
         rule.step()
@@ -119,7 +119,7 @@ def test_three_rounds_of_the_authors_loop(make_trial, assert_same, width):
         ids, modules, statistics, own = trial.participants(number), [], [], []
         for client in ids:
             module = load(body, heads[client])
-            x, y = clients.gather(clients.train[client])
+            x, y = clients.gather_samples(clients.train[client])
             statistics.append(extract_statistics(module, x, y))
 
             def align(x, y, module=module):

@@ -37,13 +37,13 @@ def zero_head():
 
 def features(trial, model, client):
     """Of a client's training samples, and their classes."""
-    x, y = trial.clients.gather(trial.clients.train[client])
+    x, y = trial.clients.gather_samples(trial.clients.train[client])
     return trial.net.features(model, x), y
 
 
 def distance(trial, prototypes, outcome):
     """Mean distance of a trained client's features from the prototypes of their classes."""
-    z, y = features(trial, outcome.keep["model"], outcome.client)
+    z, y = features(trial, outcome.kept_state["model"], outcome.client)
     return float((z - prototypes[y]).square().mean())
 
 
@@ -98,7 +98,7 @@ def test_without_the_pull_clients_train_alone(make_trial, assert_same, width):
 def test_prototypes_are_mean_features_of_the_trained_model(make_trial, assert_same):
     trial = make_trial(FedProto(), participation=1.0).run(2)
     for outcome in trial.outcomes:
-        z, y = features(trial, outcome.keep["model"], outcome.client)
+        z, y = features(trial, outcome.kept_state["model"], outcome.client)
         for label in range(4):
             own = z[y == label].mean(0) if (y == label).any() else torch.zeros(6, dtype=f64)
             assert_same(outcome.upload["prototypes"][label], own, tolerance=1e-13)
@@ -167,7 +167,7 @@ def test_the_prototype_protocol(make_trial, assert_same, ids):
             assert one[:2] == other[:2]
             assert one.loss == pytest.approx(other.loss, rel=1e-12)
     known = [label for label in range(4) if loop.server["known"][label]]
-    x, y = loop.clients.gather(loop.clients.global_test)
+    x, y = loop.clients.gather_samples(loop.clients.global_test)
     for client, (_, on_global) in enumerate(scores[0]):
         z = loop.net.features(loop.client_states[client]["model"], x)
         apart = torch.stack([(z - loop.server["prototypes"][label]).norm(dim=-1) for label in known])

@@ -85,7 +85,7 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
         for epoch in (0, 1):
             order = trial.clients.shuffle_indices(outcome.client, 1, "batches", epoch)
             for first in range(0, len(order), 4):
-                x, y = trial.clients.gather(order[first : first + 4])
+                x, y = trial.clients.gather_samples(order[first : first + 4])
                 rule.zero_grad()
                 torch.nn.functional.cross_entropy(module(x), y).backward()
                 rule.step()

@@ -38,7 +38,7 @@ def test_both_phases_written_out(make_trial, assert_same, optimizer):
                 for epoch in range(epochs):
                     order = trial.clients.shuffle_indices(client, number, stream, epoch)
                     for first in range(0, len(order), 4):
-                        x, y = trial.clients.gather(order[first : first + 4])
+                        x, y = trial.clients.gather_samples(order[first : first + 4])
                         module.zero_grad()
                         cross_entropy(module(x), y).backward()
                         rule.step()
@@ -63,7 +63,7 @@ def test_without_body_epochs_the_representation_never_changes(make_trial, assert
     trial.run(3)
     assert_same(trial.server["body"], body, tolerance=1e-15)  # an average of equal bodies
     for outcome in trial.outcomes:
-        assert not torch.equal(outcome.keep["head"].flat(), trial.initial_client_state["head"].flat())
+        assert not torch.equal(outcome.kept_state["head"].flat(), trial.initial_client_state["head"].flat())
 
 
 @pytest.mark.parametrize("optimizer", RULES)
@@ -102,10 +102,10 @@ def test_more_head_epochs_fit_the_client_better(make_trial):
     for epochs in (0, 1, 10):
         settings = {"participation": 1.0, "learning_rate": 0.02}
         trial = make_trial(FedRep(head_epochs=epochs, body_epochs=0), **settings)
-        samples = [trial.clients.gather(indices) for indices in trial.clients.train]
+        samples = [trial.clients.gather_samples(indices) for indices in trial.clients.train]
         losses.append(
             [
-                float(cross_entropy(trial.net(trial.server["body"] | outcome.keep["head"], x), y))
+                float(cross_entropy(trial.net(trial.server["body"] | outcome.kept_state["head"], x), y))
                 for outcome, (x, y) in zip(trial.train(), samples, strict=True)
             ]
         )

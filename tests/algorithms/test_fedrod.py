@@ -23,7 +23,7 @@ def test_with_as_many_samples_of_each_class_the_global_model_is_fedavgs(make_tri
 def test_the_balanced_loss_weighs_classes_by_their_counts(make_trial):
     """Against the definition, with the probabilities n_c exp(g_c) / sum."""
     trial = make_trial(FedRoD())
-    client, (x, y) = trial.start(3), trial.clients.gather(trial.clients.train[3])
+    client, (x, y) = trial.start(3), trial.clients.gather_samples(trial.clients.train[3])
     counts = torch.bincount(y, minlength=4)
     g = trial.net(client["model"], x)
     weighted = counts * g.exp()
@@ -35,7 +35,7 @@ def test_the_balanced_loss_weighs_classes_by_their_counts(make_trial):
 
 def test_padding_with_a_class_that_the_client_lacks_changes_nothing(make_trial):
     trial = make_trial(FedRoD())
-    client, (x, y) = trial.start(4), trial.clients.gather(trial.clients.train[4])
+    client, (x, y) = trial.start(4), trial.clients.gather_samples(trial.clients.train[4])
     missing = next(label for label in range(4) if label not in y)
     padded = Batch(
         torch.cat([x, x[:1]]), torch.cat([y, y.new_tensor([missing])]), torch.ones(len(y) + 1, dtype=x.dtype)
@@ -57,7 +57,7 @@ def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):
         ids = [outcome.client for outcome in trial.outcomes]
         uploads = []
         for client in ids:
-            counts = torch.bincount(trial.clients.gather(trial.clients.train[client])[1], minlength=4).double()
+            counts = torch.bincount(trial.clients.gather_samples(trial.clients.train[client])[1], minlength=4).double()
             model, head = (
                 {name: value.clone().requires_grad_() for name, value in part.items()}
                 for part in (server, heads[client])

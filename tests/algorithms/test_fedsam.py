@@ -61,7 +61,7 @@ def test_it_finds_flatter_minima_than_fedavg(make_trial):
     increases = []
     for rho in (0.0, 0.5):
         trial = make_trial(FedSAM(rho=rho), participation=1.0, learning_rate=0.2).run(30)
-        x, y = trial.clients.gather(np.concatenate(trial.clients.train))
+        x, y = trial.clients.gather_samples(np.concatenate(trial.clients.train))
         leaves = Tensors(trial.server["model"].map(lambda value: value.clone().requires_grad_()))
         loss = cross_entropy(trial.net(leaves, x), y)
         g = Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))

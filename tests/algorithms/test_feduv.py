@@ -143,7 +143,7 @@ def test_a_batch_of_padding_alone_is_finite(term):
 def test_the_loss_adds_both_terms(make_trial, variance, strength):
     """With four classes, C/4 is 1."""
     trial = make_trial(FedUV(variance=variance, uniformity=0.3))
-    client, (x, y) = trial.start(7), trial.clients.gather(trial.clients.train[7])
+    client, (x, y) = trial.start(7), trial.clients.gather_samples(trial.clients.train[7])
     batch, logits = Batch(x, y), trial.net(client["model"], x)
     v, u = (
         compute_variance_deficit(logits.softmax(-1), batch),
@@ -200,7 +200,7 @@ def test_each_term_does_what_it_is_for(make_trial, parameters, term):
 
 
 def measured(trial, outcome, term):
-    x = trial.clients.gather(trial.clients.train[outcome.client])[0]
+    x = trial.clients.gather_samples(trial.clients.train[outcome.client])[0]
     model = outcome.upload["model"]
     values = trial.net(model, x).softmax(-1) if term == "V" else trial.net.features(model, x)
     return float(TERMS[term](values, batch_of(values)))

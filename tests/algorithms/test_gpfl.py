@@ -44,14 +44,14 @@ def test_the_inputs_of_the_valve_are_means_of_embeddings(make_trial):
     trial = make_trial(GPFL())
     rows = trial.server["embeddings"]["embeddings"]
     client = trial.start(2)
-    _, y = trial.clients.gather(trial.clients.train[2])
+    _, y = trial.clients.gather_samples(trial.clients.train[2])
     torch.testing.assert_close(client["global_input"], rows.mean(0), rtol=0, atol=1e-14)
     torch.testing.assert_close(client["personal_input"], rows[y].mean(0), rtol=0, atol=1e-14)
 
 
 def test_padding_changes_nothing(make_trial):
     trial = make_trial(GPFL(penalty=1.0))
-    client, (x, y) = trial.start(4), trial.clients.gather(trial.clients.train[4])
+    client, (x, y) = trial.start(4), trial.clients.gather_samples(trial.clients.train[4])
     padded = Batch(torch.cat([x, 9 * x[:1]]), torch.cat([y, y[:1]]), torch.ones(len(y) + 1, dtype=x.dtype))
     padded.mask[-1] = 0
     plain = float(trial.algorithm.loss(client, Batch(x, y)))
@@ -86,7 +86,7 @@ def test_three_rounds_of_pfllibs_loop(make_trial, assert_same, list_batches, wid
             module.load_state_dict({**server["body"], **heads[client]})
             frozen = server["embeddings"]["embeddings"]
             embedding = nn.Embedding.from_pretrained(frozen.clone(), freeze=False)
-            labels = trial.clients.gather(trial.clients.train[client])[1]
+            labels = trial.clients.gather_samples(trial.clients.train[client])[1]
             generic, personal = frozen.mean(0), frozen[labels].mean(0)
             optimizers = [
                 torch.optim.SGD(module.parameters(), 0.05),

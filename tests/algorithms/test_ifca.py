@@ -102,7 +102,7 @@ def test_the_choice_is_the_lowest_loss_on_the_training_data(make_trial):
     trial = make_trial(IFCA(clusters=3), participation=1.0).run()
     server = make_trial(IFCA(clusters=3)).server
     for client, index in chosen(trial).items():
-        x, y = trial.clients.gather(trial.clients.train[client])
+        x, y = trial.clients.gather_samples(trial.clients.train[client])
         logits = [trial.net(pick(server["models"], cluster), x) for cluster in range(3)]
         losses = [float(nn.functional.cross_entropy(output, y)) for output in logits]
         assert index == losses.index(min(losses))

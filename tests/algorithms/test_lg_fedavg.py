@@ -29,8 +29,8 @@ def test_the_lower_layers_stay_and_the_top_is_averaged(make_trial, assert_same, 
     assert trial.algorithm.global_model(trial.server) is None
     assert_same(trial.server["head"], trial.collect_uploads(trial.outcomes).mean("head"))
     for outcome in trial.outcomes:
-        assert set(outcome.keep["body"]) == set(personal)
-        assert_same(trial.start(outcome.client)["model"].only(personal), outcome.keep["body"].only(personal))
+        assert set(outcome.kept_state["body"]) == set(personal)
+        assert_same(trial.start(outcome.client)["model"].only(personal), outcome.kept_state["body"].only(personal))
 
 
 def test_three_rounds_equal_pfllibs_loop(make_trial, list_batches):

@@ -132,7 +132,7 @@ def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_
 
 
 def margin(trial, outcome):
-    x = trial.clients.gather(trial.clients.train[outcome.client])[0]
+    x = trial.clients.gather_samples(trial.clients.train[outcome.client])[0]
     models = outcome.upload["model"], trial.server["model"], trial.client_states[outcome.client]["previous"]
     z, near, far = (trial.net.features(model, x) for model in models)
     return float((cosine_similarity(z, near) - cosine_similarity(z, far)).mean())
@@ -173,12 +173,12 @@ def test_the_other_models_keep_the_clients_statistics_as_it_began(make_trial, as
         for epoch in (0, 1):
             order = trial.clients.shuffle_indices(outcome.client, 3, "batches", epoch)
             for first in range(0, len(order), 4):
-                x, y = trial.clients.gather(order[first : first + 4])
+                x, y = trial.clients.gather_samples(order[first : first + 4])
                 z = student.body(x)
                 margin = cosine_similarity(z, near.body(x).detach()) - cosine_similarity(z, far.body(x).detach())
                 rule.zero_grad()
                 (cross_entropy(student.head(z), y) - 2.0 * logsigmoid(margin / 0.5).mean()).backward()
                 rule.step()
-        sent = outcome.upload["model"] | outcome.keep["buffers"]
+        sent = outcome.upload["model"] | outcome.kept_state["buffers"]
         wanted = {name: value.detach() for name, value in student.state_dict().items()}
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)

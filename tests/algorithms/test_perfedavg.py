@@ -17,7 +17,7 @@ EXPECTED = Expected(
 
 def gradient(trial, model, indices):
     """Of the mean cross-entropy on these samples."""
-    x, y = trial.clients.gather(indices)
+    x, y = trial.clients.gather_samples(indices)
     leaves = Tensors((name, value.clone().requires_grad_()) for name, value in model.items())
     loss = cross_entropy(trial.net(leaves, x), y)
     return Tensors(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
@@ -82,7 +82,7 @@ def test_the_personal_model_is_one_step_away(make_trial, width):
         return model - 0.5 * gradient(trial, model, batch)
 
     def loss(model, client):
-        x, y = trial.clients.gather(trial.clients.test[client])
+        x, y = trial.clients.gather_samples(trial.clients.test[client])
         return float(cross_entropy(trial.net(model, x), y, reduction="sum"))
 
     received = trial.train([3, 5], ("local",), "receive")
@@ -116,7 +116,7 @@ def test_meta_learning_makes_a_better_start(make_trial):
         models = [trial.server["model"]] * 8
         for client in range(8):
             models[client] = models[client] - 1.0 * gradient(trial, models[client], trial.clients.train[client])
-        data = [trial.clients.gather(indices) for indices in trial.clients.train]
+        data = [trial.clients.gather_samples(indices) for indices in trial.clients.train]
         losses.append(
             sum(float(cross_entropy(trial.net(model, x), y)) for model, (x, y) in zip(models, data, strict=True))
         )

@@ -51,7 +51,7 @@ def test_inner_steps_start_at_the_downloaded_model_in_every_round(make_toy):
 def test_a_rate_of_one_over_lambda_uploads_the_personal_model(make_toy):
     trial = make_toy(PFedMe(attraction=4.0, inner_steps=3, inner_rate=0.1), learning_rate=0.25).run()
     for outcome in trial.outcomes:
-        assert outcome.upload["model"]["head.weight"] == pytest.approx(outcome.keep["personal"]["head.weight"])
+        assert outcome.upload["model"]["head.weight"] == pytest.approx(outcome.kept_state["personal"]["head.weight"])
 
 
 @pytest.mark.parametrize("parameters", [{"attraction": 0.0}, {"beta": 0.0}])
@@ -60,7 +60,7 @@ def test_the_global_model_stays_without_attraction_or_beta(make_trial, assert_sa
     before = trial.server
     assert_same(trial.run(3).server, before, tolerance=1e-14)
     assert all(
-        not torch.equal(outcome.keep["personal"]["head.weight"], before["model"]["head.weight"])
+        not torch.equal(outcome.kept_state["personal"]["head.weight"], before["model"]["head.weight"])
         for outcome in trial.outcomes
     )
 
@@ -70,7 +70,7 @@ def test_without_attraction_the_personal_model_is_local_training(make_trial, ass
     me = make_trial(PFedMe(attraction=0.0, inner_steps=1, inner_rate=0.05)).train()
     plain = make_trial(FedAvg(), learning_rate=0.05).train()
     for ours, theirs in zip(me, plain, strict=True):
-        assert_same(ours.keep["personal"], theirs.upload["model"], tolerance=1e-14)
+        assert_same(ours.kept_state["personal"], theirs.upload["model"], tolerance=1e-14)
 
 
 def test_beta_blends_the_old_model_with_the_mean(make_trial, assert_same):
@@ -90,7 +90,7 @@ def test_the_personal_model_stays_while_its_client_is_away(make_trial, assert_sa
 
 def test_the_personal_model_is_measured_and_the_global_one_deployed(make_trial):
     trial = make_trial(PFedMe()).run(2)
-    x = trial.clients.gather(trial.clients.test[3])[0]
+    x = trial.clients.gather_samples(trial.clients.test[3])[0]
     client = trial.start(3)
     assert torch.equal(trial.algorithm.predict(client, x), trial.net(client["personal"], x))
     deployed, model = trial.algorithm.global_model(trial.server), trial.server["model"]
@@ -101,7 +101,7 @@ def test_the_personal_models_fit_their_clients_better_than_the_global_one(make_t
     """Its mechanism acts."""
     trial = make_trial(PFedMe(), participation=1.0).run(5)
     for client in range(len(trial.clients)):
-        x, y = trial.clients.gather(trial.clients.train[client])
+        x, y = trial.clients.gather_samples(trial.clients.train[client])
         own, common = trial.client_states[client]["personal"], trial.server["model"]
         own, common = (float(torch.nn.functional.cross_entropy(trial.net(model, x), y)) for model in (own, common))
         assert own < common
@@ -111,7 +111,7 @@ def test_running_statistics_travel_with_w_and_are_averaged(make_trial, assert_sa
     trial = make_trial(PFedMe(beta=2.0), "norm").run()
     names = trial.net.buffer_names
     for outcome in trial.outcomes:
-        assert_same(outcome.upload["model"].only(names), outcome.keep["personal"].only(names))
+        assert_same(outcome.upload["model"].only(names), outcome.kept_state["personal"].only(names))
     assert_same(
         trial.server["model"].only(names),
         trial.collect_uploads(trial.outcomes).mean("model").only(names),

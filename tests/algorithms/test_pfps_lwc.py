@@ -40,7 +40,7 @@ def tensors(**values):
 
 
 def features_loss(trial, teacher, student, client):
-    x = trial.clients.gather(trial.clients.train[client])[0]
+    x = trial.clients.gather_samples(trial.clients.train[client])[0]
     return float((1 - cosine_similarity(trial.net.features(teacher, x), trial.net.features(student, x))).mean())
 
 
@@ -94,7 +94,7 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     trial = make_trial(PFPSLWC())
     trial = make_trial(PFPSLWC(), width=width, initial_model=dead, participation=1.0).run(2)
     for outcome in trial.outcomes:
-        assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.keep["head"]).values())
+        assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.kept_state["head"]).values())
 
 
 def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
@@ -111,7 +111,7 @@ def test_with_both_parts_off_it_is_fedper(make_trial, assert_same):
             for epoch in (0, 1):
                 order = trial.clients.shuffle_indices(client, number, "batches", epoch)
                 for first in range(0, len(order), 4):
-                    x, y = trial.clients.gather(order[first : first + 4])
+                    x, y = trial.clients.gather_samples(order[first : first + 4])
                     rule.zero_grad()
                     cross_entropy(module(x), y).backward()
                     rule.step()
@@ -168,7 +168,7 @@ def test_the_recall_brings_the_extractor_back_and_leaves_the_head(make_trial, as
         before = features_loss(trial, state["extractor"], trial.server["body"], outcome.client)
         after = features_loss(trial, state["extractor"], outcome.upload["body"], outcome.client)
         assert after < 0.98 * before
-        assert_same(outcome.keep["head"], state["head"])
+        assert_same(outcome.kept_state["head"], state["head"])
 
 
 def test_the_penalty_shrinks_heads(make_trial):
@@ -207,7 +207,7 @@ def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: M
         for epoch in range(count):
             order = trial.clients.shuffle_indices(client, number, stream, epoch)
             for first in range(0, len(order), federation.batch_size):
-                x, y = trial.clients.gather(order[first : first + federation.batch_size])
+                x, y = trial.clients.gather_samples(order[first : first + federation.batch_size])
                 rule.zero_grad()
                 loss(x, y).backward()
                 rule.step()
@@ -233,7 +233,7 @@ def test_what_is_measured_is_the_recalled_model(make_trial, width):
     for outcome in trial.train(range(8), ("local", "global"), "receive"):
         recalled, downloaded = (by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
         for test, rows in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
-            x, y = trial.clients.gather(rows)
+            x, y = trial.clients.gather_samples(rows)
             after, before = (cross_entropy(model(x), y, reduction="sum").item() for model in (recalled, downloaded))
             score = outcome.scores[test]
             assert score.loss == pytest.approx(after, rel=1e-11)
@@ -265,7 +265,7 @@ def test_a_round_is_recall_then_training(make_trial, assert_same, width):
         trained = by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
         assert_same(dict(outcome.upload["body"]), dict(body_of(trained)), tolerance=1e-11)
         head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
-        assert_same(dict(outcome.keep["head"]), head, tolerance=1e-11)
+        assert_same(dict(outcome.kept_state["head"]), head, tolerance=1e-11)
 
 
 def body_of(module):
@@ -307,7 +307,7 @@ def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_sa
     trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     for outcome in trial.train([3, 5]):
         student = by_hand(trial, outcome.client, 3, build=norm)
-        sent = outcome.upload["body"] | outcome.keep.get("buffers", {})
+        sent = outcome.upload["body"] | outcome.kept_state.get("buffers", {})
         wanted = body_of(student) | {name: value for name, value in student.named_buffers() if "running" in name}
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)
 
@@ -316,7 +316,7 @@ def test_the_old_extractor_teaches_in_evaluation_mode(make_trial):
     """Its own running statistics; the student is normalized by the batch's."""
     trial = make_trial(PFPSLWC(), "norm", participation=1.0).run()
     client = trial.start(5)
-    x, y = trial.clients.gather(trial.clients.train[5])
+    x, y = trial.clients.gather_samples(trial.clients.train[5])
     with trial.net.mode.activate(training=True):
         found = trial.algorithm.recall_loss(client, Batch(x, y))
         student = trial.net.features(client["model"], x)

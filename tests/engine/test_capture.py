@@ -19,7 +19,7 @@ from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, get_passes, start_client
 from fedpipe.engine.stack import schedule
-from fedpipe.engine.stack.graphs import copy_values_into
+from fedpipe.engine.stack.graphs import overwrite_buffers
 from fedpipe.engine.stack.stack import Stack
 from fedpipe.engine.stack.stack_run import StackRun
 from fedpipe.engine.torch_env.trees import stack_states
@@ -216,7 +216,7 @@ class Tracer:
 
         def replay():
             self.replays += 1
-            copy_values_into(buffers, graph(*buffers))
+            overwrite_buffers(buffers, graph(*buffers))
 
         return replay
 
@@ -229,7 +229,7 @@ def record_steps(recording_trial, width=3):
 
 
 def list_results(outcomes):
-    return [(outcome.upload, outcome.keep, outcome.scores) for outcome in outcomes]
+    return [(outcome.upload, outcome.kept_state, outcome.scores) for outcome in outcomes]
 
 
 RECORDED = [

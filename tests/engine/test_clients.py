@@ -62,6 +62,6 @@ def test_a_share_is_drawn_once_a_round(clients):
 
 
 def test_batches_are_gathered_by_index(clients):
-    x, y = clients.gather(np.array([3, 1, 3]))
+    x, y = clients.gather_samples(np.array([3, 1, 3]))
     assert torch.equal(x, clients.x[[3, 1, 3]])
     assert torch.equal(y, clients.y[[3, 1, 3]])

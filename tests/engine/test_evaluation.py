@@ -31,7 +31,7 @@ def test_whom_no_round_has_trained_is_measured_with_the_initial_model(make_trial
 
     def count_correct(indices):
         with torch.no_grad(), trial.net.mode.activate(False, buffers=trial.net.client_buffers or None):
-            x, y = clients.gather(indices)
+            x, y = clients.gather_samples(indices)
             return int((trial.net(model, x).argmax(-1) == y).sum())
 
     result = count_correct_predictions(trial, "begin", all_clients)
@@ -57,7 +57,7 @@ def test_classes_are_counted_as_scikit_learn_does(make_trial, label, width):
     for outcome in trial.train(range(8), ("local", "global")):
         for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
             score = outcome.scores[test]
-            x, y = trial.clients.gather(indices)
+            x, y = trial.clients.gather_samples(indices)
             with torch.no_grad():
                 predictions = trial.net(outcome.upload["model"], x).argmax(-1)
             table = confusion_matrix(y, predictions, labels=range(4)) if len(indices) else np.zeros((4, 4), int)

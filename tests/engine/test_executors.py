@@ -32,7 +32,7 @@ LARGE = (1, MEASURE_BATCH + 10, 9, 2 * MEASURE_BATCH, 4)
 
 def list_uploads(outcomes):
     return [
-        (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
+        (outcome.upload, outcome.kept_state, {test: tuple(score) for test, score in outcome.scores.items()})
         for outcome in outcomes
     ]
 
@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_trained_model(make_trial, width):
     trial = make_trial("fedavg", width=width, participation=1.0)
     for outcome in trial.train(tests=("local", "global")):
         for test, indices in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
-            x, y = trial.clients.gather(indices)
+            x, y = trial.clients.gather_samples(indices)
             logits = trial.net(outcome.upload["model"], x)
             score = outcome.scores[test]
             assert score.total == len(indices)
@@ -100,7 +100,7 @@ def test_batches_that_are_normalized_by_themselves_are_of_one_size_on_every_devi
         trial.clients, "gather_test_batch", lambda rows, *where: calls.append(len(rows)) or gather(rows, *where)
     )
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
-    trial.executor.logits(trial.server["model"], indices, 1)
+    trial.executor.compute_logits(trial.server["model"], indices, 1)
     assert len(calls) == -(-len(indices) // MEASURE_BATCH) > 1
 
 
@@ -118,10 +118,10 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
         return gather(rows, *where)
 
     monkeypatch.setattr(trial.clients, "gather_test_batch", gather_and_count)
-    small = trial.executor.logits(trial.server["model"], indices, 1)
+    small = trial.executor.compute_logits(trial.server["model"], indices, 1)
     assert len(calls) == 4
     monkeypatch.setattr(stack_module, "get_logits_batch_size", lambda clients, width: MEASURE_BATCH * width)
-    assert_same(trial.executor.logits(trial.server["model"], indices, 1), small, tolerance=1e-12)
+    assert_same(trial.executor.compute_logits(trial.server["model"], indices, 1), small, tolerance=1e-12)
     assert sum(calls[4:]) == len(indices)
     assert len(calls[4:]) == 2
 
@@ -130,7 +130,9 @@ def test_larger_calls_are_fewer_and_tell_the_same(make_clients, make_trial, asse
 def test_only_a_trained_client_sends_and_keeps(make_trial, width):
     trial = make_trial("fedala", width=width).run()
     for phase in ("receive", "finetune"):
-        assert all(outcome.upload == {} and outcome.keep == {} for outcome in trial.train([1, 2], ("local",), phase))
+        assert all(
+            outcome.upload == {} and outcome.kept_state == {} for outcome in trial.train([1, 2], ("local",), phase)
+        )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -141,13 +143,13 @@ def test_finetuning_is_training_by_its_own_stream(make_trial, assert_same, width
     model = {name: value.clone().requires_grad_() for name, value in trial.server["model"].items()}
     order = trial.clients.shuffle_indices(5, 2, "finetune", 0)
     for first in range(0, len(order), 4):
-        x, y = trial.clients.gather(order[first : first + 4])
+        x, y = trial.clients.gather_samples(order[first : first + 4])
         gradient = torch.autograd.grad(cross_entropy(trial.net(Tensors(model), x), y), list(model.values()))
         model = {
             name: (value - 0.1 * g).detach().requires_grad_()
             for (name, value), g in zip(model.items(), gradient, strict=True)
         }
-    x, y = trial.clients.gather(trial.clients.test[5])
+    x, y = trial.clients.gather_samples(trial.clients.test[5])
     expected = cross_entropy(trial.net(Tensors(model), x), y, reduction="sum")
     assert outcome.scores["local"].loss == pytest.approx(expected.item(), rel=1e-12)
 

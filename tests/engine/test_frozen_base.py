@@ -142,7 +142,7 @@ def test_classes_of_features_drift_and_rotations_of_images_are_rejected() -> Non
     (run,) = studies.open_runs(prepare_study(federation={"drift": drift}))
     assert frozen.get_features_path(run.settings) == frozen.get_features_path(plain_run.settings)
     list(run.run_segment(2))
-    features, (old, new) = plain_run.clients.x, (run.clients.select_round(number) for number in (1, 2))
+    features, (old, new) = plain_run.clients.x, (run.clients.select_round_samples(number) for number in (1, 2))
     assert torch.equal(old.x[:IMAGES], features)
     for part in ("train", "test"):
         old_rows, new_rows = getattr(old, part)[1], getattr(new, part)[1]

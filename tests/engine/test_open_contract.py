@@ -286,7 +286,7 @@ def test_steps_have_their_own_noise_and_a_pass_in_evaluation_mode_has_no_key() -
 def test_one_step_trains_two_parts_as_a_plain_loop_does() -> None:
     """APFL with full batches, compared with PyTorch's optimizer on two copies of the parameters."""
     trial = make_trial(APFL(alpha=0.3), batch_size="full", local_epochs=3, momentum=0.0, learning_rate=0.1)
-    start, (x, y) = trial.start(3), trial.clients.gather(trial.clients.train[3])
+    start, (x, y) = trial.start(3), trial.clients.gather_samples(trial.clients.train[3])
     w, v = ([value.clone().requires_grad_() for value in trial.net.parameters(start[part]).values()] for part in start)
     optimizer = torch.optim.SGD([*w, *v], lr=0.1)
     names = tuple(start["personal"])
@@ -298,7 +298,7 @@ def test_one_step_trains_two_parts_as_a_plain_loop_does() -> None:
         loss.backward()  # type: ignore[union-attr]
         optimizer.step()
     (outcome,) = trial.train([3])
-    for values, tensors in ((w, outcome.upload["model"]), (v, outcome.keep["personal"])):
+    for values, tensors in ((w, outcome.upload["model"]), (v, outcome.kept_state["personal"])):
         torch.testing.assert_close(torch.cat([value.detach().flatten() for value in values]), tensors.flat())
 
 
@@ -308,7 +308,7 @@ def test_the_first_of_several_parts_receives_running_statistics() -> None:
     (outcome,) = trial.train([3])
     for name in trial.net.buffer_names:
         assert not torch.equal(outcome.upload["model"][name], initial[name])
-    assert set(outcome.keep["personal"]) == set(trial.net.names)
+    assert set(outcome.kept_state["personal"]) == set(trial.net.names)
 
 
 def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
@@ -322,7 +322,9 @@ def test_tensors_of_several_parts_are_selected_by_part_and_name() -> None:
     (outcome,) = trial.train([3])
     assert torch.equal(outcome.upload["model"].flat(), trial.server["model"].flat())
     changed = {
-        name for name, value in outcome.keep["personal"].items() if not torch.equal(value, trial.initial_model(0)[name])
+        name
+        for name, value in outcome.kept_state["personal"].items()
+        if not torch.equal(value, trial.initial_model(0)[name])
     }
     assert changed == set(trial.net.head_names)
 

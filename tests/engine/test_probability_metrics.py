@@ -103,7 +103,7 @@ def test_both_executors_measure_what_plain_pytorch_computes(make_trial, label, w
     for outcome, plain_outcome in zip(outcomes, plain_outcomes, strict=True):
         for test, score in outcome.scores.items():
             indices = trial.clients.get_evaluation_indices(outcome.client, test)
-            x, y = trial.clients.gather(indices)
+            x, y = trial.clients.gather_samples(indices)
             model = trial.server["model"] if label == "fedavg" else trial.client_states[outcome.client]["model"]
             with torch.no_grad():
                 probabilities = trial.net(model, x).double().softmax(-1).numpy()

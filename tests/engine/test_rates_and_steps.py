@@ -157,7 +157,7 @@ def train_by_hand(trial, rounds, settings, rate, clip, steps):
                 for first in range(0, len(order), 4)
             )
             for batch in itertools.islice(batches, steps):
-                x, y = clients.gather(batch)
+                x, y = clients.gather_samples(batch)
                 rule.zero_grad()
                 cross_entropy(network(x), y).backward()
                 if clip:
@@ -308,7 +308,7 @@ def train_clipped_by_hand(trial, client, corrected, client_control, server_contr
     norms = []
     order = trial.clients.shuffle_indices(client, trial.rounds + 1, "batches", 0)
     for first in range(0, len(order), 4):
-        x, y = trial.clients.gather(order[first : first + 4])
+        x, y = trial.clients.gather_samples(order[first : first + 4])
         rule.zero_grad()
         cross_entropy(network(x), y).backward()
         for name in corrected:

@@ -76,7 +76,7 @@ def gather_batches_stepwise(clients, orders, size, keys=None):
         rows[row, : len(order)], is_sample[row, : len(order)] = order, True
     index, weight = torch.as_tensor(rows), torch.as_tensor(is_sample).to(clients.dtype)
     for number, start in enumerate(range(0, longest, size)):
-        x, y = clients.gather(index[:, start : start + size])
+        x, y = clients.gather_samples(index[:, start : start + size])
         mask = weight[:, start : start + size]
         if keys is None:
             yield start, (x, y, mask)

@@ -36,7 +36,7 @@ def build(dropout=0.5):
 
 def list_uploads(outcomes):
     return [
-        (outcome.upload, outcome.keep, {test: tuple(score) for test, score in outcome.scores.items()})
+        (outcome.upload, outcome.kept_state, {test: tuple(score) for test, score in outcome.scores.items()})
         for outcome in outcomes
     ]
 
@@ -84,7 +84,7 @@ def test_noise_is_new_in_every_epoch_and_round_and_at_every_client(trial):
 
 def test_evaluation_neither_drops_nor_changes(trial):
     run_trial = trial(transforms=Transforms())
-    model, x = run_trial.server["model"], run_trial.clients.gather(run_trial.clients.test[7])[0]
+    model, x = run_trial.server["model"], run_trial.clients.gather_samples(run_trial.clients.test[7])[0]
     module = run_trial.net.copy_for_thread()
     assert torch.equal(module(model, x), run_trial.net(model, x))
     plain = build().double().eval()
@@ -112,14 +112,16 @@ def test_test_images_of_the_server_change_only_if_asked_for(trial, width, assert
         for transforms in (Transforms(), Transforms(flip=True), Transforms(flip=True, on_test=True))
     ]
     indices = trials[0].clients.global_test
-    plain, same, other = (one_trial.executor.logits(one_trial.server["model"], indices, 1) for one_trial in trials)
+    plain, same, other = (
+        one_trial.executor.compute_logits(one_trial.server["model"], indices, 1) for one_trial in trials
+    )
     assert_same(same, plain)
-    x, _ = trials[2].clients.gather(indices)
+    x, _ = trials[2].clients.gather_samples(indices)
     key = torch.tensor(trials[2].clients.get_noise_key(-1, 1, "test", 0))
     expected = trials[2].net(trials[2].server["model"], transform_images(trials[2].clients.transforms, x, key))
     assert_same(other, expected, tolerance=1e-12)
     assert (other - plain).abs().amax(1).count_nonzero() > len(indices) / 4
-    next_round_logits = trials[2].executor.logits(trials[2].server["model"], indices, 2)
+    next_round_logits = trials[2].executor.compute_logits(trials[2].server["model"], indices, 2)
     assert not torch.equal(other, next_round_logits), "each round has different changes"
 
 
@@ -150,7 +152,7 @@ def test_one_clients_statistics_are_pytorchs(trial):
     for epoch in range(2):
         order = run_trial.clients.shuffle_indices(3, 1, "batches", epoch)
         for first in range(0, len(order), 4):
-            x, y = run_trial.clients.gather(order[first : first + 4])
+            x, y = run_trial.clients.gather_samples(order[first : first + 4])
             rule.zero_grad()
             nn.functional.cross_entropy(module(x), y).backward()
             rule.step()
@@ -180,7 +182,7 @@ def test_the_personal_model_is_measured_with_the_clients_own_statistics(trial, w
     run_trial = trial(width, buffers="keep", transforms=Transforms()).run(2)
     client = 7
     (outcome,) = run_trial.train([client], tests=("local",), phase="receive")
-    x, y = run_trial.clients.gather(run_trial.clients.test[client])
+    x, y = run_trial.clients.gather_samples(run_trial.clients.test[client])
     logits = run_trial.net(run_trial.server["model"] | run_trial.client_states[client][BUFFERS], x)
     loss = float(nn.functional.cross_entropy(logits, y, reduction="sum"))
     assert outcome.scores["local"].loss == pytest.approx(loss, rel=1e-9)
@@ -204,7 +206,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent(make_clients, make_trial
 
     run_trial = make_trial(FedAvg(), frozen, participation=1.0)
     assert set(run_trial.server["model"]) == {"head.weight", "head.bias"}
-    x = run_trial.clients.gather(np.arange(3))[0]
+    x = run_trial.clients.gather_samples(np.arange(3))[0]
     features_before = run_trial.net.features({}, x)
     run_trial.run(2)
     assert torch.equal(run_trial.net.features({}, x), features_before)
@@ -216,9 +218,9 @@ def test_bytes_are_fractions_and_tokens_stay_integers():
     images = torch.tensor([[[[0, 255]]], [[[51, 102]]]], dtype=torch.uint8)
     clients = FederatedData(images, y, parts, parts, parts[0], 1, 0, torch.float64)
     assert clients.x.dtype == torch.uint8
-    assert clients.gather(np.array([1]))[0].flatten().tolist() == [0.2, 0.4]
+    assert clients.gather_samples(np.array([1]))[0].flatten().tolist() == [0.2, 0.4]
     tokens = torch.tensor([[3, 70_000], [1, 2]], dtype=torch.int32)
-    gathered = FederatedData(tokens, y, parts, parts, parts[0], 1, 0).gather(np.array([0]))[0]
+    gathered = FederatedData(tokens, y, parts, parts, parts[0], 1, 0).gather_samples(np.array([0]))[0]
     assert gathered.dtype == torch.int64
     assert gathered.tolist() == [[3, 70_000]]
 

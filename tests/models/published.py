@@ -45,7 +45,7 @@ def write_torchvision_weights(architecture: str, folder: Path) -> tuple[Path, di
 def publish(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """Let torchvision publish weights V1 at this address. Their hash is not that of the real ones."""
     entries = [SimpleNamespace(name="IMAGENET1K_V1", url=address, meta={"min_size": (1, 1)})]
-    monkeypatch.setattr(Torchvision, "_list_entries", lambda _: entries)
+    monkeypatch.setattr(Torchvision, "_list_weights_entries", lambda _: entries)
 
 
 def write_timm_weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:

@@ -92,7 +92,7 @@ def test_body_and_head_compute_the_logits_of_torchvision(architecture: str) -> N
 @pytest.mark.parametrize("architecture", library.list_models(module=library)[::3])  # a check takes half a second
 def test_every_network_of_torchvision_takes_its_own_image_size(architecture: str) -> None:
     model = build_model(architecture=architecture)
-    entries = model._list_entries()  # type: ignore[attr-defined]
+    entries = model._list_weights_entries()  # type: ignore[attr-defined]
     side = max(224 if architecture.startswith("maxvit") else 75, *(entry.meta["min_size"][0] for entry in entries))
     model.check((3, side, side), CLASSES)
     assert [entry.name for entry in entries] == model.list_weights() != []

@@ -234,7 +234,7 @@ def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]
         (cell,) = [cell for cell in plan.cells if cell.key == diagnostic.run_key]
         table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
         assert errors[cell.grid["algorithms.cwfedavg.wdr"]] == pytest.approx(
-            head_norms.compute_share_distance(table), rel=1e-4
+            head_norms.compute_class_distribution_distance(table), rel=1e-4
         )
     assert len(errors) == len(plan.diagnostics) == 2
 

@@ -174,9 +174,9 @@ def test_other_rounds_and_fractions_of_a_run_have_their_own_samples() -> None:
     clients = open_run({"round": 1, "clients": 0.5}).clients
     drifting = [client for client in range(CLIENTS) if clients.has_drifted(client, 0, 1)]
     assert len(drifting) == 3
-    assert clients.select_round(0) is clients
-    new = clients.select_round(1)
-    assert new is clients.select_round(9)
+    assert clients.select_round_samples(0) is clients
+    new = clients.select_round_samples(1)
+    assert new is clients.select_round_samples(9)
     for client in range(CLIENTS):
         for part in ("train", "test", "validation"):
             old_rows, new_rows = getattr(clients, part)[client], getattr(new, part)[client]
@@ -266,7 +266,7 @@ def test_samples_of_new_clients_drift_too() -> None:
 def test_diagnostics_have_the_samples_of_their_round() -> None:
     run = open_run(LABELS)
     list(run.run_segment(ROUNDS))
-    counts = {number: run.clients.select_round(number).class_counts for number in (1, 2)}
+    counts = {number: run.clients.select_round_samples(number).class_counts for number in (1, 2)}
     for number in (1, 2):
         table = head_norms.compute_table(run, number, {"models": ["trained", "finetuned"], "finetune_epochs": 1})
         for row in table.to_pylist():
@@ -276,7 +276,7 @@ def test_diagnostics_have_the_samples_of_their_round() -> None:
             for row in gradients.compute_table(run, number, {}).to_pylist()
             if row["name"] == "head"
         }
-        clients = run.clients.select_round(number)
+        clients = run.clients.select_round_samples(number)
         model = local_models.get_global_model(run, number)
         for client in DRIFTING:
             gradient = gradients.compute_gradient(run, model, None, clients.train[client])
@@ -285,9 +285,9 @@ def test_diagnostics_have_the_samples_of_their_round() -> None:
     assert not torch.equal(counts[1][1], counts[2][1])
     rows = {(row["round"], row["client"]): row for row in read_rows(run) if row["protocol"] == "finetuned-on-local"}
     for number in (1, 2):
-        clients = run.clients.select_round(number)
+        clients = run.clients.select_round_samples(number)
         for local in local_models.compute_personal_models(run, number, finetune_epochs=1):
-            x, y = clients.gather(clients.test[local.client])
+            x, y = clients.gather_samples(clients.test[local.client])
             loss = float(F.cross_entropy(run.algorithm.net(local.model, x), y))
             assert loss == pytest.approx(rows[number, local.client]["loss"], rel=1e-5)
 
@@ -330,7 +330,7 @@ def test_a_client_whose_updates_fail_since_the_drift_has_no_kept_result_on_its_s
         assert measured["kept-on-local"] == everyone - (once if number >= DRIFT_ROUND else set())
         assert measured["kept-on-global"] == everyone
     for client in never:  # their kept model is the initial one
-        x, y = run.clients.gather(run.clients.test[client])
+        x, y = run.clients.gather_samples(run.clients.test[client])
         predictions = run.algorithm.net(run.make_initial_model(0), x).argmax(-1)
         assert rows[1, "kept-on-local", client] == int((predictions == y).sum())
         for number in range(DRIFT_ROUND, ROUNDS + 1):

@@ -53,7 +53,7 @@ def read_scores(run: Run, protocol: str) -> dict[tuple[int, int], tuple[int, int
 
 def count_correct(run: Run, model: Mapping[str, Tensor], indices: Any) -> int:
     """How many test samples a model of the MLP, or of the one above, gets right, by plain PyTorch."""
-    x, y = run.clients.gather(indices)
+    x, y = run.clients.gather_samples(indices)
     network = run.algorithm.net._build().to(x.dtype)
     state_dict = network.state_dict()
     network.load_state_dict({name: model.get(name, value) for name, value in state_dict.items()})

@@ -168,7 +168,7 @@ def test_a_plain_loop_over_the_seen_clients_gives_the_global_model() -> None:
             tensors = {name: value.clone().requires_grad_() for name, value in model.items()}
             order = clients.shuffle_indices(client, number, "batches", 0)
             for first in range(0, len(order), 40):
-                x, y = clients.gather(order[first : first + 40])
+                x, y = clients.gather_samples(order[first : first + 40])
                 loss = cross_entropy(run.algorithm.net(Tensors(tensors), x), y)
                 gradients = torch.autograd.grad(loss, list(tensors.values()))
                 steps = zip(tensors.items(), gradients, strict=True)

@@ -59,7 +59,7 @@ def test_metrics_are_recorded_only_if_the_study_lists_them() -> None:
 def test_the_global_models_numbers_are_scikit_learns() -> None:
     run = run_study(prepare_study("nll", "auc", "ece"))
     (row,) = [row for row in read_rows(run) if row["round"] == ROUNDS and row["client"] == -1]
-    x, y = run.clients.gather(run.clients.global_test)
+    x, y = run.clients.gather_samples(run.clients.global_test)
     with torch.no_grad():
         probabilities = run.algorithm.net(run.load_server_state(ROUNDS)["model"], x).double().softmax(-1).numpy()
     assert row["auc"] == pytest.approx(roc_auc_score(y, probabilities, multi_class="ovr"), rel=1e-6)

@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_plain_pytorch(stack: int) -> None:
     for (number, client), score in personal.items():
         network = run.algorithm.net._build()
         network.load_state_dict(run.load_server_state(number)["model"])
-        x, y = run.clients.gather(run.clients.validation[client])
+        x, y = run.clients.gather_samples(run.clients.validation[client])
         with torch.no_grad():
             logits = network.eval()(x)
         expected = (int((logits.argmax(-1) == y).sum()), len(y))

@@ -83,7 +83,7 @@ def compute_exchanged_states(trial: Trial) -> tuple[State, State, State]:
     """What a client receives, uploads and stores in a round of one step in each pass."""
     common, per_client = trial.send([0])
     outcome = trial.train([0])[0]
-    kept = {name: value for name, value in outcome.keep.items() if name != FIRST}
+    kept = {name: value for name, value in outcome.kept_state.items() if name != FIRST}
     return common | pytree.tree_map(lambda value: value[0], per_client), outcome.upload, kept
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fedpipe.core.errors import ArtifactError, SettingsError, format_error
+from fedpipe.core.optional_libraries import import_optional_library
 from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.data.datasets.base import Samples, TableDataset
 from fedpipe.data.sources.fetch import Fetcher
@@ -89,7 +90,7 @@ class HuggingFace(TableDataset):
     def compute_unpinned_sha256(self, fetch: Fetcher) -> str | None:
         return None if self.sha256 else self._compute_sha256(self._fetch_files())
 
-    def find_missing_revision(self) -> str | None:
+    def find_current_commit(self) -> str | None:
         """Find the commit of the hub that a study without a revision uses. None for a folder.
 
         Raises
@@ -191,17 +192,4 @@ class HuggingFace(TableDataset):
 
 
 def _import_datasets_library() -> Any:
-    """Import Hugging Face's library.
-
-    Raises
-    ------
-    SettingsError
-        It is not installed.
-    """
-    try:
-        import datasets
-    except ImportError:
-        raise SettingsError(
-            "dataset.name: 'huggingface' needs the library datasets. Run `pip install 'fedpipe[huggingface]'`."
-        ) from None
-    return datasets
+    return import_optional_library("datasets", "dataset.name", "huggingface")

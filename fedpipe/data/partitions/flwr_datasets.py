@@ -11,6 +11,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from fedpipe.core.errors import SettingsError, format_error, suggest_name
+from fedpipe.core.optional_libraries import import_optional_library
 from fedpipe.data.partitions.base import Integers, SampleClientPairs, Scheme
 
 #: Partitioners that need only labels and sizes. The scheme ``natural`` replaces those that read another column.
@@ -114,7 +115,8 @@ class FlwrDatasets(Scheme):
         SettingsError
             The library is not installed, or rejects the arguments.
         """
-        partitioner_class = getattr(_import_library(), self.partitioner)
+        library = import_optional_library("flwr_datasets", "partition.scheme", "flwr-datasets")
+        partitioner_class = getattr(library.partitioner, self.partitioner)
         names = [*inspect.signature(partitioner_class).parameters]
         allowed_names = [name for name in names if name not in OWN_ARGUMENTS]
         for name in self.arguments:
@@ -135,21 +137,3 @@ class FlwrDatasets(Scheme):
             f"partition.arguments: {self.arguments} can't be used with {self.partitioner} ({format_error(error)}). Use "
             "other arguments."
         )
-
-
-def _import_library() -> Any:
-    """Import the library's package of partitioners.
-
-    Raises
-    ------
-    SettingsError
-        It is not installed.
-    """
-    try:
-        from flwr_datasets import partitioner
-    except ImportError:
-        raise SettingsError(
-            "partition.scheme: 'flwr-datasets' needs the library flwr-datasets. Run `pip install "
-            "'fedpipe[flwr-datasets]'`."
-        ) from None
-    return partitioner

@@ -73,17 +73,17 @@ class Pathological(Scheme):
         for column, label in enumerate(class_labels):
             members = rng.permutation(np.flatnonzero(labels == label))
             owners = rng.permutation(np.flatnonzero(is_owner[:, column]))
-            self.check_class(label, num_clients, len(owners), len(members))
-            for owner, owner_samples in zip(owners, self._divide(members, len(owners), rng), strict=True):
+            self.require_sample_per_owner(label, num_clients, len(owners), len(members))
+            for owner, owner_samples in zip(owners, self._divide_among_owners(members, len(owners), rng), strict=True):
                 result[owner_samples] = owner
         return result
 
-    def _divide(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
+    def _divide_among_owners(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
         if self.parts == "equal":
             return np.array_split(members, num_parts)
         return np.split(members, 1 + np.sort(rng.choice(len(members) - 1, num_parts - 1, replace=False)))
 
-    def check_class(self, label: int, num_clients: int, owners: int, num_samples: int) -> None:
+    def require_sample_per_owner(self, label: int, num_clients: int, owners: int, num_samples: int) -> None:
         """Require a sample for every owner of a class."""
         if num_samples < owners:
             raise SettingsError(

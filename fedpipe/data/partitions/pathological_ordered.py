@@ -63,15 +63,15 @@ class PathologicalOrdered(Pathological):
         result = np.empty(len(labels), dtype=np.int64)
         for label, owners in zip(class_labels, self._list_class_owners(num_clients, len(class_labels)), strict=True):
             members = np.flatnonzero(labels == label)
-            self.check_class(label, num_clients, len(owners), len(members))
-            for owner, owner_samples in zip(owners, self._divide(members, len(owners), rng), strict=True):
+            self.require_sample_per_owner(label, num_clients, len(owners), len(members))
+            for owner, owner_samples in zip(owners, self._divide_among_owners(members, len(owners), rng), strict=True):
                 result[owner_samples] = owner
         return result
 
     @override
-    def _divide(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
+    def _divide_among_owners(self, members: Integers, num_parts: int, rng: np.random.Generator) -> list[Integers]:
         if self.parts == "equal":
-            return super()._divide(members, num_parts, rng)
+            return super()._divide_among_owners(members, num_parts, rng)
         min_count, equal_count = max(1, len(members) // (10 * num_parts)), len(members) // num_parts
         return np.split(members, rng.integers(min_count, max(equal_count, min_count + 1), num_parts - 1).cumsum())
 

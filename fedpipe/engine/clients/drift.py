@@ -34,6 +34,6 @@ def add_drift(clients: FederatedData, federation: Federation) -> FederatedData:
         for part in new_parts:
             part[client] = np.arange(first, first := first + len(part[client]))
     x, y = torch.cat([clients.x, x]), torch.cat([clients.y, y])
-    earlier_clients, later_clients = (clients.with_samples(x, y, *split) for split in (parts, new_parts))
+    earlier_clients, later_clients = (clients.replace_samples(x, y, *split) for split in (parts, new_parts))
     earlier_clients.drift = drift.round, later_clients
     return earlier_clients

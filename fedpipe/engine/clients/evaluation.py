@@ -114,7 +114,7 @@ def make_metrics_table(
     return pa.Table.from_pylist(rows, get_metrics_schema(settings))
 
 
-def make_kept_table(
+def make_kept_model_table(
     settings: Evaluation,
     round_number: int,
     clients: FederatedData,
@@ -192,7 +192,7 @@ def evaluate_round(
 
     ``send`` gives the clients' downloads, and ``next_participants`` are the clients of the next round.
     """
-    tables, clients = [], clients.select_round(round_number)
+    tables, clients = [], clients.select_round_samples(round_number)
     global_tests, global_scorer = get_test_sets(settings, "global"), None
     if global_tests and not algorithm.net.client_buffers:  # a server's model needs running statistics
         with create_tensors_on_device_of(server):
@@ -287,13 +287,13 @@ class ModelScorer:
     @functools.cached_property
     def _global_logits(self) -> Tensor:
         """Logits of the global test set."""
-        return self._executor.logits(self.model, self._clients.global_test, self._round)
+        return self._executor.compute_logits(self.model, self._clients.global_test, self._round)
 
     def _compute_logits(self, indices: Integers) -> tuple[Integers, Tensor]:
         """Logits of samples in ascending order, maybe among others: their indices and logits."""
         if np.isin(indices, self._clients.global_test).all():  # not if clients have noise in their test samples
             return self._clients.global_test, self._global_logits
-        return indices, self._executor.logits(self.model, indices, self._round)
+        return indices, self._executor.compute_logits(self.model, indices, self._round)
 
     def compute_soft_labels(self) -> Tensor:
         """The SL matrix on the global test set, shape (C, C)."""

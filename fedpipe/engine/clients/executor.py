@@ -71,7 +71,7 @@ class Outcome(NamedTuple):
     bytes_down: int  #: bytes received
     bytes_up: int  #: bytes sent
     upload: State  #: empty unless trained
-    keep: State  #: empty unless trained
+    kept_state: State  #: empty unless trained
     scores: dict[Test, Score]
     seconds: float = 0.0  #: seconds of its passes. A client of a stack has a fraction of the stack's
 
@@ -118,7 +118,7 @@ class ClientTask:
 
     def select_samples(self, clients: FederatedData) -> FederatedData:
         """Select the clients with the samples of the task."""
-        return clients.select_round(self.round if self.samples_round is None else self.samples_round)
+        return clients.select_round_samples(self.round if self.samples_round is None else self.samples_round)
 
 
 class Executor(Protocol):
@@ -132,7 +132,7 @@ class Executor(Protocol):
     def describe_stacks(self, participants: Sequence[int], round_number: int) -> list[dict[str, Any]]:
         """Describe the stacks of a round's participants and their widths. Empty without stacks."""
 
-    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
+    def compute_logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         """Compute logits of the server's model after a round on many test samples, shape (n, C)."""
 
 
@@ -235,7 +235,7 @@ def get_epochs_and_steps(algorithm: Algorithm, training: Train, local_steps: int
     return steps, steps  # an epoch has at least one step
 
 
-def advance_epochs(
+def take_next_epochs(
     algorithm: Algorithm, training: Train, epochs: dict[str, int], local_steps: int | None
 ) -> tuple[range, int | None]:
     """Get the next epochs of a pass and its fixed steps. ``epochs`` counts the epochs of each stream in the phase."""
@@ -276,7 +276,7 @@ class ClientPass:
         self._differentiate, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
-        names = training.get_tensors(client) if training.only is None else training.only
+        names = training.get_trained_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
         contract.validate_pull(algorithm, training, self._names, client)
 
@@ -285,7 +285,7 @@ class ClientPass:
         if self._optimizer_part in client:
             return client
         return client | {
-            self._optimizer_part: self._optimizer.init(self._training.get_tensors(client).only(self._names))
+            self._optimizer_part: self._optimizer.init(self._training.get_trained_tensors(client).only(self._names))
         }
 
     def step(self, client: State, batch: Batch) -> State:
@@ -312,11 +312,11 @@ class ClientPass:
 
     def compute_gradient(self, client: State, batch: Batch) -> GradientAndLoss:
         """Compute the clipped gradient of loss and pull, the loss, and the running statistics."""
-        training, group = self._training, self._training.get_tensors(client)
+        training, group = self._training, self._training.get_trained_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
             with self._activate_mode(client, batch) as statistics:
-                loss = training.loss(training.replace_tensors(client, parameters), batch)
+                loss = training.loss(training.replace_trained_tensors(client, parameters), batch)
             contract.validate_loss(self._algorithm, training, loss)
             return loss, statistics
 
@@ -332,10 +332,10 @@ class ClientPass:
 
     def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
-        group, part = self._training.get_tensors(client), self._optimizer_part
+        group, part = self._training.get_trained_tensors(client), self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
         parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
-        return self._training.replace_tensors(client, parameters) | {part: slots}
+        return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
     def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""

@@ -96,14 +96,14 @@ class FederatedData:
         other.drift = self.drift and (self.drift[0], self.drift[1].select_clients(ids))
         return other
 
-    def select_round(self, round_number: int) -> FederatedData:
+    def select_round_samples(self, round_number: int) -> FederatedData:
         """Select the clients with their samples of a round, which only `federation.drift` changes."""
         return self if self.drift is None or round_number < self.drift[0] else self.drift[1]
 
     def has_drifted(self, client: int, last_round: int, round_number: int) -> bool:
         """Whether a client that last trained in a round (-1: none) has other samples in a later one."""
-        train = self.select_round(last_round).train[client]
-        return last_round >= 0 and self.select_round(round_number).train[client] is not train
+        train = self.select_round_samples(last_round).train[client]
+        return last_round >= 0 and self.select_round_samples(round_number).train[client] is not train
 
     def get_client_positions(self, ids: Iterable[int]) -> list[int]:
         """Positions of clients among those that have samples here. They are the clients' numbers in an algorithm."""
@@ -143,20 +143,22 @@ class FederatedData:
             noise_key=torch.tensor(noise_keys, device=self.device),
         )
 
-    def shuffle_indices(self, client: int, round_number: int, stream: str, epoch: int, share: float = 1.0) -> Integers:
+    def shuffle_indices(
+        self, client: int, round_number: int, stream: str, epoch: int, fraction: float = 1.0
+    ) -> Integers:
         """Shuffle the client's training samples for one epoch, or a random fraction of them."""
         indices = self.train[client]
-        if share < 1:
+        if fraction < 1:
             subset = rng.make_generator(self.seed, f"{stream}/share", round_number, client).permutation(len(indices))
-            indices = indices[np.sort(subset[: self.compute_subset_size(client, share)])]
+            indices = indices[np.sort(subset[: self.compute_subset_size(client, fraction)])]
         return rng.make_generator(self.seed, f"{stream}/{epoch}", round_number, client).permutation(indices)
 
-    def compute_subset_size(self, client: int, share: float = 1.0) -> int:
+    def compute_subset_size(self, client: int, fraction: float = 1.0) -> int:
         """Number of samples in a fraction of the client's training samples."""
         count = len(self.train[client])
-        return count if share >= 1 else max(1, round_half_up(share * count))
+        return count if fraction >= 1 else max(1, round_half_up(fraction * count))
 
-    def gather(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
+    def gather_samples(self, indices: Integers | Tensor) -> tuple[Tensor, Tensor]:
         """Gather inputs and classes of samples."""
         rows = torch.as_tensor(indices, device=self.device)
         x = self.x[rows]
@@ -172,11 +174,11 @@ class FederatedData:
 
     def gather_batches(self, indices: Integers, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Gather inputs and classes of samples, ``size`` at a time."""
-        return (self.gather(indices[first : first + size]) for first in range(0, len(indices), size))
+        return (self.gather_samples(indices[first : first + size]) for first in range(0, len(indices), size))
 
     def gather_test_batch(self, indices: Integers, round_number: int, batch_number: int) -> Tensor:
         """Gather the inputs of the ``batch_number``-th batch of test samples for the server's model after a round."""
-        x, _ = self.gather(indices)
+        x, _ = self.gather_samples(indices)
         if not self.transforms.on_test:
             return x
         return transform_images(
@@ -185,14 +187,14 @@ class FederatedData:
             torch.tensor(self.get_noise_key(-1, round_number, "test", 0) + batch_number, device=self.device),
         )
 
-    def with_inputs(self, x: Tensor, input_checksums: Mapping[str, str]) -> FederatedData:
+    def replace_inputs(self, x: Tensor, input_checksums: Mapping[str, str]) -> FederatedData:
         """Copy with other inputs, and ``input_checksums`` to record."""
         other = copy.copy(self)
         other.x, other.transforms = x.to(self.device, self.dtype), Transforms()
         other.data_checksums = {**self.data_checksums, **input_checksums}
         return other
 
-    def with_samples(
+    def replace_samples(
         self, x: Tensor, y: Tensor, train: Sequence[Integers], test: Sequence[Integers], validation: Sequence[Integers]
     ) -> FederatedData:
         """Copy with other samples of the clients. The global test set has the same rows as before."""

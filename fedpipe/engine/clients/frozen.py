@@ -57,7 +57,7 @@ def replace_inputs_by_features(
             sha256 = files.write_pt(path, {"features": compute_features(clients, base, threads)})
             files.write_json(marker, {path.name: sha256, "made_by": dict(made_by)})
     sha256 = files.read_recorded_sha256(path)
-    return clients.with_inputs(files.read_pt(path, sha256)["features"], {"features": sha256})
+    return clients.replace_inputs(files.read_pt(path, sha256)["features"], {"features": sha256})
 
 
 def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) -> Tensor:
@@ -66,7 +66,7 @@ def compute_features(clients: FederatedData, base: nn.Module, threads: int = 1) 
 
     def compute_batch_features(first: int) -> Tensor:
         with torch.no_grad():
-            x, _ = clients.gather(torch.arange(first, min(first + BATCH_SIZE, len(clients.y))))
+            x, _ = clients.gather_samples(torch.arange(first, min(first + BATCH_SIZE, len(clients.y))))
             features: Tensor = base(x)
             return features.cpu()
 

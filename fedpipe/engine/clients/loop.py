@@ -33,7 +33,6 @@ from fedpipe.engine.clients.executor import (
     Score,
     Test,
     activate_eval_mode,
-    advance_epochs,
     count_local_steps,
     count_predictions_by_class,
     get_logits_function,
@@ -45,6 +44,7 @@ from fedpipe.engine.clients.executor import (
     measure_seconds_since,
     needs_noise_key,
     start_client,
+    take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
@@ -67,7 +67,7 @@ class PersonalizedState(NamedTuple):
     seconds: float
     clients: FederatedData  #: samples of the clients
 
-    def is_valid_for(self, client_run: ClientRun, state: State) -> bool:
+    def is_reusable(self, client_run: ClientRun, state: State) -> bool:
         """Whether the passes would give the same result for this state, because all bits are equal."""
         is_same_task = self.round == client_run.round and self.clients is client_run.clients
         return is_same_task and has_same_bits(self.initial_state, state)
@@ -143,7 +143,9 @@ class Loop(Executor):
         client_run, start_time = ClientRun(algorithm, clients, task.round, client), time.perf_counter()
         passes, earlier_seconds = get_passes(algorithm, task.phase, self._finetune_epochs), 0.0
         if personal_passes := get_personal_passes(algorithm, task.phase):
-            state, earlier_seconds = self._personalize(client_run, personal_passes, state, client in task.ids_to_cache)
+            state, earlier_seconds = self._run_personal_passes(
+                client_run, personal_passes, state, client in task.ids_to_cache
+            )
         for pass_ in passes[len(personal_passes) :]:
             state = client_run.run_pass(pass_, state)
         seconds = earlier_seconds + measure_seconds_since(start_time, device)
@@ -158,13 +160,13 @@ class Loop(Executor):
         up = count_bytes(algorithm.traffic(upload))
         return Outcome(client, down, up, upload, next_kept_state, scores, seconds)
 
-    def _personalize(
+    def _run_personal_passes(
         self, client_run: ClientRun, passes: Sequence[Pass], initial_state: State, needs_cache: bool
     ) -> tuple[State, float]:
         """Run the personal passes. Return the state, and their seconds if an earlier phase ran them."""
         client, round = client_run.client, client_run.round
         personalized_state, earlier_seconds = self._personal_cache.pop(client, None), 0.0
-        if personalized_state is not None and personalized_state.is_valid_for(client_run, initial_state):
+        if personalized_state is not None and personalized_state.is_reusable(client_run, initial_state):
             client_run.epochs, earlier_seconds = personalized_state.epochs.copy(), personalized_state.seconds
         else:
             start_time, state = time.perf_counter(), initial_state
@@ -183,7 +185,7 @@ class Loop(Executor):
         return client_run.score(task.phase, state, test, task.metrics)
 
     @override
-    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
+    def compute_logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         def compute_chunk(chunk_number: int, chunk: Integers) -> Tensor:
             worker = self._idle_workers.pop()
             try:
@@ -219,7 +221,7 @@ class ClientRun:
 
     def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
-        epochs, steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
+        epochs, steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
         client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
         state = client_pass.add_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
@@ -239,9 +241,9 @@ class ClientRun:
             state = client_pass.finish_epoch(state)
         return state
 
-    def list_steps(self, training: Train) -> list[Integers]:
+    def list_step_samples(self, training: Train) -> list[Integers]:
         """List the samples of each step of a pass, if all its epochs run."""
-        epochs, max_steps = advance_epochs(self.algorithm, training, self.epochs, self._local_steps)
+        epochs, max_steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
         size = self.clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         steps = []
         for epoch in epochs:
@@ -277,7 +279,7 @@ class ClientRun:
 
     def _make_batches(self, indices: Integers, size: int, key: int | None = None) -> Iterator[Batch]:
         """Make batches in the order of ``indices``. With a noise key they are transformed."""
-        x, y = self.clients.gather(indices)
+        x, y = self.clients.gather_samples(indices)
         for number, first in enumerate(range(0, len(indices), size)):
             inputs, noise = x[first : first + size], None
             if key is not None:

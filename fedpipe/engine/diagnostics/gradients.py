@@ -29,12 +29,12 @@ SCHEMA = pa.schema(
 def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.Table:
     """Compute rows of `SCHEMA` for each client's personal model after the round and the global model, if any."""
     rows: list[dict[str, Any]] = []
-    train = run.clients.select_round(round_number).train
+    train = run.clients.select_round_samples(round_number).train
     for local in local_models.compute_personal_models(run, round_number):
-        rows += _measure_layers(run, local.client, local.model, local.buffers, train[local.client])
+        rows += _make_gradient_norm_rows(run, local.client, local.model, local.buffers, train[local.client])
     has_server_statistics = not run.algorithm.net.client_buffers
     if has_server_statistics and (model := run.algorithm.global_model(run.load_server_state(round_number))) is not None:
-        rows += _measure_layers(run, -1, model, None, np.concatenate(train))
+        rows += _make_gradient_norm_rows(run, -1, model, None, np.concatenate(train))
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
@@ -55,7 +55,7 @@ def compute_gradient(run: Run, model: Tensors, buffers: Tensors | None, indices:
     return model.only(names).zeros() if total is None else total
 
 
-def _measure_layers(
+def _make_gradient_norm_rows(
     run: Run, client: int, model: Tensors, buffers: Tensors | None, indices: Integers
 ) -> list[dict[str, Any]]:
     gradients = compute_gradient(run, model, buffers, indices)

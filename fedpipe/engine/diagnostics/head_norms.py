@@ -56,7 +56,7 @@ def make_norm_rows(name: str, owner: int, head: Tensor, counts: Sequence[int] | 
         yield dict(zip(SCHEMA.names, values, strict=True))
 
 
-def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
+def compute_class_distribution_distance(table: pa.Table, model: str = "trained") -> float:
     """Mean over owners of the Euclidean distance between class fractions and their estimates from norms.
 
     This is cwFedAvg's R, which its regularizer minimizes.
@@ -70,7 +70,7 @@ def compute_share_distance(table: pa.Table, model: str = "trained") -> float:
 def _iterate_heads_and_counts(
     run: Run, round_number: int, name: str, epochs: int
 ) -> Iterator[tuple[int, Tensors, list[int] | None]]:
-    counts = run.clients.select_round(round_number).class_counts.long()
+    counts = run.clients.select_round_samples(round_number).class_counts.long()
     if name == "global":
         yield -1, get_global_model(run, round_number), counts.sum(0).tolist()
     elif name == "class":

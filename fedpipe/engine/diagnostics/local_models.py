@@ -89,7 +89,7 @@ def get_personal_model(algorithm: Algorithm, client: State) -> Tensors:
     )
 
 
-def with_model_uploads(
+def add_model_to_uploads(
     algorithm: Algorithm,
     finetune_epochs: int | None = None,
     trace_function: TraceFunction | None = None,
@@ -219,8 +219,8 @@ class _CollectingExecutor(Executor):
         return self._executor.describe_stacks(participants, round_number)
 
     @override
-    def logits(self, model: Tensors, indices: Any, round_number: int) -> Tensor:
-        return self._executor.logits(model, indices, round_number)
+    def compute_logits(self, model: Tensors, indices: Any, round_number: int) -> Tensor:
+        return self._executor.compute_logits(model, indices, round_number)
 
 
 def replay_local_models(run: Run, round_number: int, trace_function: TraceFunction | None = None) -> list[LocalModel]:
@@ -237,7 +237,8 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
         else 0
     )
     executor = _CollectingExecutor(
-        run.make_executor(with_model_uploads(run.algorithm, trace_function=trace_function, steps=steps)), trace_function
+        run.make_executor(add_model_to_uploads(run.algorithm, trace_function=trace_function, steps=steps)),
+        trace_function,
     )
     comparison = replay.replay_round(run, round_number, executor)
     if comparison is None:
@@ -252,7 +253,7 @@ def replay_local_models(run: Run, round_number: int, trace_function: TraceFuncti
 
 def compute_personal_models(run: Run, round_number: int, finetune_epochs: int = 0) -> Iterator[LocalModel]:
     """Compute all clients' personal models at the start of the next round, optionally fine-tuned."""
-    executor = _CollectingExecutor(run.make_executor(with_model_uploads(run.algorithm, finetune_epochs)), None)
+    executor = _CollectingExecutor(run.make_executor(add_model_to_uploads(run.algorithm, finetune_epochs)), None)
     for _ in executor.run(run.make_task("train", round_number + 1, run.clients.ids, samples_round=round_number)):
         yield executor.local_models.pop()
 

@@ -33,7 +33,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
             f"diagnostics: client {missing[0]} does not train in round {round_number}. Use participants: "
             f"{participants}."
         )
-    counts = run.clients.select_round(round_number).class_counts
+    counts = run.clients.select_round_samples(round_number).class_counts
     shares = (counts / counts.sum(1, keepdim=True)).double().tolist()
     rows: list[dict[str, Any]] = []
     for local in local_models.replay_local_models(run, round_number, compute_relative_norms):

@@ -34,7 +34,7 @@ def compute_table(run: Run, round_number: int, settings: dict[str, Any]) -> pa.T
     model = local_models.get_global_model(run, round_number).map(lambda value: value.to(run.clients.device))
     parameters = run.algorithm.net.parameters(model)
     one, two = (draw_random_direction(parameters, settings["seed"], index) for index in range(2))
-    train = run.clients.select_round(round_number).train
+    train = run.clients.select_round_samples(round_number).train
     samples = sample_indices(np.unique(np.concatenate(train)), settings["samples"], settings["seed"])
     steps = np.linspace(-settings["radius"], settings["radius"], settings["points"]).tolist()
     rows = [

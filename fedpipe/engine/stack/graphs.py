@@ -149,13 +149,13 @@ def make_cuda_graph_backend() -> CaptureBackend:
         torch.cuda.current_stream().wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            copy_values_into(buffers, advance_one_step(*buffers))
+            overwrite_buffers(buffers, advance_one_step(*buffers))
         return graph.replay
 
     return capture_graph
 
 
-def copy_values_into(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
+def overwrite_buffers(buffers: Sequence[Tensor], new_values: Sequence[Tensor]) -> None:
     """Copy the next values into the current ones."""
     for buffer, value in zip(buffers, new_values, strict=True):
         if value is not buffer:

@@ -159,7 +159,7 @@ class Stack(Executor):
         return outcomes
 
     @override
-    def logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
+    def compute_logits(self, model: Tensors, indices: Integers, round_number: int) -> Tensor:
         model = model.map(lambda value: value.to(self._clients.device))
         size = (
             MEASURE_BATCH

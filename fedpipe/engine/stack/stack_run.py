@@ -29,12 +29,12 @@ from fedpipe.engine.clients.executor import (
     Score,
     Test,
     activate_eval_mode,
-    advance_epochs,
     count_local_steps,
     count_predictions_by_class,
     get_epochs_and_steps,
     get_logits_function,
     needs_noise_key,
+    take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
@@ -113,7 +113,7 @@ class StackRun:
 
     def _run_train_pass(self, training: Train, state: State, name: str) -> State:
         client_epochs = {
-            client: advance_epochs(self._algorithm, training, self._epochs[client], self._local_steps[client])
+            client: take_next_epochs(self._algorithm, training, self._epochs[client], self._local_steps[client])
             for client in self._stack_clients
         }
         epochs, steps = client_epochs[self._stack_clients[0]]
@@ -169,7 +169,7 @@ class StackRun:
             shuffle = functools.partial(
                 clients.shuffle_indices, round_number=self._round, stream=training.stream, epoch=epoch
             )
-            orders = self._map_clients(functools.partial(shuffle, share=training.share), NO_SAMPLES)
+            orders = self._map_clients(functools.partial(shuffle, fraction=training.share), NO_SAMPLES)
             key = functools.partial(
                 clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
             )
@@ -272,7 +272,7 @@ class StackRun:
         noise_keys = self._map_clients(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
         keys = [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None  # all or none
 
-        def score(client: State, *samples: Tensor) -> dict[str, Tensor]:
+        def score_samples(client: State, *samples: Tensor) -> dict[str, Tensor]:
             batch = Batch(*samples)
             with activate_eval_mode(self._algorithm, client, batch.mask):
                 logits = get_logits_function(self._algorithm, phase)(client, batch.x)
@@ -282,7 +282,7 @@ class StackRun:
             return sums | ({"logits": logits} if metrics else {})
 
         def score_stack_batch(state: State, row: StackBatch) -> dict[str, Tensor]:
-            terms = vmap(score)(state, *_gather_batch(clients, row))
+            terms = vmap(score_samples)(state, *_gather_batch(clients, row))
             step_logits.extend([terms.pop("logits")] if metrics else [])
             return terms
 
@@ -352,7 +352,7 @@ def get_logits_batch_size(clients: FederatedData, width: int) -> int:
 
 def _gather_batch(clients: FederatedData, stack_batch: StackBatch) -> tuple[Tensor, ...]:
     """Gather the samples of a step: inputs, classes, masks, and noise keys."""
-    x, y = clients.gather(stack_batch.samples)
+    x, y = clients.gather_samples(stack_batch.samples)
     if stack_batch.noise_keys is None:
         return x, y, stack_batch.mask
     return (

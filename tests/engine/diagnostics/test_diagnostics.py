@@ -51,7 +51,7 @@ def build_network(run: Run, local: local_models.LocalModel) -> nn.Module:
 
 
 def count_correct_predictions(run: Run, local: local_models.LocalModel) -> int:
-    x, y = run.clients.gather(run.clients.test[local.client])
+    x, y = run.clients.gather_samples(run.clients.test[local.client])
     with torch.no_grad():
         return int((build_network(run, local)(x).argmax(-1) == y).sum())
 
@@ -178,8 +178,8 @@ def test_the_distance_between_shares_and_norms_by_hand() -> None:
     ]
     rows += head_norms.make_norm_rows("received", 0, torch.ones(2, 2), [0, 8])
     table = pa.Table.from_pylist(rows, head_norms.SCHEMA)
-    assert head_norms.compute_share_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
-    assert head_norms.compute_share_distance(table, "received") == pytest.approx(math.sqrt(0.5))
+    assert head_norms.compute_class_distribution_distance(table) == pytest.approx((math.sqrt(2 * 0.25**2) + 0) / 2)
+    assert head_norms.compute_class_distribution_distance(table, "received") == pytest.approx(math.sqrt(0.5))
 
 
 def test_norms_of_all_models_of_a_run() -> None:
@@ -237,7 +237,7 @@ def test_shares_by_step_are_those_of_training_by_hand(stack: int) -> None:
         for epoch in range(2):
             order = run.clients.shuffle_indices(client, AT, "batches", epoch)
             for first in range(0, len(order), 40):
-                x, y = run.clients.gather(order[first : first + 40])
+                x, y = run.clients.gather_samples(order[first : first + 40])
                 norm = net.head.weight.norm(dim=1)
                 loss = F.cross_entropy(net(x), y) + 1.5 * (share - norm / norm.sum()).norm()
                 optimizer.zero_grad()
@@ -279,7 +279,7 @@ def test_gradients_are_autograds_on_all_of_a_clients_data() -> None:
     for client in (-1, 3):
         net = run.algorithm.net._build()
         net.load_state_dict(run.load_server_state(AT)["model"])
-        x, y = run.clients.gather(all_indices if client < 0 else run.clients.train[client])
+        x, y = run.clients.gather_samples(all_indices if client < 0 else run.clients.train[client])
         F.cross_entropy(net(x), y).backward()
         expected = [
             (name, math.sqrt(sum(float((p.grad**2).sum()) for p in layer.parameters())))
@@ -302,7 +302,7 @@ def test_gradients_are_at_rest_with_the_clients_own_statistics() -> None:
         assert local.buffers is not None
         assert BUFFERS in run.load_kept_state(local.client, AT)
         net = build_network(run, local)
-        x, y = run.clients.gather(run.clients.train[local.client])
+        x, y = run.clients.gather_samples(run.clients.train[local.client])
         F.cross_entropy(net(x), y).backward()
         norm = next(layer for layer in net.modules() if isinstance(layer, nn.BatchNorm1d))
         expected = math.sqrt(sum(float((p.grad**2).sum()) for p in norm.parameters() if p.grad is not None))
@@ -329,7 +329,7 @@ def test_the_surface_is_the_loss_of_moved_models() -> None:
     )
     rows = surface.sample_indices(np.unique(np.concatenate(run.clients.train)), 100, 4)
     assert len(set(rows)) == 100
-    x, y = run.clients.gather(rows)
+    x, y = run.clients.gather_samples(rows)
     for point in frame.to_dict("records"):
         net = run.algorithm.net._build()
         net.load_state_dict(
@@ -365,7 +365,7 @@ def test_features_and_rows_have_unit_length_and_their_classes() -> None:
     net = run.algorithm.net._build()
     net.load_state_dict(run.load_server_state(AT)["model"])
     assert set(dots["sample"]) <= set(run.clients.global_test)
-    x, y = run.clients.gather(dots["sample"].to_numpy(copy=True))
+    x, y = run.clients.gather_samples(dots["sample"].to_numpy(copy=True))
     assert dots["class"].to_list() == y.tolist()
     with torch.no_grad():
         expected = F.normalize(net.body(x), dim=1)

@@ -36,7 +36,7 @@ def test_with_a_pull_of_0_it_is_fedavg() -> None:
 def test_the_pull_is_half_lambda_times_the_squared_distance() -> None:
     """Exact value if every parameter differs by 0.5 from the client's last model."""
     trial = make_trial(build(pull=0.7))
-    client, batch = trial.start(3), Batch(*trial.clients.gather(trial.clients.train[3]))
+    client, batch = trial.start(3), Batch(*trial.clients.gather_samples(trial.clients.train[3]))
     client["model"] = client["last"] + 0.5
     pull = trial.algorithm.loss(client, batch) - trial.algorithm.risk(client, batch)
     parameters = sum(value.numel() for value in client["last"].values())
