@@ -71,7 +71,7 @@ class Table(_LayoutModel):
     ``method_protocols`` names the protocols of methods that differ from the table's ``protocol``. ``global_methods``
     give all clients the same model, although the protocol tests personalized models. ``parameters`` names, by row and
     column, the method's parameter that the cell contains or that its formula uses. ``partition_std`` is, by column, the
-    standard deviation of an accuracy between draws of the partition in points, which the paper does not give.
+    standard deviation of an accuracy between draws of the partition, in points.
     """
 
     caption: str

@@ -133,14 +133,39 @@ def test_a_single_seed_is_judged_by_the_columns_spread(find_cell):
 
 def test_without_any_standard_deviation_the_test_sets_error_counts(find_cell):
     """PFPS-LWC reports single runs."""
-    cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.5/0.3")
+    cell_id = ("PFPS-LWC", "Table 3", "FedPer", "0.5/0.3")
     target = published.load_published()[find_cell(*cell_id)].mean
-    for gap, word in ((1.0, "agrees"), (1.5, "differs")):
-        assert (
-            compare(measure_one(find_cell, *cell_id, values={0: target + gap})).cells[find_cell(*cell_id)].verdict_text
-            == word
-        )
-    assert contrasts.compute_sampling_error(target, 10_000) * 1.96 * math.sqrt(2) == pytest.approx(1.19, abs=0.01)
+    limit = stats.norm.ppf(0.975) * math.sqrt(2) * contrasts.compute_sampling_error(target, 10_000)
+    for gap, word in ((0.98 * limit, "agrees"), (1.02 * limit, "differs")):
+        measured = measure_one(find_cell, *cell_id, values={0: target + gap})
+        assert compare(measured).cells[find_cell(*cell_id)].verdict_text == word
+
+
+def test_the_interval_includes_the_variation_between_partitions(find_cell):
+    """Both runs, the published one and ours, have drawn a partition."""
+    cell_id = ("PFPS-LWC", "Table 2", "FedPer", "0.3/0.3")
+    target = published.load_published()[find_cell(*cell_id)].mean
+    cell = compare(measure_one(find_cell, *cell_id, values={0: target - 5})).cells[find_cell(*cell_id)]
+    std = math.hypot(contrasts.compute_sampling_error(target - 5, 10_000), 2.84)
+    published_std = math.hypot(contrasts.compute_sampling_error(target, 10_000), 2.84)
+    half_width = stats.norm.ppf(0.975) * math.hypot(std, published_std)
+    assert cell.verdict_text == "agrees"
+    assert cell.verdict.contrast[:3] == pytest.approx((-5, -5 - half_width, -5 + half_width))
+
+
+def test_the_variation_between_partitions_is_that_of_the_stored_runs():
+    runs, accuracies = (
+        pd.read_csv(ROOT / f"studies/papers/pfps_lwc/readings/measured/partition.{name}.csv")
+        for name in ("runs", "accuracies")
+    )
+    table = runs.merge(accuracies[accuracies["protocol"] == "personal-on-local"], on="id")
+    table["accuracy"] = table["accuracies"].str.split().str[-1].astype(float)
+    assert len(table) == 18
+    variances = table.groupby("point")["accuracy"].var()
+    for column, std in layouts.load_papers()["PFPS-LWC"].tables["Table 2"].partition_std.items():
+        alpha = column.partition("/")[0]
+        points = [f"alpha={alpha}, scheme={scheme}" for scheme in ("dirichlet", "dirichlet-balanced")]
+        assert std == pytest.approx(100 * math.sqrt(variances[points].mean()), abs=0.005)
 
 
 def test_failed_in_print_is_met_by_failing(find_cell):
