@@ -5,10 +5,10 @@
 The benchmark uses one thread of a CPU and synthetic images. A step is loss, gradient and update, as in a client's
 round. Each part has a table:
 
+- ``compilation``: the first step with ``torch.compile`` in two processes, of which the second finds the cache of the
+  first. It includes imports and the C++ compiler.
 - ``training``: steps of FedAvg with ReLU in place, a fused convolution, oneDNN's linear layers, ``torch.compile`` and
   contiguous images. The fused convolution computes ReLU in its kernel. oneDNN has none that also computes the pooling.
-- ``compilation``: the first compiled step in two processes, of which the second finds the cache of the first. It
-  includes imports and the C++ compiler.
 - ``evaluation``: the score of a model on 2,500 samples, with several batch sizes.
 - ``algorithms``: steps of FedDyn and FedUV, and of bare loops that compute the same gradients.
 
@@ -294,13 +294,11 @@ def measure_training(name: str, seconds: float) -> Row:
 
 def measure_compilation(name: str, _: float) -> Row:
     """Measure the first compiled step of two processes."""
-    command, seconds = [sys.executable, __file__, "--first-step", name], []
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        for _ in range(2):
-            process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-            seconds.append(float(process.stdout))
-    return {"model": name, "empty cache (s)": seconds[0], "filled cache (s)": seconds[1]}
+    command, row = [sys.executable, __file__, "--first-step", name], Row(model=name)
+    for process_name in ("first process (s)", "second process (s)"):
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        row[process_name] = "failed" if process.returncode else float(process.stdout)
+    return row
 
 
 def measure_first_step(name: str) -> float:
@@ -339,8 +337,8 @@ def measure_algorithm(name: str, seconds: float) -> Row:
 
 #: Title of each part's table, the function that measures a row, and the rows.
 PARTS: dict[str, tuple[str, Callable[[str, float], Row], Iterable[str]]] = {
-    "training": ("Time of a step, relative to fedpipe's, and difference of the gradient:", measure_training, MODELS),
     "compilation": ("Seconds of the first step with `torch.compile`:", measure_compilation, MODELS),
+    "training": ("Time of a step, relative to fedpipe's, and difference of the gradient:", measure_training, MODELS),
     "evaluation": ("Speed of evaluation, relative to batches of 250:", measure_evaluation, MODELS),
     "algorithms": ("Time of a step of cnn4, and difference of the gradient:", measure_algorithm, ALGORITHMS),
 }
@@ -356,13 +354,9 @@ def render_cell(cell: Any) -> str:
     """Render a text, a number, or a ratio with a difference."""
     if isinstance(cell, tuple):
         return f"{cell[0]:.2f} ({cell[1]:.0e})"
-    return (
-        f"{cell:,.0f}"
-        if isinstance(cell, float) and cell >= 100
-        else f"{cell:.2f}"
-        if isinstance(cell, float)
-        else cell
-    )
+    if isinstance(cell, float):
+        return f"{cell:,.0f}" if cell >= 100 else f"{cell:.2f}"
+    return str(cell)
 
 
 def main() -> None:
@@ -382,11 +376,16 @@ def main() -> None:
         print(measure_first_step(options.first_step))
         return
     figures, page = {}, ""
-    for part in options.parts:
-        title, measure, names = PARTS[part]
-        figures[part] = [measure(name, options.seconds) for name in (options.models if names is MODELS else names)]
-        page += f"{title}\n\n{render_table(figures[part])}\n\n"
-        print(title, render_table(figures[part]), sep="\n\n", end="\n\n", flush=True)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        for part in options.parts:
+            title, measure, names = PARTS[part]
+            figures[part] = []
+            for name in options.models if names is MODELS else names:
+                figures[part].append(measure(name, options.seconds))
+                print(f"{part}: {figures[part][-1]}", file=sys.stderr, flush=True)
+            page += f"{title}\n\n{render_table(figures[part])}\n\n"
+    print(page, end="")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
     if options.markdown:
