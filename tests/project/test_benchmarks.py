@@ -24,7 +24,7 @@ SCRIPTS = {"gpu_figures", "results"}  #: programs that run the others, or merge 
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "clients": ("--clients", "20", "--samples", "20", "--rounds", "1"),
-    "kernels": ("--models", "cnn4", "--seconds", "0", "--parts", "training", "evaluation", "algorithms"),
+    "kernels": ("--models", "cnn4", "--seconds", "0"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
     "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
@@ -161,20 +161,19 @@ def test_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_kernels(tmp_path: Path) -> None:
-    """All variants compute the same gradients. ``torch.compile`` needs a C++ compiler, or its cell is the error."""
+def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variants and bare loops compute the same gradients."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it would take most of the time
     figures = run("kernels", tmp_path / "figures.json", "--markdown", str(tmp_path / "tables.md"))
-    (training,), (evaluation,), algorithms = figures["training"], figures["evaluation"], figures["algorithms"]
+    (compilation,), (training,), (evaluation,) = (figures[part] for part in ("compilation", "training", "evaluation"))
+    assert compilation["second process (s)"] > 0
     variants = {name: cell for name, cell in training.items() if name not in {"model", "fedpipe (ms)"}}
-    for variant in ("ReLU in place", "fused convolution", "oneDNN linear", "contiguous"):
-        ratio, difference = variants[variant]
-        assert ratio > 0
-        assert difference < 1e-5
-    assert "torch.compile" in variants
+    assert len(variants) == 5
+    assert all(ratio > 0 and difference < 1e-5 for ratio, difference in variants.values())
     assert evaluation["batches of 250"] == 1
-    assert [row["algorithm"] for row in algorithms] == ["fedavg", "feddyn", "feduv"]
-    assert all(row["over bare loop"][1] < 1e-5 for row in algorithms)
-    assert "| cnn4 |" in (tmp_path / "tables.md").read_text()
+    assert [row["algorithm"] for row in figures["algorithms"]] == ["fedavg", "feddyn", "feduv"]
+    assert all(row["over bare loop"][1] < 1e-5 for row in figures["algorithms"])
+    assert (tmp_path / "tables.md").read_text().count("| cnn4 |") == 3
 
 
 def test_kernels_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
