@@ -32,6 +32,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "round": ("round.py", "--device", "cpu", "--json", "{json}"),
     "models": ("models.py", "--seconds", "20"),
     "algorithms": ("algorithms.py",),
+    "kernels": ("kernels.py", "--markdown", "{markdown}"),
     "versioning": ("versioning.py", "--json", "{json}"),
     "partitions": ("partitions.py",),
     "clients": ("clients.py",),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedpipe.core.components import component, registry
 from tests.docs.page_blocks import ROOT, read
@@ -23,6 +24,7 @@ SCRIPTS = {"gpu_figures", "results"}  #: programs that run the others, or merge 
 SMALL = {
     "algorithms": ("--algorithms", "fedprox", "--rounds", "1", "--samples", "10"),
     "clients": ("--clients", "20", "--samples", "20", "--rounds", "1"),
+    "kernels": ("--models", "cnn4", "--seconds", "0"),
     "learns": ("--seeds", "1", "--algorithms", "local", "--rounds", "1", "--workers", "2"),
     "models": ("--models", "lenet", "fasttext", "--seconds", "0.01"),
     "partitions": ("--seeds", "1"),
@@ -156,6 +158,37 @@ def test_models(tmp_path: Path) -> None:
     fastest = max(lenet["plain_samples_per_second"], lenet["channels_last_samples_per_second"])
     assert lenet["over_fastest_plain"] == lenet["fedpipe_samples_per_second"] / fastest
     assert "channels_last_samples_per_second" not in fasttext
+
+
+@pytest.mark.slow
+def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All variants and bare loops compute the same gradients."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # it would take most of the time
+    figures = run("kernels", tmp_path / "figures.json", "--markdown", str(tmp_path / "tables.md"))
+    (compilation,), (training,), (evaluation,) = (figures[part] for part in ("compilation", "training", "evaluation"))
+    assert compilation["second process (s)"] > 0
+    variants = {name: cell for name, cell in training.items() if name not in {"model", "fedpipe (ms)"}}
+    assert len(variants) == 5
+    assert all(ratio > 0 and difference < 1e-5 for ratio, difference in variants.values())
+    assert evaluation["batches of 250"] == 1
+    assert [row["algorithm"] for row in figures["algorithms"]] == ["fedavg", "feddyn", "feduv"]
+    assert all(row["over bare loop"][1] < 1e-5 for row in figures["algorithms"])
+    assert (tmp_path / "tables.md").read_text().count("| cnn4 |") == 3
+
+
+def test_kernels_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that PyTorch does not have is reported, and the other variants are measured."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    program = importlib.import_module("kernels")
+
+    def change(network: torch.nn.Module) -> bool:
+        return bool(torch.ops.mkldnn.removed)
+
+    variants = {"removed": change, "fused convolution": program.VARIANTS["fused convolution"]}
+    monkeypatch.setattr(program, "VARIANTS", variants)
+    row = program.measure_training("cnn5-norm", 0)
+    assert row["removed"].startswith("AttributeError")
+    assert row["fused convolution"] == "–"
 
 
 @pytest.mark.slow
