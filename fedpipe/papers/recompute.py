@@ -146,8 +146,8 @@ def recompute_round(drawn: DrawnRound) -> Recomputation:
     current_digests = stored_runs.get_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn,
-        _select_round(stored_run.accuracies, drawn.round),
-        _select_round(frame, drawn.round),
+        _select_round_accuracies(stored_run.accuracies, drawn.round),
+        _select_round_accuracies(frame, drawn.round),
         (*stored_run.list_changes(current_digests), *_list_environment_changes(stored_run, run.get_environment())),
     )
 
@@ -166,7 +166,7 @@ def _get_execution(plan: NewPlan, stored_run: StoredRun) -> Execution:
     return plan.execution.model_copy(update={"stack": int(width) if width.isdigit() else 1, "callbacks": ()})
 
 
-def _select_round(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
+def _select_round_accuracies(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
     """The accuracies of a round by protocol, in the stored digits."""
     rows = accuracies[accuracies["round"] == round_number]
     return {

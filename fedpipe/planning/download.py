@@ -146,7 +146,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     is_study_dataset = name is None or name == section.name
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
+    source, sha256 = section.configured_dataset, None  # also if synthetic samples could replace it
     revision = source.find_current_commit() if isinstance(source, HuggingFace) else None
     if isinstance(source, HuggingFace) and revision is not None:
         source = dataclasses.replace(source, revision=revision)
@@ -226,9 +226,9 @@ def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[st
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
     for key_path, key, named in list(_iter_undeclared_datasets(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
-        if not isinstance(data.named_dataset, PublishedDataset):
+        if not isinstance(data.configured_dataset, PublishedDataset):
             continue
-        sha256 = data.named_dataset.compute_unpinned_sha256(data.fetcher)
+        sha256 = data.configured_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
         if not _write_key_into_study(params, key_path, key, sha256, messages):
@@ -254,12 +254,12 @@ def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
         point_settings = loader.override_settings(settings, changes)
         grid_lists = (point_settings.get("study") or {}).get("grid") or {}
         for dataset_settings in itertools.product(
-            *(_select_dataset_settings(name, values) for name, values in grid_lists.items())
+            *(_select_distinct_dataset_settings(name, values) for name, values in grid_lists.items())
         ):
             yield parser.parse_dataset(loader.override_settings(point_settings, *dataset_settings).get("dataset", {}))
 
 
-def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
+def _select_distinct_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
     axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
     dataset_settings = [

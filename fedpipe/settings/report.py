@@ -10,7 +10,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.settings.base import Label, Protocol, Section, field_omitted_at_default, require_unique
+from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
@@ -40,7 +40,7 @@ class Report(Section):
     average: Average = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
     )
-    clients: ReportedClients = field_omitted_at_default(
+    clients: ReportedClients = make_field_omitted_at_default(
         "seen",
         description="Clients in tables and curves. seen: all except `federation.held_out`. new: those of "
         "`federation.held_out`. both: seen and new clients in columns next to each other. results.csv has both.",
