@@ -112,7 +112,9 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         wait_for_end(mine)
         assert running.wait() != 0
     done = [
-        RunFiles(run).list_complete_rounds()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)
+        RunFiles(run).list_complete_rounds()[-1]
+        for run in project.folder.glob("results/runs/*/*/")
+        if has_complete_round(run)
     ]
     assert max(done) < 400, "jobs did not end, they were done"
     if how == "SIGINT":
@@ -121,7 +123,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
     complete = {
         run: RunFiles(run).list_complete_rounds()[-1]
         for run in project.folder.glob("results/runs/*/*/")
-        if any_round(run)
+        if has_complete_round(run)
     }
     assert complete
     project.edit(federation={"rounds": max(complete.values()) + 1})
@@ -133,5 +135,5 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         assert f"{rounds} of {max(complete.values()) + 1} rounds are complete" in log.read_text()
 
 
-def any_round(run: Path) -> bool:
+def has_complete_round(run: Path) -> bool:
     return bool(RunFiles(run).list_complete_rounds())

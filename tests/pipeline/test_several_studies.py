@@ -286,10 +286,10 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     assert "RuntimeError: a fault of the test" in output
     assert "2 runs (1 done, 1 failed)" in output, "a run that does not depend on it goes on"
 
-    def written() -> list[Path]:
+    def list_written_files() -> list[Path]:
         return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
-    before = written()
+    before = list_written_files()
     shown = project.run("fedpipe", "show", check=False)
     (row,) = (line for line in shown.splitlines() if line.startswith("| FedAvg"))
     assert ": 2 runs (1 done, 1 failed)" in shown
@@ -301,7 +301,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     last_line = shown.splitlines()[-1]
     assert last_line.startswith("fedpipe: results/tables/results.md is missing")
     assert "`fedpipe run`" in last_line
-    assert written() == before
+    assert list_written_files() == before
 
     # the same as without the algorithm that failed
     project.edit(study={"algorithms": ["fedavg"]})
