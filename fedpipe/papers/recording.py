@@ -119,7 +119,10 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     )
 
 
-def _join_environments(made_by: list[Mapping[str, Any]]) -> dict[str, str]:
+def _join_environments(environments: list[Mapping[str, Any]]) -> dict[str, str]:
     """The environments of a run's rounds as one, with `; ` between different values."""
-    names = dict.fromkeys(name for maker in made_by for name in maker)
-    return {name: "; ".join(dict.fromkeys(str(maker[name]) for maker in made_by if name in maker)) for name in names}
+    names = dict.fromkeys(name for environment in environments for name in environment)
+    return {
+        name: "; ".join(dict.fromkeys(str(environment[name]) for environment in environments if name in environment))
+        for name in names
+    }

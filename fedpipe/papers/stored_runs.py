@@ -319,8 +319,8 @@ def _get_type_adapter() -> TypeAdapter[StoredRun]:
     return TypeAdapter(StoredRun)
 
 
-def _parse_run(place: str, fields: Mapping[str, Any]) -> StoredRun:
+def _parse_run(location: str, fields: Mapping[str, Any]) -> StoredRun:
     try:
         return _get_type_adapter().validate_python(fields)
     except ValueError as error:
-        raise ArtifactError(f"{place}: {error}. {RESTORE_ADVICE}") from None
+        raise ArtifactError(f"{location}: {error}. {RESTORE_ADVICE}") from None

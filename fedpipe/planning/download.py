@@ -236,16 +236,16 @@ def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[st
 
 
 def _iter_undeclared_datasets(
-    settings: dict[str, Any], above: tuple[str, ...] = ()
+    settings: dict[str, Any], parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Iterate over data sets of grid and presets without SHA-256: the mapping, the missing key, and the name."""
     for key, value in settings.items():
         if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
-            yield above, "dataset.sha256", value
-        elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
-            yield (*above, key), "sha256", str(value["name"])
-        elif isinstance(value, dict) and (above or key in ("study", "presets")):
-            yield from _iter_undeclared_datasets(value, (*above, key))
+            yield parent_keys, "dataset.sha256", value
+        elif key == "dataset" and parent_keys and isinstance(value, dict) and "sha256" not in value and "name" in value:
+            yield (*parent_keys, key), "sha256", str(value["name"])
+        elif isinstance(value, dict) and (parent_keys or key in ("study", "presets")):
+            yield from _iter_undeclared_datasets(value, (*parent_keys, key))
 
 
 def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
@@ -313,7 +313,7 @@ def _write_key_into_study(
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    for alias_path in _iter_key_paths(root, node):
+    for alias_path in _iter_key_paths_of_node(root, node):
         _get_nested_mapping(expected_settings, alias_path)[key] = entry
     try:
         if read_yaml(edited_text, params) != expected_settings:
@@ -330,13 +330,15 @@ def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> 
     return mapping
 
 
-def _iter_key_paths(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _iter_key_paths_of_node(
+    root: yaml.Node | None, node: yaml.Node, parent_keys: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
     """Iterate over all positions of a mapping in a YAML file, including its aliases."""
     if root is node:
-        yield above
+        yield parent_keys
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
-            yield from _iter_key_paths(value, node, (*above, name.value))
+            yield from _iter_key_paths_of_node(value, node, (*parent_keys, name.value))
 
 
 def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
