@@ -125,8 +125,8 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     if planned_run is None:
         commit = stored_run.commit.partition("-")[0] or "COMMIT"
         raise ArtifactError(
-            f"{drawn_round}: can't be recomputed, because {drawn_round.study} has other settings now. Type `git checkout {commit}` "
-            "to use the study and the code of that run."
+            f"{drawn_round}: can't be recomputed, because {drawn_round.study} has other settings now. Type "
+            f"`git checkout {commit}` to use the study and the code of that run."
         )
     planner.write_plan(plan)
     if not layout.get_dataset_path(planned_run.dataset).is_file():
