@@ -169,7 +169,7 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     )
 
 
-def build_rank_parts(data: StudyData) -> list[str | TextTable]:
+def build_rank_section(data: StudyData) -> list[str | TextTable]:
     """Build the sentences and the table of mean ranks. Empty without `report.rank_test`."""
     plan, table = data.plan, build_ranked_table(data) if data.plan.report.rank_test else None
     comparison = table and table.compare_methods(plan)

@@ -19,7 +19,7 @@ FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
-#: and format in `report.tables._build_statistics_parts`.
+#: and format in `report.tables._build_statistics_section`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",
