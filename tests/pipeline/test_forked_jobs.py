@@ -16,7 +16,7 @@ from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
-from tests.pipeline.test_snakemake import NOTHING, reach
+from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -102,7 +102,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         stdout=subprocess.DEVNULL,
         stderr=(project.folder / "said").open("w"),
     ) as running:
-        reach(project, 2, running)
+        wait_for_round(project, 2, running)
         mine = list_processes(running.pid)
         assert len(mine) >= 2
         if how == "SIGKILL":

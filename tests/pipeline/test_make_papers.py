@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedpipe.papers import layouts
-from tests.papers.test_pages import BROWSER, PAGES, Browser, seen
+from tests.papers.test_pages import BROWSER, PAGES, Browser, list_problems
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def _check_pages(folder: Path, profile: Path) -> None:
     try:
         for name in PAGES:
             for width in (1280, 375):
-                assert seen(browser, folder / f"{name}.html", width) == ([], [])
+                assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
                 assert browser.tell("document.documentElement.scrollWidth") <= width
             headings = browser.tell("[...document.querySelectorAll('h2')].map(one => one.innerText)")
             for paper in (paper for paper in layouts.load_papers().values() if paper.stem == name):
