@@ -26,7 +26,7 @@ from fedpipe.report.table_notes import (
     warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
-from fedpipe.report.tuning import build_search_section
+from fedpipe.report.tuning import build_search_parts
 from fedpipe.report.words import METRICS, explain_metrics, format_bytes, format_metric
 
 PAGE_CSS = (  #: style of the page
@@ -115,7 +115,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     return [
         build_caption(plan),
         result_table,
-        *build_search_section(plan),
+        *build_search_parts(plan),
         *results.describe_overrides(plan),
         *warn_about_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),

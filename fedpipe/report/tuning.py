@@ -153,7 +153,7 @@ def build_draws_frame(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def build_search_section(plan: Plan) -> list[str | TextTable]:
+def build_search_parts(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []

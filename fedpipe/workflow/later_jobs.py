@@ -23,7 +23,7 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
         for rung in range(len(results) + 1, len(rungs)):
             draws = select_draws(search.candidates, draws, is_last=False)
             for draw in draws:
-                counts += _multiply_counts(
+                counts += _multiply(
                     count_run_jobs(execution, search.candidates[draw].participants, rungs[rung - 1], rungs[rung]),
                     len(plan.tuning.seeds),
                 )
@@ -47,5 +47,5 @@ def count_run_jobs(execution: Execution, participants: int, start: int, stop: in
     return Counter(segment=sum(end > start for end in ends), collect=1)
 
 
-def _multiply_counts(counts: Counter[str], factor: int) -> Counter[str]:
+def _multiply(counts: Counter[str], factor: int) -> Counter[str]:
     return Counter({rule: count * factor for rule, count in counts.items()})

@@ -71,7 +71,7 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert draws["selected"].tolist() == [True, False, False, False, True]
     assert {*draws["algorithm"]} == {"fedprox"}
     assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
-    sentence, table = tuning.build_search_section(plan)
+    sentence, table = tuning.build_search_parts(plan)
     assert "the best of 4 draws" in sentence
     assert "Every method with a range had 4 draws: the best third continued after round 1" in sentence
     assert "with seed 7. " in sentence
