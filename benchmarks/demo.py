@@ -40,7 +40,7 @@ def copy_clone(folder: Path) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-def shorten_study(params: Path, algorithms: int | None, seeds: int | None, rounds: int | None) -> None:
+def shorten(params: Path, algorithms: int | None, seeds: int | None, rounds: int | None) -> None:
     """Reduce the study to its first algorithms and seeds, and to this number of rounds."""
     study = yaml.safe_load(params.read_text())
     study["study"]["algorithms"] = study["study"]["algorithms"][:algorithms]
@@ -87,7 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
         folder = Path(temporary) / "clone"
         copy_clone(folder)
-        shorten_study(folder / "params.yaml", options.algorithms, options.seeds, options.rounds)
+        shorten(folder / "params.yaml", options.algorithms, options.seeds, options.rounds)
         wall, processor_seconds = run(folder)
         compute, cores = sum_compute_time(folder), len(os.sched_getaffinity(0))
     figures = {
