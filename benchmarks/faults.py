@@ -44,7 +44,7 @@ STUDY = {
 }
 
 
-def fork(work: Callable[[], None]) -> int:
+def fork_process(work: Callable[[], None]) -> int:
     """Do the work in a child process, which has the loaded modules. Return its process id."""
     if pid := os.fork():
         return pid
@@ -57,7 +57,7 @@ def fork(work: Callable[[], None]) -> int:
 
 def run_in_child(work: Callable[[], None]) -> bool:
     """Do the work in a child process. Return whether it succeeded."""
-    return os.waitpid(fork(work), 0)[1] == 0
+    return os.waitpid(fork_process(work), 0)[1] == 0
 
 
 class Writes:
@@ -150,7 +150,7 @@ def kill_runs(kills: int, seed: int) -> bool:
             Writes(write, fraction)
             segment()
 
-        child = fork(run_until_killed)
+        child = fork_process(run_until_killed)
         if not write:
             time.sleep(moment)
             os.kill(child, signal.SIGKILL)

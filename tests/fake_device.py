@@ -66,10 +66,10 @@ class There(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return computed(func, args, kwargs or {}, Counter())
+        return compute_on_device(func, args, kwargs or {}, Counter())
 
 
-def computed(func: Any, args: Any, kwargs: dict[str, Any], crossed: Counter[str]) -> Any:
+def compute_on_device(func: Any, args: Any, kwargs: dict[str, Any], crossed: Counter[str]) -> Any:
     """What an operation gives on the device; counts what crosses."""
     name = str(func).removeprefix("aten.")
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
@@ -106,7 +106,7 @@ class _Dispatch(TorchDispatchMode):
         self._crossed = crossed
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return computed(func, args, kwargs or {}, self._crossed)
+        return compute_on_device(func, args, kwargs or {}, self._crossed)
 
 
 class _Functions(TorchFunctionMode):
@@ -146,7 +146,7 @@ class OneByOne:
 
 
 @contextmanager
-def at_hand() -> Iterator[Counter[str]]:
+def use_device() -> Iterator[Counter[str]]:
     """The device, which counts what crosses: "read", "large, to the host", "small, to the device" and so on."""
     crossed: Counter[str] = Counter()
     with ExitStack() as stack:

@@ -153,7 +153,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
 def _has_undeclared_data(params: Path) -> bool:
     """Whether the SHA-256 of a study's own data is still missing, so that the study has no runs."""
     try:
-        dataset = parser.parse_dataset(loader.read_params(params).get("dataset", {})).named_dataset
+        dataset = parser.parse_dataset(loader.read_params(params).get("dataset", {})).configured_dataset
     except SettingsError:
         return False
     return isinstance(dataset, PinnedDataset) and not isinstance(dataset, PublishedDataset) and not dataset.sha256

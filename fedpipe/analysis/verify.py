@@ -30,7 +30,7 @@ from fedpipe.data import store
 from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
 from fedpipe.planning import partition
-from fedpipe.planning.code_changes import is_from_other_code
+from fedpipe.planning.code_changes import has_other_shared_code
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
 
@@ -183,7 +183,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
         except UserError as error:
             yield VerificationResult(f"{layout.get_assignment_path(key)}: can't be recomputed. {error}", True)
     other_code_paths = [
-        path for path in intact_paths if is_from_other_code(RunFiles(path), code_digest.compute_shared_code_digest())
+        path for path in intact_paths if has_other_shared_code(RunFiles(path), code_digest.compute_shared_code_digest())
     ]
     same_code_paths = [path for path in intact_paths if path not in other_code_paths]
     for path in [

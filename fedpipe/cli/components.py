@@ -16,7 +16,7 @@ from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app
 
 
 @app.command("list", rich_help_panel=USER_PANEL)
-def list_(
+def list_components(
     kind: Annotated[str, typer.Argument(help="What to list: algorithms, datasets, models, partitions or diagnostics.")],
 ) -> None:
     """List the names that you can use in params.yaml, each with a one-line description."""
@@ -36,8 +36,8 @@ def list_(
         typer.echo(f"{name:<{max(map(len, summaries))}}  {summary}")
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def describe(
+@app.command("describe", rich_help_panel=USER_PANEL)
+def describe_component(
     name: Annotated[
         str,
         typer.Argument(
@@ -89,8 +89,8 @@ def describe(
         typer.echo(f"  {field.name}: {format_default(field)}{meaning}")
 
 
-@app.command(rich_help_panel=GENERATED_PANEL)
-def docs(
+@app.command("docs", rich_help_panel=GENERATED_PANEL)
+def generate_docs(
     page: Annotated[
         str | None, typer.Argument(help="Page: settings, cli, algorithms, datasets, models, partitions or plots.")
     ] = None,
@@ -110,7 +110,7 @@ def docs(
 
 
 @app.command("new-algorithm", rich_help_panel=USER_PANEL)
-def new_algorithm(
+def create_algorithm(
     name: Annotated[str, typer.Argument(help="Name of the algorithm in params.yaml, such as my_avg.")],
 ) -> None:
     """Write a commented template for an algorithm and its test, in a clone of fedpipe."""
@@ -125,8 +125,8 @@ def new_algorithm(
     )
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def check(
+@app.command("check", rich_help_panel=USER_PANEL)
+def check_algorithm(
     name: Annotated[
         str, typer.Argument(help="An algorithm, such as own.Prox or fedavg. With --params, a method of that study.")
     ],
@@ -149,8 +149,8 @@ def check(
     typer.echo(f"{name} passes all checks.")
 
 
-@app.command(rich_help_panel=GENERATED_PANEL)
-def schema() -> None:
+@app.command("schema", rich_help_panel=GENERATED_PANEL)
+def print_schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""
     from fedpipe.cli.docs.pages import render_schema
 

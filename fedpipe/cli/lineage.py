@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fedpipe.analysis.verify import VerificationResult
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def trace(
+@app.command("trace", rich_help_panel=USER_PANEL)
+def trace_results(
     table: Annotated[Path, typer.Argument(help="Table of a study, such as results/tables/results.md.")],
     cell: Annotated[str, typer.Argument(help="ALGORITHM.PROTOCOL. With a grid, ALGORITHM.POINT.PROTOCOL.")],
 ) -> None:
@@ -36,8 +36,8 @@ def trace(
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def verify(
+@app.command("verify", rich_help_panel=USER_PANEL)
+def verify_results(
     runs: Annotated[
         list[Path] | None, typer.Argument(help="Folders of runs. By default, all runs of the study.")
     ] = None,
@@ -95,8 +95,8 @@ def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterato
             yield VerificationResult(str(error), False)
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def diff(
+@app.command("diff", rich_help_panel=USER_PANEL)
+def diff_runs(
     first: Annotated[str, typer.Argument(metavar="KEY", help="Key of a run, or its beginning.")],
     second: Annotated[str, typer.Argument(metavar="KEY", help="Key of another run, or its beginning.")],
 ) -> None:
@@ -106,8 +106,8 @@ def diff(
     typer.echo(lineage.diff_runs(lineage.find_run(first), lineage.find_run(second)))
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def compare(
+@app.command("compare", rich_help_panel=USER_PANEL)
+def compare_revisions(
     revisions: Annotated[
         list[str] | None,
         typer.Argument(
@@ -130,8 +130,8 @@ def compare(
         warn_if_stale(read_plan(PARAMS, FULL_PRESET))
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def prune(yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False) -> None:
+@app.command("prune", rich_help_panel=USER_PANEL)
+def prune_files(yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False) -> None:
     """Remove runs, partitions and data that no study or commit needs, after showing the freed space."""
     from fedpipe.analysis import prune as lineage
     from fedpipe.report import words

@@ -11,8 +11,8 @@ import typer
 from fedpipe.cli.group import USER_PANEL, app
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def init(
+@app.command("init", rich_help_panel=USER_PANEL)
+def init_project(
     folder: Annotated[Path, typer.Argument(help="Folder of the project. It is created if it does not exist.")],
     update: Annotated[
         bool,

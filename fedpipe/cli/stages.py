@@ -33,8 +33,8 @@ from fedpipe.cli.group import (
 from fedpipe.cli.plans import read_plan
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def download(
+@app.command("download", rich_help_panel=USER_PANEL)
+def download_data(
     name: Annotated[
         str | None, typer.Argument(help="Name of a data set. By default, the data sets of the study.")
     ] = None,
@@ -59,8 +59,8 @@ def download(
         raise ArtifactError("\n".join(failed))
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def partition(
+@app.command("partition", rich_help_panel=USER_PANEL)
+def partition_data(
     key: Annotated[str | None, typer.Argument(help="Key of the partition in the plan.")] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Print the samples per client and class, and write nothing.")
@@ -88,8 +88,8 @@ def partition(
         stage.partition_dataset(key)
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def segment(
+@app.command("segment", rich_help_panel=STAGES_PANEL)
+def run_segment(
     path: RunPath,
     stop: Annotated[int, typer.Option(min=1, help="Last round. Rounds that are complete are skipped.")],
     threads: Threads = 1,
@@ -133,14 +133,14 @@ def segment(
             stage.collect_rounds(run.files, stop, _parse_keep_models(keep_models))
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def initialize(path: RunPath) -> None:
+@app.command("initialize", rich_help_panel=STAGES_PANEL)
+def initialize_run(path: RunPath) -> None:
     """Write the initial server state of a run (round 0), if each round is split into jobs."""
     _open_run(path, device="cpu").initialize()  # on the CPU, because the job requests no GPU
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def train(
+@app.command("train", rich_help_panel=STAGES_PANEL)
+def train_block(
     path: RunPath,
     round: RoundNumber,
     block: Annotated[int, typer.Option(min=0, help="Index of the block of participants.")],
@@ -160,8 +160,8 @@ def train(
     write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def aggregate(
+@app.command("aggregate", rich_help_panel=STAGES_PANEL)
+def aggregate_round(
     path: RunPath,
     round: RoundNumber,
     blocks: Annotated[int, typer.Option(min=1, help="Number of blocks of the round.")],
@@ -175,8 +175,8 @@ def aggregate(
     run.aggregate(round, [Block.read(files.block_uploads(index)) for index in range(blocks)])
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def evaluate(
+@app.command("evaluate", rich_help_panel=STAGES_PANEL)
+def evaluate_round(
     path: RunPath,
     round: RoundNumber,
     threads: Threads = 1,
@@ -195,8 +195,8 @@ def evaluate(
         callback_list.call_end_round(round)
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def collect(
+@app.command("collect", rich_help_panel=STAGES_PANEL)
+def collect_rounds(
     path: RunPath,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds to merge.")],
     keep_models: KeepModels = "all",
@@ -207,8 +207,8 @@ def collect(
     stage.collect_rounds(RunFiles(path), rounds, _parse_keep_models(keep_models))
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def diagnostic(
+@app.command("diagnostic", rich_help_panel=STAGES_PANEL)
+def compute_diagnostic(
     path: Annotated[
         Path, typer.Argument(help="Settings of the diagnostic, results/diagnostics/ALGORITHM/KEY/ROUND/KIND-KEY.yaml.")
     ],
@@ -222,8 +222,8 @@ def diagnostic(
     stage.run_diagnostic(path, _build_execution(device, stack), threads)
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def rank(
+@app.command("rank", rich_help_panel=STAGES_PANEL)
+def rank_draws(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the rung, as in tune.rungs.")],
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
@@ -244,8 +244,10 @@ def rank(
     write_winner_settings(study_plan)
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerprint: PlanFingerprint = None) -> None:
+@app.command("table", rich_help_panel=STAGES_PANEL)
+def write_tables(
+    params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerprint: PlanFingerprint = None
+) -> None:
     """Write the result table, metrics.json, the data of the plots, and the keys of each algorithm's runs."""
     from fedpipe.report import contents
     from fedpipe.report.data import StudyData
@@ -256,8 +258,8 @@ def table(params: StudyFile = PARAMS, preset: Preset = FULL_PRESET, plan_fingerp
     contents.write_report_files(contents.build_report_files(StudyData(study_plan)))
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def figure(
+@app.command("figure", rich_help_panel=STAGES_PANEL)
+def draw_figure(
     name: Annotated[
         str,
         typer.Argument(help="Figure: curves, matrices, ranks or partition. `curves_METRIC` shows a further metric."),
@@ -291,8 +293,8 @@ def figure(
         contents.write_partition_figure(study_plan, key)
 
 
-@app.command(rich_help_panel=STAGES_PANEL)
-def record(
+@app.command("record", rich_help_panel=STAGES_PANEL)
+def require_complete_runs(
     algorithm: Annotated[str, typer.Argument(help="Algorithm in study.algorithms.")],
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,

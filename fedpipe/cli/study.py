@@ -24,8 +24,8 @@ from fedpipe.cli.group import LOCAL_PROFILE, USER_PANEL, Overrides, PlanFingerpr
 from fedpipe.cli.plans import derive_study, find_derived_study, get_snakemake_targets, read_plan, require_single_study
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def plan(
+@app.command("plan", rich_help_panel=USER_PANEL)
+def plan_studies(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,
@@ -76,11 +76,12 @@ def plan(
 
 
 @app.command(
+    "run",
     rich_help_panel=USER_PANEL,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     options_metavar="[OPTIONS] [SNAKEMAKE OPTIONS]",
 )
-def run(
+def run_studies(
     context: typer.Context,
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
@@ -132,8 +133,8 @@ def run(
     os.execvp(command[0], command)
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def papers(
+@app.command("papers", rich_help_panel=USER_PANEL)
+def write_paper_pages(
     preset: Annotated[str, typer.Option("--preset", help="Preset: full, reduced or smoke.")] = FULL_PRESET,
     plan_fingerprint: PlanFingerprint = None,
 ) -> None:
@@ -144,8 +145,8 @@ def papers(
     typer.echo(f"The pages are in {make.get_pages_folder(preset) / 'index.html'}")
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def store(
+@app.command("store", rich_help_panel=USER_PANEL)
+def store_runs(
     params: Annotated[
         Path, typer.Option("--params", help="Study file, or a folder with all studies in it.")
     ] = layout.PAPERS,
@@ -161,8 +162,8 @@ def store(
         raise typer.Exit(1)
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def show(
+@app.command("show", rich_help_panel=USER_PANEL)
+def show_results(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,
@@ -182,8 +183,8 @@ def show(
     typer.echo(contents.render_results(StudyData(study_plan), form))
 
 
-@app.command(rich_help_panel=USER_PANEL)
-def status(
+@app.command("status", rich_help_panel=USER_PANEL)
+def show_status(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,

@@ -214,15 +214,15 @@ def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) ->
     Names of algorithms in papers have their name in params.yaml, such as ``feddistill_plus`` for ``FedDistill+``.
     ``cutoff`` is the minimum similarity, from 0 to 1. None if there is no such name.
     """
-    options_by_letters = {_to_letters(option): option for option in options}
-    if (letters := _to_letters(name)) in options_by_letters:
+    options_by_letters = {_normalize_name(option): option for option in options}
+    if (letters := _normalize_name(name)) in options_by_letters:
         return options_by_letters[letters]
     options_by_case = {option.lower(): option for option in options}
     matches = difflib.get_close_matches(name.lower(), list(options_by_case), n=1, cutoff=cutoff)
     return options_by_case[matches[0]] if matches else None
 
 
-def _to_letters(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """Letters and digits of a name in lower case, with ``plus`` for ``+``."""
     return "".join(char for char in name.lower().replace("+", "plus") if char.isalnum())
 

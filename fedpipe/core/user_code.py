@@ -35,7 +35,7 @@ def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advic
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
-        reason, advice = _explain_failed_module(error, module_name, advice)
+        reason, advice = _explain_import_failure(error, module_name, advice)
         raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
     try:
         return getattr(module, member)
@@ -52,7 +52,7 @@ def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advic
         raise SettingsError(f"{key}: '{path}' can't be imported ({error}). {advice}") from error
 
 
-def _explain_failed_module(error: Exception, module: str, advice: str) -> tuple[str, str]:
+def _explain_import_failure(error: Exception, module: str, advice: str) -> tuple[str, str]:
     """Reason with the line of the user's code, and what to do. ``advice`` is for a module that does not exist."""
     if isinstance(error, SyntaxError):
         location = f"{Path(error.filename or module).name}, line {error.lineno}"

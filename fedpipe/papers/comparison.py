@@ -153,7 +153,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
             if cell.test_samples is None or cell.classes is None:
                 raise ValueError(f"{name}: an accuracy needs its numbers of test samples and classes.")
     for paper in layouts.load_papers().values():
-        derived_cells = _derive_cells(paper, all_measured)
+        derived_cells = _compute_derived_cells(paper, all_measured)
         for cell_id in derived_cells.keys() & measured_cells.keys():
             raise ValueError(
                 f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
@@ -266,7 +266,7 @@ def _compare_all_orders(
     orders = {}
     for (paper, table, column, _), (targets, ours) in columns.items():
         layout = layouts.load_papers()[paper].tables.get(table)
-        kinds = {row: layout.get_kind(row) if layout and row in layout.rows else "personal" for row in targets}
+        kinds = {row: layout.get_model_kind(row) if layout and row in layout.rows else "personal" for row in targets}
         names = [*dict.fromkeys(kinds[row] for row in targets if row in ours)]
         for name in ["all", *sorted(names)] if len(names) > 1 else names:
             published_side, measured_side = (
@@ -292,7 +292,7 @@ def _compute_claim_contrast(
     return contrasts.compute_contrast(numbers[claim.row], numbers[best], spread), best
 
 
-def _derive_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
+def _compute_derived_cells(paper: Paper, measured_cells: Mapping[CellId, MeasuredCell]) -> dict[CellId, MeasuredCell]:
     """Rows that are differences of rows, then numbers in running text, as far as their cells were measured."""
     cells = dict(measured_cells)
     differences = [

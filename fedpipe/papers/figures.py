@@ -190,7 +190,7 @@ def _average_over_seeds(rows: pd.DataFrame) -> Rows:
     return frame.drop(columns=["std", "seeds"]) if frame["seeds"].max() < 2 else frame
 
 
-def _build_curves(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_curves_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     frames = []
     for run in runs:
         if figure.measures == ("accuracy",):
@@ -213,7 +213,7 @@ def _compute_training_loss(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"x": sums.index, "value": sums["loss"] / sums["total"]})
 
 
-def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_sweep_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     from fedpipe.engine.diagnostics import head_norms  # with torch
 
     rows = []
@@ -233,7 +233,7 @@ def _build_sweep(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return _average_over_seeds(pd.DataFrame(rows))
 
 
-def _build_bars(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_bars_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     frame = pd.concat([run.study.load_curve(run.cell).assign(panel=run.panel, line=run.line) for run in runs])
     return compute_rounds_to_targets(frame)
 
@@ -283,7 +283,7 @@ def _count_samples_by_client_and_class(figure: Figure, runs: Sequence[FigureRun]
     return pd.concat(frames.values())
 
 
-def _build_head_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_head_norms_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """The clients' class shares, then the relative norms of heads: of local models by client, of others by class."""
     frames: list[pd.DataFrame] = []
     for run in runs:
@@ -306,7 +306,7 @@ def _build_head_norms(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return frame[["panel", "row", "column", "value"]].drop_duplicates(["panel", "row", "column"])
 
 
-def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_matrices_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Soft labels (SL) and class relations (CR) of global models on the global test set after the last round."""
     rows = []
     for run in runs:
@@ -321,7 +321,7 @@ def _build_matrices(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return pd.DataFrame(long, columns=["panel", "row", "column", "value", "measure"])
 
 
-def _build_diagnostics(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
+def _build_diagnostics_data(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     """Rows of a diagnostic of the runs of the first seed."""
     tables = [
         table.assign(panel=run.panel, line=run.line, method=run.cell.algorithm)
@@ -332,7 +332,7 @@ def _build_diagnostics(figure: Figure, runs: Sequence[FigureRun]) -> Rows:
     return DIAGNOSTIC_BUILDERS[figure.form](tables) if tables else []
 
 
-def _build_class_shares_and_norms(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_fractions_and_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
     """Shares and norms of a few clients, first of those with a counterexample, because the paper shows them, too."""
     frames = []
     for table in tables:
@@ -344,18 +344,18 @@ def _build_class_shares_and_norms(tables: Sequence[pd.DataFrame]) -> Rows:
     return pd.concat(frames).assign(norm=lambda rows: rows["relative"])[["panel", "class", "share", "norm", "contrary"]]
 
 
-def _build_surface(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_surface_data(tables: Sequence[pd.DataFrame]) -> Rows:
     return pd.concat(tables).rename(columns={"loss": "value"})[["panel", "x", "y", "value"]]
 
 
-def _build_layer_gradient_norms(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_layer_gradient_norms_data(tables: Sequence[pd.DataFrame]) -> Rows:
     """Norms of the gradients on each client's data: mean and standard deviation over the clients."""
     frame = pd.concat(tables).query("client >= 0").rename(columns={"layer": "position", "name": "layer"})
     norms = frame.groupby(["line", "position", "layer"], sort=False)["norm"].agg(["mean", "std"])
     return norms.reset_index().drop(columns="position")
 
 
-def _build_class_share_traces(tables: Sequence[pd.DataFrame]) -> Rows:
+def _build_class_fraction_traces_data(tables: Sequence[pd.DataFrame]) -> Rows:
     """The estimated class shares of the first client by step, without WDR and with it."""
     frame = pd.concat([table[table["client"] == table["client"].min()] for table in tables])
     frame = frame.assign(panel=np.where(frame["method"] == "cwfedavg", "with WDR", "without WDR"))
@@ -371,17 +371,17 @@ DIAGNOSTICS = {
     "traces": "locals",
 }
 DIAGNOSTIC_BUILDERS: Mapping[str, Callable[[Sequence[pd.DataFrame]], Rows]] = {
-    "shares": _build_class_shares_and_norms,
+    "shares": _build_class_fractions_and_norms_data,
     "features": lambda tables: tables[0][["kind", "class", "x", "y"]],
-    "surface": _build_surface,
-    "layers": _build_layer_gradient_norms,
-    "traces": _build_class_share_traces,
+    "surface": _build_surface_data,
+    "layers": _build_layer_gradient_norms_data,
+    "traces": _build_class_fraction_traces_data,
 }
 FRAME_BUILDERS: Mapping[str, Callable[[Figure, Sequence[FigureRun]], Rows]] = {
-    "curves": _build_curves,
-    "sweep": _build_sweep,
-    "bars": _build_bars,
+    "curves": _build_curves_data,
+    "sweep": _build_sweep_data,
+    "bars": _build_bars_data,
     "counts": _count_samples_by_client_and_class,
-    "norms": _build_head_norms,
-    "matrices": _build_matrices,
-} | dict.fromkeys(DIAGNOSTICS, _build_diagnostics)
+    "norms": _build_head_norms_data,
+    "matrices": _build_matrices_data,
+} | dict.fromkeys(DIAGNOSTICS, _build_diagnostics_data)

@@ -119,7 +119,7 @@ class Table(_LayoutModel):
         """The protocol of a row's method. Empty if the table is not of accuracies."""
         return self.method_protocols.get(self.rows[row].method or "", self.protocol)
 
-    def get_kind(self, row: str) -> MethodKind:
+    def get_model_kind(self, row: str) -> MethodKind:
         """Whether a row's method is measured by one global model or by a model for each client."""
         is_global = self.get_protocol(row).startswith("global-") or self.rows[row].method in self.global_methods
         return "global" if is_global else "personal"

@@ -63,7 +63,7 @@ def _load_studies(paper: Paper, preset: str) -> dict[str, PaperStudy]:
     names = {
         entry.study for entries in (paper.tables.values(), paper.text, selections) for entry in entries if entry.study
     }
-    candidates = {name: PaperStudy.find_planned(paper.stem, name, preset) for name in sorted(names)}
+    candidates = {name: PaperStudy.find_planned_study(paper.stem, name, preset) for name in sorted(names)}
     studies = {name: study for name, study in candidates.items() if study}
     for study in studies.values():
         if get_staleness_warning(study.plan):

@@ -95,7 +95,7 @@ def _measure_over_seeds(
     if not rows:
         return MeasuredCell(None, reason=study.explain_missing_number(method, column))
     frame = pd.DataFrame(rows, columns=["searched", "seed", "cell", "value"])
-    selection = frame["cell"].map(study.get_accuracy_for_choice).groupby(frame["searched"], sort=False).mean()
+    selection = frame["cell"].map(study.get_selection_accuracy).groupby(frame["searched"], sort=False).mean()
     best = frame[frame["searched"] == selection.idxmax()]
     number = Number.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
     measured_cell = _describe_measurement(study, number, list(best["cell"]))
@@ -161,16 +161,16 @@ def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
     if text.metric == "hyperparameter":
         return _read_parameter(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
-        return _measure_counterexamples(study)
+        return _count_counterexamples(study)
     if text.rival:
         cells = [
             _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
         ]
         return cells[0].compute_scaled_difference(cells[1])
-    return _find_best_parameter(study, text)
+    return _find_best_parameter_value(study, text)
 
 
-def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
+def _find_best_parameter_value(study: PaperStudy, text: Text) -> MeasuredCell:
     """The value of a parameter with the highest mean accuracy, after all of the study's values have run."""
     name = f"algorithms.{text.method}.{text.parameter}"
     cells = [cell for cell in study.plan.cells if cell.algorithm == text.method]
@@ -184,7 +184,7 @@ def _find_best_parameter(study: PaperStudy, text: Text) -> MeasuredCell:
     return _describe_measurement(study, Number(best, runs=len(best_cells)), best_cells)
 
 
-def _measure_counterexamples(study: PaperStudy) -> MeasuredCell:
+def _count_counterexamples(study: PaperStudy) -> MeasuredCell:
     """How many of a hundred clients have a class that contradicts FedDW's claim about norms."""
     tables = [(cell, table) for cell in study.finished_cells for table in study.load_diagnostics("head-norms", cell)]
     if not tables:

@@ -47,7 +47,7 @@ class DrawnRound:
 class Recomputation:
     """The recorded and the recomputed accuracies of a round by protocol, and what has changed in between."""
 
-    drawn: DrawnRound
+    drawn_round: DrawnRound
     recorded: Mapping[str, float]
     recomputed: Mapping[str, float]
     changes: tuple[str, ...]  #: components whose code differs, and differences of the environment
@@ -70,7 +70,7 @@ class Recomputation:
     def _get_tolerance(self, protocol: str) -> float:
         """The tolerance in percentage points: some standard errors of a difference."""
         mean = 50 * (self.recorded[protocol] + self.recomputed[protocol])
-        test_samples = self.drawn.run.count_test_samples(protocol)
+        test_samples = self.drawn_round.run.count_test_samples(protocol)
         return MAX_STANDARD_ERRORS * 2**0.5 * contrasts.compute_sampling_error(mean, test_samples)
 
     @property
@@ -79,7 +79,7 @@ class Recomputation:
         changes = f". Changed since then: {', '.join(self.changes)}" if self.changes else ""
         if not self.largest_difference:
             names = ", ".join(self.recorded)
-            return f"{self.drawn}: recomputed with the same accuracies ({names}){changes}"
+            return f"{self.drawn_round}: recomputed with the same accuracies ({names}){changes}"
         texts = [
             f"{protocol} {100 * value:.2f} (now {100 * self.recomputed[protocol]:.2f})"
             for protocol, value in self.recorded.items()
@@ -87,7 +87,7 @@ class Recomputation:
         judgment = "The difference may be chance" if self.is_ok else "The difference is not chance"
         cause = changes or ", although code, device and libraries are the same"
         note = f". {judgment}" if self.changes else ""
-        return f"{self.drawn}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
+        return f"{self.drawn_round}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
 
 
 def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
@@ -107,7 +107,7 @@ def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[Dra
     return [DrawnRound(study, run, rng.choice(run.accuracies["round"].tolist())) for study, run in drawn_runs]
 
 
-def recompute_round(drawn: DrawnRound) -> Recomputation:
+def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     """Train a run again with today's code, in a temporary folder, and compare the accuracies of a round.
 
     Missing data and partitions are stored in `results`, as `fedpipe run` does.
@@ -119,14 +119,14 @@ def recompute_round(drawn: DrawnRound) -> Recomputation:
     SettingsError
         The study can't be planned, or data are missing.
     """
-    stored_run = drawn.run
-    plan = planner.make_plan(drawn.study, stored_run.preset)
+    stored_run = drawn_round.run
+    plan = planner.make_plan(drawn_round.study, stored_run.preset)
     planned_run = _find_planned_run(plan, stored_run)
     if planned_run is None:
         commit = stored_run.commit.partition("-")[0] or "COMMIT"
         raise ArtifactError(
-            f"{drawn}: can't be recomputed, because {drawn.study} has other settings now. Type `git checkout {commit}` "
-            "to use the study and the code of that run."
+            f"{drawn_round}: can't be recomputed, because {drawn_round.study} has other settings now. Type "
+            f"`git checkout {commit}` to use the study and the code of that run."
         )
     planner.write_plan(plan)
     if not layout.get_dataset_path(planned_run.dataset).is_file():
@@ -138,16 +138,16 @@ def recompute_round(drawn: DrawnRound) -> Recomputation:
         run_files = RunFiles(Path(folder) / planned_run.key)
         files.write_bytes(run_files.settings, settings.to_yaml().encode())
         run = Run(run_files, _get_execution(plan, stored_run), keep_models="last")
-        for _ in run.run_segment(drawn.round):
+        for _ in run.run_segment(drawn_round.round):
             pass
-        metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn.round).metrics)
+        metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn_round.round).metrics)
     frame = results.compute_accuracies(metrics)
     frame = frame[frame["average"] == stored_run.curves[0].average]
     current_digests = stored_runs.get_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
-        drawn,
-        _select_round(stored_run.accuracies, drawn.round),
-        _select_round(frame, drawn.round),
+        drawn_round,
+        _select_round_accuracies(stored_run.accuracies, drawn_round.round),
+        _select_round_accuracies(frame, drawn_round.round),
         (*stored_run.list_changes(current_digests), *_list_environment_changes(stored_run, run.get_environment())),
     )
 
@@ -166,7 +166,7 @@ def _get_execution(plan: NewPlan, stored_run: StoredRun) -> Execution:
     return plan.execution.model_copy(update={"stack": int(width) if width.isdigit() else 1, "callbacks": ()})
 
 
-def _select_round(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
+def _select_round_accuracies(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
     """The accuracies of a round by protocol, in the stored digits."""
     rows = accuracies[accuracies["round"] == round_number]
     return {

@@ -70,13 +70,13 @@ def record_study(plan: Plan, commit: str) -> Recorded | None:
             f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
         )
     run_store = RunStore.read(plan.params)
-    added = sum(run_store.add(describe_run(plan, run_cells, commit)) for run_cells in cells.values())
+    added = sum(run_store.add(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
     if added:
         run_store.write()
     return Recorded(f"{stored_runs.get_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
 
 
-def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
+def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     """Describe a finished run of this machine as a stored run. ``cells`` are all cells that report it.
 
     The commit is that of today's code. It ends with ``-other`` if the run was computed by other shared code, which the
@@ -119,7 +119,10 @@ def describe_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     )
 
 
-def _join_environments(made_by: list[Mapping[str, Any]]) -> dict[str, str]:
+def _join_environments(environments: list[Mapping[str, Any]]) -> dict[str, str]:
     """The environments of a run's rounds as one, with `; ` between different values."""
-    names = dict.fromkeys(name for maker in made_by for name in maker)
-    return {name: "; ".join(dict.fromkeys(str(maker[name]) for maker in made_by if name in maker)) for name in names}
+    names = dict.fromkeys(name for environment in environments for name in environment)
+    return {
+        name: "; ".join(dict.fromkeys(str(environment[name]) for environment in environments if name in environment))
+        for name in names
+    }

@@ -100,7 +100,7 @@ class StoredRun:
     @cached_property
     def id(self) -> str:
         """The hash of all lines of the run."""
-        return _compute_id(format_fields(self), [format_fields(curve) for curve in self.curves])
+        return _compute_id(format_csv_fields(self), [format_csv_fields(curve) for curve in self.curves])
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
@@ -155,16 +155,16 @@ class RunStore:
         """
         runs_path, accuracies_path = get_runs_path(study), get_accuracies_path(study)
         curves: dict[str, dict[tuple[str, ...], int]] = {}
-        for line, (run_id, *values) in _read_lines(accuracies_path, Curve):
+        for line, (run_id, *values) in _read_csv_lines(accuracies_path, Curve):
             curves.setdefault(run_id, {}).setdefault(tuple(values), line)
         runs: dict[str, StoredRun] = {}
-        for line, (run_id, *values) in _read_lines(runs_path, StoredRun):
+        for line, (run_id, *values) in _read_csv_lines(runs_path, StoredRun):
             run_curves = curves.get(run_id, {})
             place = f"{runs_path}, line {line}"
             if not run_curves:
                 raise ArtifactError(f"{place}: {accuracies_path} has no accuracies of run {run_id}. {RESTORE_ADVICE}")
-            fields = dict(zip(_list_columns(StoredRun), values, strict=True))
-            curve_fields = [dict(zip(_list_columns(Curve), curve, strict=True)) for curve in run_curves]
+            fields = dict(zip(_list_csv_columns(StoredRun), values, strict=True))
+            curve_fields = [dict(zip(_list_csv_columns(Curve), curve, strict=True)) for curve in run_curves]
             if _compute_id(fields, curve_fields) != run_id:
                 lines = ", ".join(map(str, run_curves.values()))
                 raise ArtifactError(
@@ -194,8 +194,8 @@ class RunStore:
 
     def write(self) -> None:
         """Write both files."""
-        lines = [[run.id, *format_fields(run).values()] for run in self.runs]
-        curves = [[run.id, *format_fields(curve).values()] for run in self.runs for curve in run.curves]
+        lines = [[run.id, *format_csv_fields(run).values()] for run in self.runs]
+        curves = [[run.id, *format_csv_fields(curve).values()] for run in self.runs for curve in run.curves]
         write_bytes(get_accuracies_path(self.study), _encode_csv(Curve, curves))
         write_bytes(get_runs_path(self.study), _encode_csv(StoredRun, lines))
 
@@ -263,9 +263,9 @@ def parse_rounds(text: str) -> list[int]:
     return [*range(int(first), int(last) + 1, int(step or 1))]
 
 
-def format_fields(record: Curve | StoredRun) -> dict[str, str]:
+def format_csv_fields(record: Curve | StoredRun) -> dict[str, str]:
     """Format the fields of a line by the name of their column."""
-    return {name: _format_value(getattr(record, name)) for name in _list_columns(type(record))}
+    return {name: _format_value(getattr(record, name)) for name in _list_csv_columns(type(record))}
 
 
 def _format_value(value: str | float | bool) -> str:
@@ -278,7 +278,7 @@ def _compute_id(fields: Mapping[str, str], curves: Iterable[Mapping[str, str]]) 
     return digest_json([fields, sorted([*curve.values()] for curve in curves)])
 
 
-def _list_columns(kind: type[Any]) -> tuple[str, ...]:
+def _list_csv_columns(kind: type[Any]) -> tuple[str, ...]:
     """The columns after ``id``."""
     return tuple(entry.name for entry in dataclasses.fields(kind) if entry.name != "curves")
 
@@ -287,11 +287,11 @@ def _get_sort_key(run: StoredRun) -> tuple[Any, ...]:
     return run.preset, run.point, run.algorithm, run.seed, run.rounds, run.date, run.id
 
 
-def _read_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, list[str]]]:
+def _read_csv_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, list[str]]]:
     """The lines of a file with their numbers. None if it does not exist."""
     if not path.is_file():
         return
-    columns = ["id", *_list_columns(kind)]
+    columns = ["id", *_list_csv_columns(kind)]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
@@ -310,7 +310,7 @@ def _read_lines(path: Path, kind: type[Any]) -> Iterator[tuple[int, list[str]]]:
 
 def _encode_csv(kind: type[Any], lines: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([["id", *_list_columns(kind)], *lines])
+    csv.writer(text, lineterminator="\n").writerows([["id", *_list_csv_columns(kind)], *lines])
     return text.getvalue().encode()
 
 
@@ -319,8 +319,8 @@ def _get_type_adapter() -> TypeAdapter[StoredRun]:
     return TypeAdapter(StoredRun)
 
 
-def _parse_run(place: str, fields: Mapping[str, Any]) -> StoredRun:
+def _parse_run(location: str, fields: Mapping[str, Any]) -> StoredRun:
     try:
         return _get_type_adapter().validate_python(fields)
     except ValueError as error:
-        raise ArtifactError(f"{place}: {error}. {RESTORE_ADVICE}") from None
+        raise ArtifactError(f"{location}: {error}. {RESTORE_ADVICE}") from None

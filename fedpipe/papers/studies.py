@@ -36,7 +36,7 @@ class PaperStudy:
         self.finished_cells = tuple(cell for cell in cells if self._list_runs(cell))
 
     @classmethod
-    def find_planned(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
+    def find_planned_study(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
         """The study ``name`` (such as ``table1``) of a paper. None if it was never planned at this preset."""
         plan_path = StudyFiles.from_params(PAPERS / stem / f"{name}.yaml", preset).plan
         return cls(Plan.read(plan_path)) if plan_path.is_file() else None
@@ -125,7 +125,7 @@ class PaperStudy:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""
         return self._reported_accuracies.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
 
-    def get_accuracy_for_choice(self, cell: Cell) -> float:
+    def get_selection_accuracy(self, cell: Cell) -> float:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":

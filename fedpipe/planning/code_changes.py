@@ -61,7 +61,7 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
 
 def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
     """Describe how many runs come from other shared code than the plan's."""
-    count = sum(is_from_other_code(run.files, plan.shared) for run in plan.runs)
+    count = sum(has_other_shared_code(run.files, plan.shared) for run in plan.runs)
     if count:
         yield (
             f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
@@ -80,7 +80,7 @@ def describe_unreadable_plans() -> Iterator[str]:
             )
 
 
-def is_from_other_code(files: RunFiles, shared: str) -> bool:
+def has_other_shared_code(files: RunFiles, shared: str) -> bool:
     """Whether other shared code made the last complete round of a run."""
     rounds = files.list_complete_rounds()
     if not rounds:

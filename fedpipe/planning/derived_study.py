@@ -160,7 +160,7 @@ class DerivedStudy:
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        body = self._edit_base()
+        body = self._edit_base_text()
         return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
 
     @property
@@ -233,7 +233,7 @@ class DerivedStudy:
             f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
         )
 
-    def _edit_base(self) -> str:
+    def _edit_base_text(self) -> str:
         """Edit the text of the base. If anchors prevent this, format all settings instead."""
         editor = _make_yaml_parser()
         document = editor.load(self.base.read_text(encoding="utf-8"))

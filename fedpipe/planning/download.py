@@ -146,7 +146,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     is_study_dataset = name is None or name == section.name
     if not is_study_dataset:
         section = parser.parse_dataset({"name": name, "mirror": section.mirror})
-    source, sha256 = section.named_dataset, None  # also if synthetic samples could replace it
+    source, sha256 = section.configured_dataset, None  # also if synthetic samples could replace it
     revision = source.find_current_commit() if isinstance(source, HuggingFace) else None
     if isinstance(source, HuggingFace) and revision is not None:
         source = dataclasses.replace(source, revision=revision)
@@ -226,9 +226,9 @@ def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[st
     is_declared = bool((settings.get("dataset") or {}).get("sha256"))
     for key_path, key, named in list(_iter_undeclared_datasets(settings)):
         data = parser.parse_dataset({"name": named, **({"mirror": section.mirror} if section.mirror else {})})
-        if not isinstance(data.named_dataset, PublishedDataset):
+        if not isinstance(data.configured_dataset, PublishedDataset):
             continue
-        sha256 = data.named_dataset.compute_unpinned_sha256(data.fetcher)
+        sha256 = data.configured_dataset.compute_unpinned_sha256(data.fetcher)
         if sha256 is None and not (is_declared and key != "sha256"):
             continue
         if not _write_key_into_study(params, key_path, key, sha256, messages):
@@ -236,16 +236,16 @@ def _write_grid_sha256_into_study(params: Path, section: Data, messages: list[st
 
 
 def _iter_undeclared_datasets(
-    settings: dict[str, Any], above: tuple[str, ...] = ()
+    settings: dict[str, Any], parent_keys: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Iterate over data sets of grid and presets without SHA-256: the mapping, the missing key, and the name."""
     for key, value in settings.items():
         if key == "dataset.name" and "dataset.sha256" not in settings and isinstance(value, str):
-            yield above, "dataset.sha256", value
-        elif key == "dataset" and above and isinstance(value, dict) and "sha256" not in value and "name" in value:
-            yield (*above, key), "sha256", str(value["name"])
-        elif isinstance(value, dict) and (above or key in ("study", "presets")):
-            yield from _iter_undeclared_datasets(value, (*above, key))
+            yield parent_keys, "dataset.sha256", value
+        elif key == "dataset" and parent_keys and isinstance(value, dict) and "sha256" not in value and "name" in value:
+            yield (*parent_keys, key), "sha256", str(value["name"])
+        elif isinstance(value, dict) and (parent_keys or key in ("study", "presets")):
+            yield from _iter_undeclared_datasets(value, (*parent_keys, key))
 
 
 def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
@@ -254,12 +254,12 @@ def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
         point_settings = loader.override_settings(settings, changes)
         grid_lists = (point_settings.get("study") or {}).get("grid") or {}
         for dataset_settings in itertools.product(
-            *(_select_dataset_settings(name, values) for name, values in grid_lists.items())
+            *(_select_distinct_dataset_settings(name, values) for name, values in grid_lists.items())
         ):
             yield parser.parse_dataset(loader.override_settings(point_settings, *dataset_settings).get("dataset", {}))
 
 
-def _select_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
+def _select_distinct_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
     axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
     dataset_settings = [
@@ -313,7 +313,7 @@ def _write_key_into_study(
             f"{text[: insert_mark.index]}{key}: {value}\n{' ' * insert_mark.column}{text[insert_mark.index :]}"
         )
     expected_settings = loader.read_params(params)
-    for alias_path in _iter_key_paths(root, node):
+    for alias_path in _iter_key_paths_of_node(root, node):
         _get_nested_mapping(expected_settings, alias_path)[key] = entry
     try:
         if read_yaml(edited_text, params) != expected_settings:
@@ -330,13 +330,15 @@ def _get_nested_mapping(settings: dict[str, Any], key_path: tuple[str, ...]) -> 
     return mapping
 
 
-def _iter_key_paths(root: yaml.Node | None, node: yaml.Node, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _iter_key_paths_of_node(
+    root: yaml.Node | None, node: yaml.Node, parent_keys: tuple[str, ...] = ()
+) -> Iterator[tuple[str, ...]]:
     """Iterate over all positions of a mapping in a YAML file, including its aliases."""
     if root is node:
-        yield above
+        yield parent_keys
     elif isinstance(root, yaml.MappingNode):
         for name, value in root.value:
-            yield from _iter_key_paths(value, node, (*above, name.value))
+            yield from _iter_key_paths_of_node(value, node, (*parent_keys, name.value))
 
 
 def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:

@@ -22,7 +22,7 @@ class GridPoint:
     values: dict[str, Any]
     changes: dict[str, Any]
 
-    def select_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
+    def select_algorithm_values(self, label: str, keys: dict[str, list[str]]) -> dict[str, Any]:
         """Select the values that concern an algorithm, given the keys that each name sets."""
         return {name: value for name, value in self.values.items() if has_effect_on_algorithm(keys[name], label)}
 
@@ -89,7 +89,7 @@ def iterate_grid_points(study_params: Params) -> Iterator[GridPoint]:
         yield GridPoint(values, changes)
 
 
-def resolve_point_settings(
+def resolve_grid_point_settings(
     raw: dict[str, Any], study_params: Params, point: GridPoint, preset_changes: dict[str, Any], obtain_command: str
 ) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
     """Resolve the settings at a point. Yields settings, the methods that have them, and their overrides by key.
@@ -104,7 +104,7 @@ def resolve_point_settings(
     """
     values = ", ".join(f"{name}: {value}" for name, value in point.values.items())
     locations = [f"at the point {values} of study.grid"] if values else []
-    with _add_location(locations):
+    with _add_location_to_errors(locations):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
@@ -117,7 +117,9 @@ def resolve_point_settings(
         if not (point.changes or method_changes[name]):
             yield study_params, labels, {}
             continue
-        with _add_location([*locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]):
+        with _add_location_to_errors(
+            [*locations, *([f"with algorithms.{labels[0]}.overrides"] if method_changes[name] else [])]
+        ):
             whole = loader.override_settings(point_settings, method_changes[name], preset_changes)
             params = parser.parse_params(whole, None, labels, obtain_command)
         keys = list(method_changes[name])
@@ -145,7 +147,7 @@ def resolve_draw_settings(
         A drawn value is invalid. Each message has the draw.
     """
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
-    with _add_location([f"with {drawn_values}, which tune.over draws for {label}"]):
+    with _add_location_to_errors([f"with {drawn_values}, which tune.over draws for {label}"]):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
         overrides = methods.parse_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
@@ -161,7 +163,7 @@ def _get_value(settings: dict[str, Any], key: str) -> Any:
 
 
 @contextmanager
-def _add_location(locations: list[str]) -> Iterator[None]:
+def _add_location_to_errors(locations: list[str]) -> Iterator[None]:
     """Add the location to each message about invalid settings."""
     try:
         yield

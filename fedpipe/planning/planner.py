@@ -81,7 +81,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
-        point_settings = grid.resolve_point_settings(raw, study_params, point, preset_changes, download_command)
+        point_settings = grid.resolve_grid_point_settings(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
         draft.add_grid_point(point, settings_by_label)
         resolve_draw = partial(grid.resolve_draw_settings, raw, point, preset_changes, download_command)
@@ -129,8 +129,8 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         tuning=draft.get_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
-        held_out_notes=_list_notes(params.federation.held_out_note for params in draft.params),
-        drift_notes=_list_notes(map(_describe_concept_drift, draft.params)),
+        held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
+        drift_notes=_merge_notes_of_runs(map(_describe_concept_drift, draft.params)),
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -187,7 +187,7 @@ class _PlanDraft:
             check_new_clients(params, [label for label in algorithms if params_by_label[label] is params])
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
-            study_facts.check_trained_tensors(algorithm, label, params_by_label[label])
+            study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
             facts = study_facts.get_study_facts(algorithm, params_by_label[label])
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
@@ -260,7 +260,7 @@ class _PlanDraft:
             name: [key for key in set_keys if key not in params.ignored_parameters]
             for name, set_keys in self.grid_keys.items()
         }
-        return point.select_values(label, effective_keys)
+        return point.select_algorithm_values(label, effective_keys)
 
     def _add_run(self, label: str, params: Params, settings: RunSettings) -> PlannedRun:
         """Add a run, or extend it if a shorter one is planned."""
@@ -308,7 +308,7 @@ def _describe_concept_drift(params: Params) -> str:
     return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""
 
 
-def _list_notes(notes: Iterable[str]) -> tuple[str, ...]:
+def _merge_notes_of_runs(notes: Iterable[str]) -> tuple[str, ...]:
     """List the different sentences of all runs. They name the runs if only some have them."""
     sentences = list(dict.fromkeys(notes))
     if len(sentences) == 1:
@@ -364,7 +364,7 @@ def _estimate_sample_counts(params: Params) -> tuple[int, int]:
 def _describe_missing_data(params: Params) -> str:
     """Describe data that need a network. Empty if all are available."""
     if not (
-        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.named_dataset
+        params.dataset.is_available_offline or params.dataset.effective_dataset is not params.dataset.configured_dataset
     ):
         return "data not here"
     return "weights not here" if params.model.has_missing_weights else ""

@@ -18,7 +18,7 @@ def check_rank_test(plan: Plan) -> None:
         return
     methods, columns = plan.table_size
     needed_methods = max(methods, MIN_METHODS)
-    needed_columns = count_needed_columns(plan.report.rank_test, needed_methods)
+    needed_columns = count_columns_for_significance(plan.report.rank_test, needed_methods)
     if methods < needed_methods or columns < needed_columns:
         raise SettingsError(
             f"report.rank_test: {plan.report.rank_test} can't find a difference in a table of size {methods} x "
@@ -27,7 +27,7 @@ def check_rank_test(plan: Plan) -> None:
         )
 
 
-def count_needed_columns(rank_test: RankTest, methods: int) -> int:
+def count_columns_for_significance(rank_test: RankTest, methods: int) -> int:
     """Number of columns from which a test finds a difference if the order of the methods is the same in all columns."""
     from scipy.special import chdtrc  # imported here, because few studies have a rank test
 

@@ -63,7 +63,7 @@ class RunSettings:
             model=registry.component_to_key_settings(MODEL, params.model),
             algorithm=registry.component_to_key_settings(ALGORITHM, params.algorithms[label].algorithm),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
-            evaluation=dump_evaluation(params.evaluation),
+            evaluation=dump_evaluation_settings(params.evaluation),
             seed=seed,
             origin={"model": params.model.origin} if params.model.origin else {},
         )
@@ -155,7 +155,7 @@ class RunSettings:
         return Evaluation(**self.evaluation)
 
 
-def dump_evaluation(section: Evaluation) -> dict[str, Any]:
+def dump_evaluation_settings(section: Evaluation) -> dict[str, Any]:
     """Convert a section `evaluation` to the settings of a run, without keys that have no effect."""
     evaluation = section.model_dump(mode="json")
     evaluation["protocols"].sort()

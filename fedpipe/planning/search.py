@@ -17,7 +17,7 @@ from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
 from fedpipe.planning.plan import Plan
-from fedpipe.planning.run_settings import RunSettings, dump_evaluation
+from fedpipe.planning.run_settings import RunSettings, dump_evaluation_settings
 from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_draws
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
@@ -94,7 +94,9 @@ def make_draw_run_settings(params: Params, label: str, seed: int, protocol: Vali
     """Make the settings of a draw's run, which measures only the protocol and metric that rank the draws."""
     evaluation = params.evaluation
     measured = evaluation.model_copy(update={"protocols": (protocol,), "metrics": evaluation.metrics[:1]})
-    return dataclasses.replace(RunSettings.from_params(params, label, seed), evaluation=dump_evaluation(measured))
+    return dataclasses.replace(
+        RunSettings.from_params(params, label, seed), evaluation=dump_evaluation_settings(measured)
+    )
 
 
 def make_winner_run_settings(draw: RunSettings, default: RunSettings) -> RunSettings:

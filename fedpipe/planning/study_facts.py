@@ -25,7 +25,7 @@ def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
     )
 
 
-def check_trained_tensors(algorithm: Algorithm, label: str, params: Params) -> None:
+def reject_passes_of_frozen_body(algorithm: Algorithm, label: str, params: Params) -> None:
     """Reject an algorithm with a pass that trains only the body, if the body of the model is frozen.
 
     Raises

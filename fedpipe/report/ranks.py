@@ -127,7 +127,7 @@ class RankedTable(NamedTuple):
     titles: dict[str, str]  #: names in tables and figures by method
     omitted_methods: list[str]  #: names of the methods without a score in some column
 
-    def compare(self, plan: Plan) -> RankComparison | None:
+    def compare_methods(self, plan: Plan) -> RankComparison | None:
         """Compare the methods. None if runs are missing, so that there are too few methods or columns."""
         scores = np.array(list(self.scores.values()))
         if plan.report.rank_test is None or len(scores) < MIN_METHODS or scores.shape[1] < MIN_COLUMNS:
@@ -169,10 +169,10 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     )
 
 
-def build_rank_parts(data: StudyData) -> list[str | TextTable]:
+def build_rank_section(data: StudyData) -> list[str | TextTable]:
     """Build the sentences and the table of mean ranks. Empty without `report.rank_test`."""
     plan, table = data.plan, build_ranked_table(data) if data.plan.report.rank_test else None
-    comparison = table and table.compare(plan)
+    comparison = table and table.compare_methods(plan)
     if table is None or comparison is None:
         return []
     names = [table.titles[name] for name in comparison.names]
@@ -223,7 +223,7 @@ def build_pairs_table(data: StudyData) -> pd.DataFrame:
         ``method`` (label and grid values), ``mean_rank``, ``other``, ``other_mean_rank``, ``p``. Empty if runs are
         missing.
     """
-    comparison = build_ranked_table(data).compare(data.plan)
+    comparison = build_ranked_table(data).compare_methods(data.plan)
     rows = [
         (
             comparison.names[i],

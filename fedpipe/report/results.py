@@ -156,7 +156,7 @@ def compute_reported_scores(frame: pd.DataFrame, round: ReportedRound = "last", 
     elif round == "last":
         reported_scores = by_run.last(skipna=False).reset_index()
     else:
-        means = reduce_groups(by_run, lambda scores: scores[:, -last_k:].mean(1))
+        means = reduce_each_group(by_run, lambda scores: scores[:, -last_k:].mean(1))
         reported_scores = means.rename("score").reset_index()
     return reported_scores.assign(score=_get_score_signs(reported_scores) * reported_scores["score"])
 
@@ -222,7 +222,7 @@ def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[
         sums = defined_rows.groupby(keys)[["score", "total"]].sum()
         sample_average = (sums["score"] / sums["total"]).reindex(by_round["score"].count().index)
     by_round_with_score = rows[rows["score"].notna()].groupby(keys)["score"]
-    worst_average = reduce_groups(by_round_with_score, lambda scores: sign * compute_worst_tenth(sign * scores))
+    worst_average = reduce_each_group(by_round_with_score, lambda scores: sign * compute_worst_tenth(sign * scores))
     averages = {
         "sample": sample_average,
         "client": _average_scores(rows, keys),
@@ -246,7 +246,7 @@ def _average_scores(rows: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     return means.sort_index()
 
 
-def reduce_groups(groups: SeriesGroupBy[Any, Any], reduce: Callable[[FloatArray], FloatArray]) -> pd.Series[float]:
+def reduce_each_group(groups: SeriesGroupBy[Any, Any], reduce: Callable[[FloatArray], FloatArray]) -> pd.Series[float]:
     """Reduce each group to a number.
 
     ``reduce`` gets all groups of one size as a matrix, shape (groups, size), in the order of the rows. This is faster

@@ -86,8 +86,8 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
         "accuracy"
     ]
     fairness = by_run.agg(["mean", "min", "count"]).rename(columns={"min": "lowest", "count": "clients"})
-    fairness.insert(1, "std", results.reduce_groups(by_run, lambda accuracies: accuracies.std(1)))
-    fairness.insert(2, "worst", results.reduce_groups(by_run, results.compute_worst_tenth))
+    fairness.insert(1, "std", results.reduce_each_group(by_run, lambda accuracies: accuracies.std(1)))
+    fairness.insert(2, "worst", results.reduce_each_group(by_run, results.compute_worst_tenth))
     return fairness.reset_index()
 
 
@@ -249,7 +249,7 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
 def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Hashable, ...]]) -> Cell | None:
     """Find the baseline's cell at a cell's grid point. None if there are several."""
 
-    def has_same_point(candidate: Cell) -> bool:
+    def has_same_grid_values(candidate: Cell) -> bool:
         fixed_values = {name: value for name, value in candidate.grid.items() if name not in plan.report.best_over}
         return all(name in cell.grid and cell.grid[name] == value for name, value in fixed_values.items())
 
@@ -258,7 +258,7 @@ def _find_baseline_cell(plan: Plan, cell: Cell, shown_rows: Collection[tuple[Has
         for baseline_cell in plan.cells
         if baseline_cell.algorithm == plan.report.baseline
         and (baseline_cell.algorithm, *results.format_grid_point(plan, baseline_cell).values()) in shown_rows
-        and has_same_point(baseline_cell)
+        and has_same_grid_values(baseline_cell)
     ]
     return (
         baseline_cells[0]

@@ -191,7 +191,7 @@ def describe_failures(data: StudyData) -> list[str]:
     return sentences
 
 
-def build_heterogeneity_parts(data: StudyData) -> list[str | TextTable]:
+def build_heterogeneity_section(data: StudyData) -> list[str | TextTable]:
     """Build the table of heterogeneity: one row per data set and partition, mean over seeds."""
     overalls_by_data: dict[str, list[HeterogeneitySummary]] = {}
     for key, description in describe_partitions(data.plan).items():

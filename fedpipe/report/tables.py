@@ -14,9 +14,9 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, statistics
 from fedpipe.report.data import StudyData
-from fedpipe.report.ranks import build_rank_parts
+from fedpipe.report.ranks import build_rank_section
 from fedpipe.report.table_notes import (
-    build_heterogeneity_parts,
+    build_heterogeneity_section,
     describe_data_and_partitions,
     describe_environments,
     describe_failures,
@@ -108,7 +108,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     notes = [
         *describe_failures(data),
         *warnings,
-        *build_heterogeneity_parts(data),
+        *build_heterogeneity_section(data),
         *describe_environments(data),
         *data.shared_code_notes,
     ]
@@ -119,8 +119,8 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         *results.describe_overrides(plan),
         *warn_about_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
-        *_build_statistics_parts(data),
-        *build_rank_parts(data),
+        *_build_statistics_section(data),
+        *build_rank_section(data),
         *notes,
     ]
 
@@ -192,7 +192,7 @@ def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     return {get_reported_column_header(plan): f"{format_score(cell)}{metric}"}
 
 
-def _build_statistics_parts(data: StudyData) -> list[str | TextTable]:
+def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     """Build the statistics of `report.statistics`, with one row per row of the table."""
     plan = data.plan
     report, first_protocol = plan.report, plan.protocols[0]

@@ -91,7 +91,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
         *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
-        *_render_head(wide_table),
+        *_render_table_head(wide_table),
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
@@ -140,7 +140,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
         return tuple(str(key[key_positions[name]]) for name in ("algorithm", *row_names))
 
-    def get_column_point(key: Sequence[Hashable]) -> tuple[str, ...]:
+    def get_column_grid_values(key: Sequence[Hashable]) -> tuple[str, ...]:
         return tuple(str(key[key_positions[name]]) for name in column_names)
 
     test_protocols = [name for name in data.reported_rows["protocol"].unique() if not name.endswith("-on-validation")]
@@ -149,11 +149,11 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         for cell in data.reported_rows.to_dict("records")
     }
     runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
-    shown_keys = {(get_row_labels(key), get_column_point(key)): tuple(map(str, key)) for key in data.table_rows}
+    shown_keys = {(get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_rows}
     planned_keys = dict.fromkeys(
         (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
     )
-    planned_cells = {(get_row_labels(key), get_column_point(key)) for key in planned_keys}
+    planned_cells = {(get_row_labels(key), get_column_grid_values(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
     cell_overrides = {
         (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_overrides(cell)
@@ -185,7 +185,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         return Entry(tables.format_score(cell), round(float(cell["mean"]), 2), tuple(notes))
 
     labels = [name for name in dict.fromkeys(map(get_row_labels, planned_keys)) if name in shown_labels]
-    column_points = _group_grid_points(dict.fromkeys(map(get_column_point, planned_keys)))
+    column_points = _group_grid_points(dict.fromkeys(map(get_column_grid_values, planned_keys)))
     points = list(itertools.product(column_points, test_protocols, plan.metrics))
     entries_by_column = {head: [build_table_entry(name, *head) for name in labels] for head in points}
     columns = [
@@ -280,9 +280,9 @@ def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{letters}}}" if letters else "")
 
 
-def _render_head(wide_table: WideTable) -> Iterator[str]:
+def _render_table_head(wide_table: WideTable) -> Iterator[str]:
     """Render the levels of the head. Below cells that span the columns of several cells are rules."""
-    columns = _build_latex_heads(wide_table)
+    columns = _build_latex_column_heads(wide_table)
     stub_count, level_count = len(wide_table.stubs), len(columns[0])
     for level in range(1, level_count):
         cells, rules, start = [""] * stub_count, [], stub_count + 1
@@ -297,7 +297,7 @@ def _render_head(wide_table: WideTable) -> Iterator[str]:
     yield " & ".join([*map(escape_latex, wide_table.stubs), *(escape_latex(heads[-1]) for heads in columns)]) + r" \\"
 
 
-def _build_latex_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
+def _build_latex_column_heads(wide_table: WideTable) -> list[tuple[str, ...]]:
     """Build the heads of the columns. With new clients, samples, model and clients have a level each to save width."""
     columns, protocols, metrics = wide_table.columns, wide_table.protocols, wide_table.metrics
     if any(protocol.startswith(NEW_CLIENTS_PREFIX) for protocol in protocols):

@@ -52,7 +52,7 @@ Metric = Literal["accuracy", "auc", "ece", "nll"]
 NEW_CLIENTS_PREFIX = "new-"  #: begins the name of a protocol of new clients, such as ``new-personal-on-local``
 LABEL_PATTERN = r"^[a-z][a-z0-9_]*$"
 Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
-#: JSON Schema of a number of a client or class. Names are numbers after `fedpipe.settings.names.resolve_names`.
+#: JSON Schema of a number of a client or class. Names are numbers after `replace_names_by_numbers`.
 NUMBER_OR_NAME = WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})
 ClientNumber = Annotated[int, Field(ge=0, strict=True), NUMBER_OR_NAME]
 
@@ -70,7 +70,7 @@ class Section(BaseModel):
         return parsed
 
 
-def field_omitted_at_default(default: Any, **arguments: Any) -> Any:
+def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
     """Declare a field that keys omit at its default, so that a later version of fedpipe finds the runs of this one.
 
     The default must switch the field off, and can never change.
@@ -121,7 +121,7 @@ def convert_to_number(value: Any) -> Any:
 class Choice(Section):
     """A choice with keys that depend on it. Keys of other choices are None and not written."""
 
-    def _reject_other_keys(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
+    def _reject_keys_of_other_choices(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):
             raise ValueError(
                 f"{key}.{name}: {getattr(self, name)} can't be used with {getattr(self, selector)}, which has "

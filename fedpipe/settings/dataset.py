@@ -24,7 +24,7 @@ from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
 from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
-from fedpipe.settings.base import Section, field_omitted_at_default
+from fedpipe.settings.base import Section, make_field_omitted_at_default
 
 SPLIT_KEYS = (
     "split",
@@ -79,18 +79,18 @@ class Data(Section):
         0.0, ge=0, lt=1, description="Fraction of each client's training samples for validation."
     )
 
-    feature_noise: float = field_omitted_at_default(
+    feature_noise: float = make_field_omitted_at_default(
         0.0,
         ge=0,
         description="Variance sigma of Gaussian noise in the inputs of the last client, also of its test samples. "
         "Client i of N has variance sigma * i / N (NIID-Bench). The global test set has no noise.",
     )
-    label_noise: Rate | tuple[Rate, ...] = field_omitted_at_default(
+    label_noise: Rate | tuple[Rate, ...] = make_field_omitted_at_default(
         0.0,
         description="Probability with which a training or validation sample has a wrong class: one for all clients, or "
         "a list of one per client. Test samples have their true classes.",
     )
-    label_noise_kind: LabelNoiseKind = field_omitted_at_default(
+    label_noise_kind: LabelNoiseKind = make_field_omitted_at_default(
         "symmetric", description="symmetric: any other class, with equal probabilities. pairwise: the next class."
     )
 
@@ -111,7 +111,7 @@ class Data(Section):
         return dict(self.model_extra or {})
 
     @cached_property
-    def named_dataset(self) -> Dataset:
+    def configured_dataset(self) -> Dataset:
         """The data set in params.yaml, with its parameters."""
         settings = {"name": self.name, **self.parameters}
         return cast(Dataset, registry.parse_component(DATASET, settings, other_keys=[*type(self).model_fields]))
@@ -120,19 +120,19 @@ class Data(Section):
     def effective_dataset(self) -> Dataset:
         """The data set in params.yaml, or the synthetic one that replaces it (`on_missing`)."""
         if self.on_missing == "fetch" or self.is_available_offline:
-            return self.named_dataset
+            return self.configured_dataset
         return cast(Dataset, registry.parse_component(DATASET, {"name": GENERATED_DATASET, "like": self.name}))
 
     @property
     def is_available_offline(self) -> bool:
         """Whether the data set can be obtained without a network."""
-        named_dataset, fetcher = self.named_dataset, self.fetcher
-        if not isinstance(named_dataset, PublishedDataset) or named_dataset.sha256:
+        configured_dataset, fetcher = self.configured_dataset, self.fetcher
+        if not isinstance(configured_dataset, PublishedDataset) or configured_dataset.sha256:
             return True
-        stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, named_dataset))
+        stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, configured_dataset))
         return stored_file.is_file() or all(
             (fetcher.is_mirror_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
-            for file in named_dataset.files
+            for file in configured_dataset.files
         )
 
     @cached_property
@@ -148,7 +148,7 @@ class Data(Section):
     @property
     def origin(self) -> dict[str, Any]:
         """Everything that is needed to obtain it."""
-        if self.effective_dataset is not self.named_dataset:
+        if self.effective_dataset is not self.configured_dataset:
             return {"name": GENERATED_DATASET, "like": self.name}
         return {"name": self.name, **self.parameters, **({"mirror": self.mirror} if self.mirror else {})}
 

@@ -54,7 +54,7 @@ class Drift(Choice):
 
     @model_validator(mode="after")
     def _reject_unused_drift_keys(self) -> Drift:
-        self._reject_other_keys("federation.drift", "kind", ["round", "clients", *DRIFT_KEYS[self.kind]])
+        self._reject_keys_of_other_choices("federation.drift", "kind", ["round", "clients", *DRIFT_KEYS[self.kind]])
         return self
 
     @field_validator("clients")

@@ -7,7 +7,7 @@ from pydantic import (
     field_validator,
 )
 
-from fedpipe.settings.base import Metric, Protocol, Section, field_omitted_at_default, require_unique
+from fedpipe.settings.base import Metric, Protocol, Section, make_field_omitted_at_default, require_unique
 
 #: Metrics that runs record only if a study lists them, so that they are in the run's key. The others need no recording.
 RECORDED_METRICS: tuple[Metric, ...] = ("auc", "ece")
@@ -25,7 +25,7 @@ class Evaluation(Section):
         "prototype: the personal model with the nearest class prototype. on-train: on the client's training samples "
         "without augmentation, for its training loss.",
     )
-    metrics: tuple[Metric, ...] = field_omitted_at_default(
+    metrics: tuple[Metric, ...] = make_field_omitted_at_default(
         ("accuracy",),
         min_length=1,
         description="Metrics of tables and curves. `report.baseline`, `report.best_over` and `dvc exp show` use the "

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from fedpipe.core import rng
-from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, field_omitted_at_default
+from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, make_field_omitted_at_default
 from fedpipe.settings.drift import Drift
 
 #: Parameters of each server optimizer except its rate, with defaults.
@@ -51,7 +51,7 @@ class Server(Choice):
     @model_validator(mode="after")
     def _check_keys(self) -> Server:
         allowed_keys = ["learning_rate", *SERVER_OPTIMIZER_DEFAULTS[self.optimizer]]
-        self._reject_other_keys("federation.server", "optimizer", allowed_keys)
+        self._reject_keys_of_other_choices("federation.server", "optimizer", allowed_keys)
         return self
 
     @property
@@ -102,7 +102,7 @@ class Schedule(Choice):
     @model_validator(mode="after")
     def _check_keys(self) -> Schedule:
         allowed_keys = ["warmup", *SCHEDULE_DEFAULTS[self.name]]
-        self._reject_other_keys("federation.schedule", "name", allowed_keys)
+        self._reject_keys_of_other_choices("federation.schedule", "name", allowed_keys)
         for name in allowed_keys:
             if getattr(self, name) is None:
                 raise ValueError(f"federation.schedule.{name}: missing, but {self.name} needs it. Give a value.")
@@ -135,7 +135,9 @@ class Schedule(Choice):
 HeldOut = Annotated[float, Field(ge=0, lt=1)] | tuple[ClientNumber, ...]
 
 
-class Federation(Section):  # declare a new field by `field_omitted_at_default`, because all others are in runs' keys
+class Federation(
+    Section
+):  # declare a new field by `make_field_omitted_at_default`, because all others are in runs' keys
     """Clients, rounds, local training and aggregation."""
 
     clients: int = Field(
@@ -200,13 +202,13 @@ class Federation(Section):  # declare a new field by `field_omitted_at_default`,
         description="Precision of products and convolutions in training. full: that of dtype. bfloat16: autocast. "
         "Weights, updates, losses and evaluation always have dtype.",
     )
-    held_out: HeldOut = field_omitted_at_default(
+    held_out: HeldOut = make_field_omitted_at_default(
         0.0,
         description="New clients, which never participate and are evaluated: a fraction of the clients, drawn with the "
         "study's seed, or a list of their numbers or names. `participation` is a fraction of the others. "
         "`report.clients` shows them.",
     )
-    drift: Drift | None = field_omitted_at_default(
+    drift: Drift | None = make_field_omitted_at_default(
         None,
         description="Concept drift: from a round on, some clients have other classes or rotated images in all their "
         "samples, such as `{round: 10, clients: 0.5}`. The global test set does not drift.",

@@ -23,7 +23,7 @@ from fedpipe.settings.federation import Federation
 MAX_LISTED = 10  #: maximum number of known names in a message
 
 
-def resolve_names(settings: dict[str, Any]) -> dict[str, Any]:
+def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     """Replace names of clients and classes by numbers. Fill in the number of clients of the scheme ``natural``.
 
     If the data set or the partition can't be used, for example because the data set is not stored, the result lacks the
@@ -46,7 +46,7 @@ def resolve_names(settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     try:
         Federation.model_validate({"clients": federation.get("clients", 1)})
-        dataset, scheme = _parse_data(settings)
+        dataset, scheme = _parse_dataset_and_partition(settings)
     except (ValidationError, UserError):
         unnamed = {key: value for key, value in federation.items() if key not in {"held_out", "drift"}}
         return settings | {"federation": unnamed}
@@ -55,7 +55,7 @@ def resolve_names(settings: dict[str, Any]) -> dict[str, Any]:
         changes["clients"] = _count_clients(dataset, scheme)
     num_clients = changes.get("clients", federation.get("clients", Federation.model_fields["clients"].default))
     numbers = {
-        key: _find_clients(f"federation.{key}", value, settings, dataset, scheme, num_clients)
+        key: _find_client_numbers(f"federation.{key}", value, settings, dataset, scheme, num_clients)
         for key, value in named_lists.items()
     }
     if "held_out" in numbers:
@@ -63,7 +63,7 @@ def resolve_names(settings: dict[str, Any]) -> dict[str, Any]:
     if "drift.clients" in numbers:
         drift |= {"clients": numbers["drift.clients"]}
     if _has_names(label_map):
-        drift |= {"label_map": _number_classes(label_map, dataset)}
+        drift |= {"label_map": _replace_class_names_by_numbers(label_map, dataset)}
     return settings | {"federation": {**federation, **changes, **({"drift": drift} if drift else {})}}
 
 
@@ -77,7 +77,7 @@ def _has_names(value: Any) -> bool:
     return isinstance(parts, (list, tuple)) and any(isinstance(part, str) for part in parts)
 
 
-def _parse_data(settings: dict[str, Any]) -> tuple[Data, Component]:
+def _parse_dataset_and_partition(settings: dict[str, Any]) -> tuple[Data, Component]:
     """Parse the data set and the partition. Raise an error if the names of their clients and classes are not known."""
     dataset = Data.model_validate(settings.get("dataset") or {})
     scheme = registry.parse_component(PARTITION, settings.get("partition") or {})
@@ -108,7 +108,7 @@ def _count_clients(dataset: Data, scheme: Component) -> int:
     raise SettingsError(f"partition.minimum: no client of the data set has {minimum} samples. Use a smaller minimum.")
 
 
-def _find_clients(
+def _find_client_numbers(
     key: str, clients: Iterable[Any], settings: dict[str, Any], dataset: Data, scheme: Component, num_clients: Any
 ) -> list[Any]:
     """Numbers of clients. A value of the column, such as a domain, means all of its clients."""
@@ -132,12 +132,12 @@ def _find_clients(
     for client in clients:
         matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]
         if isinstance(client, str) and not matches:
-            raise SettingsError(f"{key}: '{client}' is not a client. {_suggest_listed(client, [*names, *values])}")
+            raise SettingsError(f"{key}: '{client}' is not a client. {_suggest_listed_name(client, [*names, *values])}")
         numbers += matches or [client]
     return numbers
 
 
-def _number_classes(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, Any]:
+def _replace_class_names_by_numbers(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, Any]:
     """Replace names of classes in `federation.drift.label_map`."""
     names = dataset.class_names
 
@@ -146,14 +146,14 @@ def _number_classes(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, An
             return label
         if label not in names:
             raise SettingsError(
-                f"federation.drift.label_map: '{label}' is not a class. {_suggest_listed(label, names)}"
+                f"federation.drift.label_map: '{label}' is not a class. {_suggest_listed_name(label, names)}"
             )
         return names.index(label)
 
     return {find_class(old): find_class(new) for old, new in label_map.items()}
 
 
-def _suggest_listed(name: str, names: Sequence[str]) -> str:
+def _suggest_listed_name(name: str, names: Sequence[str]) -> str:
     """Suggest the nearest name, or list the first ones. A sentence."""
     if nearest_name := find_nearest_name(name, names):
         return f"Did you mean '{nearest_name}'?"

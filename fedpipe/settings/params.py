@@ -197,7 +197,7 @@ class Params(Section):
             raise SettingsError("\n".join(messages))
 
     @model_validator(mode="after")
-    def _check_sections_together(self, info: ValidationInfo) -> Params:
+    def _check_settings_across_sections(self, info: ValidationInfo) -> Params:
         context = info.context or {}
         for label in self.study.algorithms:
             if label not in self.algorithms:  # a built-in algorithm needs no entry

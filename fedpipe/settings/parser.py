@@ -20,7 +20,7 @@ from fedpipe.settings.dataset import DOWNLOAD_COMMAND, Data
 from fedpipe.settings.diagnostics import DIAGNOSTIC_KINDS, Diagnostic, get_diagnostic_kind
 from fedpipe.settings.federation import Federation
 from fedpipe.settings.loader import override_settings
-from fedpipe.settings.names import resolve_names
+from fedpipe.settings.names import replace_names_by_numbers
 from fedpipe.settings.params import STUDY_WIDE_SECTIONS, Params
 
 
@@ -84,7 +84,7 @@ def parse_params(
             if f"partition.{name}" not in ignored_parameters
         }
         settings = settings | {"partition": partition}
-    settings = resolve_names(settings)
+    settings = replace_names_by_numbers(settings)
     context = {
         "download": download_command,
         "labels": labels,

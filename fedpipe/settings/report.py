@@ -10,7 +10,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.settings.base import Label, Protocol, Section, field_omitted_at_default, require_unique
+from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
@@ -19,7 +19,7 @@ FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
-#: and format in `report.tables._build_statistics_parts`.
+#: and format in `report.tables._build_statistics_section`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",
@@ -40,7 +40,7 @@ class Report(Section):
     average: Average = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
     )
-    clients: ReportedClients = field_omitted_at_default(
+    clients: ReportedClients = make_field_omitted_at_default(
         "seen",
         description="Clients in tables and curves. seen: all except `federation.held_out`. new: those of "
         "`federation.held_out`. both: seen and new clients in columns next to each other. results.csv has both.",

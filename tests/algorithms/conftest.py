@@ -117,8 +117,8 @@ def train_plainly(list_batches):
 
 
 @pytest.fixture
-def fine_tuned(list_batches):
-    """``fine_tuned(trial, 1, ("head",))``: a client's test loss after PyTorch's own epoch on parts of the MLP."""
+def compute_finetuned_loss(list_batches):
+    """``compute_finetuned_loss(trial, 1, ("head",))``: test loss after PyTorch's own epoch on parts of the MLP."""
 
     def tune(trial, client, parts):
         module, federation = MLP(hidden=(6,)).build((5,), 4).double(), trial.algorithm.federation
@@ -136,8 +136,8 @@ def fine_tuned(list_batches):
 
 
 @pytest.fixture
-def path():
-    """``path(trial, 4)``: where the toy's model is after each of the next 4 rounds."""
+def trace_path():
+    """``trace_path(trial, 4)``: where the toy's model is after each of the next 4 rounds."""
 
     def walk(trial, rounds):
         return [float(trial.run().server["model"]["head.weight"]) for _ in range(rounds)]

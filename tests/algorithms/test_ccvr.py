@@ -15,7 +15,7 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def pool(trial, ids):
+def gather_samples(trial, ids):
     samples = [trial.clients.gather_samples(trial.clients.train[client]) for client in ids]
     return torch.cat([x for x, _ in samples]), torch.cat([y for _, y in samples])
 
@@ -33,7 +33,7 @@ def test_its_models_are_fedavgs(make_trial, assert_same):
 def test_the_gaussian_of_each_class(make_trial, width):
     """The mean and covariance of many draws are those of the pooled features of all clients."""
     trial = make_trial(CCVR(), width=width, participation=1.0)
-    x, y = pool(trial, range(len(trial.clients)))
+    x, y = gather_samples(trial, range(len(trial.clients)))
     z = trial.net.features(trial.server["model"], x).detach()
     server = trial.run().server
     sums = {part: server[part] for part in ("sums", "products", "counts")}

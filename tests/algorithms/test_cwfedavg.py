@@ -24,13 +24,13 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def bound(algorithm, clients, classes, width=3):
+def bind_algorithm(algorithm, clients, classes, width=3):
     """On a network of a linear body and a head, for these many clients."""
     net = FunctionalNetwork(lambda: Network(nn.Linear(2, width), nn.Linear(width, classes)), f64)
     return algorithm.bind(net, Federation(clients=clients, dtype="float64"))
 
 
-def models(algorithm, count):
+def make_models(algorithm, count):
     return [algorithm.net.make_initial_model(index) for index in range(count)]
 
 
@@ -46,21 +46,21 @@ def aggregate(algorithm, uploads):
     return state, [model.only(algorithm.net.names) for model in personal]
 
 
-def counted(trained, counts):
+def make_counted_uploads(trained, counts):
     counts = torch.tensor(counts, dtype=f64)
     states = [{"model": model, "counts": row} for model, row in zip(trained, counts, strict=True)]
     return Uploads(range(len(states)), counts.sum(1).tolist(), states)
 
 
-def uploaded(trained, weights):
+def make_uploads(trained, weights):
     return Uploads(range(len(trained)), weights, [{"model": model} for model in trained])
 
 
 def test_two_clients_with_two_classes():
     """Models 0 and 1 of clients with counts (9, 1) and (1, 9)."""
-    algorithm = bound(CwFedAvg(distribution="empirical", class_wise="all"), 2, 2)
+    algorithm = bind_algorithm(CwFedAvg(distribution="empirical", class_wise="all"), 2, 2)
     zero = algorithm.net.make_initial_model(0).zeros()
-    state, personal = aggregate(algorithm, counted([zero, zero.ones()], [[9, 1], [1, 9]]))
+    state, personal = aggregate(algorithm, make_counted_uploads([zero, zero.ones()], [[9, 1], [1, 9]]))
     for value in state["classes"].values():
         assert torch.allclose(value[0], torch.full_like(value[0], 0.1), rtol=1e-14)
         assert torch.allclose(value[1], torch.full_like(value[1], 0.9), rtol=1e-14)
@@ -69,9 +69,9 @@ def test_two_clients_with_two_classes():
 
 
 def test_equal_class_distributions_are_fedavg(assert_same):
-    algorithm = bound(CwFedAvg(distribution="empirical", class_wise="all"), 3, 4)
-    trained = models(algorithm, 3)
-    uploads = counted(trained, [[1, 2, 3, 4], [2, 4, 6, 8], [5, 10, 15, 20]])
+    algorithm = bind_algorithm(CwFedAvg(distribution="empirical", class_wise="all"), 3, 4)
+    trained = make_models(algorithm, 3)
+    uploads = make_counted_uploads(trained, [[1, 2, 3, 4], [2, 4, 6, 8], [5, 10, 15, 20]])
     state, personal = aggregate(algorithm, uploads)
     for index in range(4):
         assert_same(
@@ -99,9 +99,9 @@ def test_without_class_wise_layers_it_is_fedavg_bit_by_bit(make_trial, assert_sa
 
 
 def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
-    algorithm = bound(CwFedAvg(distribution="empirical"), 4, 3)
-    trained = models(algorithm, 4)
-    uploads = counted(trained, [[2, 0, 0], [6, 0, 0], [0, 5, 0], [0, 0, 1]])
+    algorithm = bind_algorithm(CwFedAvg(distribution="empirical"), 4, 3)
+    trained = make_models(algorithm, 4)
+    uploads = make_counted_uploads(trained, [[2, 0, 0], [6, 0, 0], [0, 5, 0], [0, 0, 1]])
     _, personal = aggregate(algorithm, uploads)
     owners = trained[0] * 0.25 + trained[1] * 0.75
     head, body = algorithm.net.head_names, algorithm.net.body_names
@@ -111,8 +111,8 @@ def test_one_class_a_client_is_fedavg_among_its_owners(assert_same):
 
 
 def test_a_single_class_is_fedavg(assert_same):
-    algorithm = bound(CwFedAvg(class_wise="all"), 3, 1)
-    uploads = uploaded(models(algorithm, 3), [1, 4, 5])
+    algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 1)
+    uploads = make_uploads(make_models(algorithm, 3), [1, 4, 5])
     for model in aggregate(algorithm, uploads)[1]:
         assert_same(model, uploads.mean("model"), tolerance=1e-14)
 
@@ -120,8 +120,8 @@ def test_a_single_class_is_fedavg(assert_same):
 @pytest.mark.parametrize("distribution", ["approximate", "empirical"])
 @pytest.mark.parametrize("class_wise", ["all", "output", 2])
 def test_the_weighted_mean_of_personal_models_is_fedavgs(assert_same, distribution, class_wise):
-    algorithm = bound(CwFedAvg(distribution=distribution, class_wise=class_wise), 3, 4)
-    uploads = counted(models(algorithm, 3), [[7, 1, 0, 2], [0, 3, 1, 0], [2, 2, 2, 9]])
+    algorithm = bind_algorithm(CwFedAvg(distribution=distribution, class_wise=class_wise), 3, 4)
+    uploads = make_counted_uploads(make_models(algorithm, 3), [[7, 1, 0, 2], [0, 3, 1, 0], [2, 2, 2, 9]])
     _, personal = aggregate(algorithm, uploads)
     total = sum((weight * model for weight, model in zip(uploads.weights, personal, strict=True)), 0.0 * personal[0])
     assert_same(total, uploads.mean("model"), tolerance=1e-14)
@@ -129,9 +129,9 @@ def test_the_weighted_mean_of_personal_models_is_fedavgs(assert_same, distributi
 
 def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
     """M = P Q^T, without class models in between; its rows sum to 1."""
-    algorithm = bound(CwFedAvg(class_wise="all"), 3, 4)
-    trained = models(algorithm, 3)
-    uploads = uploaded(trained, [5, 1, 14])
+    algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 4)
+    trained = make_models(algorithm, 3)
+    uploads = make_uploads(trained, [5, 1, 14])
     p = torch.stack([model["head.weight"].norm(dim=1) / model["head.weight"].norm(dim=1).sum() for model in trained])
     q = torch.tensor(uploads.weights, dtype=f64).unsqueeze(1) * p
     mixing = p @ (q / q.sum(0)).T
@@ -142,19 +142,19 @@ def test_personal_models_are_a_matrix_times_the_uploads(assert_same):
 
 
 def test_equal_uploads_are_a_fixed_point(assert_same):
-    algorithm = bound(CwFedAvg(class_wise="all"), 3, 4)
-    (model,) = models(algorithm, 1)
-    for personal in aggregate(algorithm, uploaded([model] * 3, [5, 1, 14]))[1]:
+    algorithm = bind_algorithm(CwFedAvg(class_wise="all"), 3, 4)
+    (model,) = make_models(algorithm, 1)
+    for personal in aggregate(algorithm, make_uploads([model] * 3, [5, 1, 14]))[1]:
         assert_same(personal, model, tolerance=1e-14)
 
 
 def test_a_class_that_nobody_owns_is_left_out():
     """Client 2, which is not in the round, had all of it before: it gets what is left of its distribution."""
-    algorithm = bound(CwFedAvg(distribution="empirical"), 3, 3)
-    trained = models(algorithm, 2)
+    algorithm = bind_algorithm(CwFedAvg(distribution="empirical"), 3, 3)
+    trained = make_models(algorithm, 2)
     server = algorithm.init(algorithm.net.make_initial_model)
     server["distributions"][2] = torch.tensor([0.0, 0.2, 0.8], dtype=f64)
-    state = algorithm.aggregate(server, counted(trained, [[3, 1, 0], [0, 4, 0]]))
+    state = algorithm.aggregate(server, make_counted_uploads(trained, [[3, 1, 0], [0, 4, 0]]))
     assert state["owned"].tolist() == [1, 1, 0]
     own = algorithm.send(state, [0, 1, 2])[1]["upper"]
     assert own.flat().isfinite().all()
@@ -216,7 +216,7 @@ def test_other_layers_are_fedavgs(make_trial, assert_same):
 # -- the regularizer -------------------------------------------------------------------------------------------------
 
 
-def wdr(algorithm, head, p):
+def compute_wdr(algorithm, head, p):
     """The loss, of which the risk is left out."""
 
     class Alone(type(algorithm)):
@@ -229,8 +229,8 @@ def wdr(algorithm, head, p):
 
 def test_equal_rows_against_a_single_class():
     head, p = torch.ones(2, 3, dtype=f64), torch.tensor([1.0, 0.0], dtype=f64)
-    assert float(wdr(CwFedAvg(wdr=1.0, wdr_factor=1.0), head, p)) == pytest.approx(math.sqrt(0.5), abs=1e-15)
-    assert float(wdr(CwFedAvg(wdr=10.0), head, p)) == pytest.approx(5 * math.sqrt(0.5), abs=1e-14)
+    assert float(compute_wdr(CwFedAvg(wdr=1.0, wdr_factor=1.0), head, p)) == pytest.approx(math.sqrt(0.5), abs=1e-15)
+    assert float(compute_wdr(CwFedAvg(wdr=10.0), head, p)) == pytest.approx(5 * math.sqrt(0.5), abs=1e-14)
 
 
 def test_the_approximate_distribution_does_not_see_the_heads_scale():
@@ -243,8 +243,8 @@ def test_its_gradient_by_finite_differences_and_by_the_formula():
     head = torch.randn(4, 5, dtype=f64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     p = torch.tensor([0.7, 0.2, 0.1, 0.0], dtype=f64)
     algorithm = CwFedAvg(wdr=3.0, wdr_factor=1.0)
-    assert torch.autograd.gradcheck(lambda value: wdr(algorithm, value, p), head)
-    (found,) = torch.autograd.grad(wdr(algorithm, head, p), head)
+    assert torch.autograd.gradcheck(lambda value: compute_wdr(algorithm, value, p), head)
+    (found,) = torch.autograd.grad(compute_wdr(algorithm, head, p), head)
     with torch.no_grad():
         norms = head.norm(dim=1)
         share = norms / norms.sum()
@@ -256,7 +256,7 @@ def test_its_gradient_by_finite_differences_and_by_the_formula():
 
 def test_a_head_that_already_agrees_has_a_finite_gradient():
     head = torch.ones(2, 3, dtype=f64, requires_grad=True)
-    loss = wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5], dtype=f64))
+    loss = compute_wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5], dtype=f64))
     (found,) = torch.autograd.grad(loss, head)
     assert loss.item() == 0
     assert found.isfinite().all()
@@ -264,7 +264,7 @@ def test_a_head_that_already_agrees_has_a_finite_gradient():
 
 def test_a_head_of_zeros_makes_no_nan():
     head = torch.zeros(3, 2, dtype=f64, requires_grad=True)
-    loss = wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5, 0.0], dtype=f64))
+    loss = compute_wdr(CwFedAvg(), head, torch.tensor([0.5, 0.5, 0.0], dtype=f64))
     (found,) = torch.autograd.grad(loss, head)
     assert loss.isfinite()
     assert found.isfinite().all()

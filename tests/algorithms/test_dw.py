@@ -25,7 +25,7 @@ SETTINGS = {"feddual": {"epsilon": 0.1}}
 OWN_HEADS = {"feddw", "fednh"}  # they define the classification layer themselves, and refuse
 
 
-def bare():
+def build_biasless():
     """A network whose head has no bias."""
     return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
 
@@ -35,24 +35,26 @@ def build(name, mu=None):
     return registry.build_component(component.ALGORITHM, name, SETTINGS.get(name, {}) | dw)
 
 
-def plain(state):
+def remove_dw_parts(state):
     """A state without DW's parts."""
     return {part: value for part, value in state.items() if not part.startswith("dw/")}
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
 def test_without_strength_it_is_the_method_bit_by_bit(make_trial, assert_same, name):
-    with_dw, without = (make_trial(build(name, mu), bare).run(2, tests=("local",)) for mu in (0.0, None))
+    with_dw, without = (make_trial(build(name, mu), build_biasless).run(2, tests=("local",)) for mu in (0.0, None))
     assert isinstance(with_dw.algorithm, WithDW)
-    assert_same(plain(with_dw.server), without.server)
+    assert_same(remove_dw_parts(with_dw.server), without.server)
     for ours, theirs in zip(with_dw.outcomes, without.outcomes, strict=True):
-        assert_same(plain(ours.upload), theirs.upload)
+        assert_same(remove_dw_parts(ours.upload), theirs.upload)
         assert_same(ours.kept_state, theirs.kept_state)
         assert ours.scores == theirs.scores
 
 
 def test_on_fedavg_it_is_feddw_bit_by_bit(make_trial, assert_same):
-    module, feddw = (make_trial(algorithm, bare).run(3) for algorithm in (build("fedavg", 0.7), FedDW(mu=0.7)))
+    module, feddw = (
+        make_trial(algorithm, build_biasless).run(3) for algorithm in (build("fedavg", 0.7), FedDW(mu=0.7))
+    )
     assert_same(module.server["model"], feddw.server["model"])
     assert_same(module.server[OMEGA], feddw.server["omega"])
 
@@ -63,8 +65,8 @@ def test_the_head_loses_its_bias(make_trial):
 
 @pytest.mark.parametrize("name", sorted({"fedbabu"} & set(METHODS)))
 def test_a_fixed_head_feels_nothing(make_trial, assert_same, name):
-    strong, without = (make_trial(build(name, mu), bare).run(2) for mu in (50.0, None))
-    assert_same(plain(strong.server), without.server)
+    strong, without = (make_trial(build(name, mu), build_biasless).run(2) for mu in (50.0, None))
+    assert_same(remove_dw_parts(strong.server), without.server)
 
 
 @pytest.mark.parametrize("name", studies.mark_others_slow(sorted(set(METHODS) - OWN_HEADS)))
@@ -78,7 +80,7 @@ def test_the_stack_computes_what_the_loop_computes(make_trial, assert_same, name
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "pfps_lwc", "ifca", "cwfedavg"])
 def test_it_adds_the_matrix_and_the_counts_to_the_traffic(make_trial, name):
-    with_dw, without = (make_trial(build(name, mu), bare) for mu in (0.1, None))
+    with_dw, without = (make_trial(build(name, mu), build_biasless) for mu in (0.1, None))
     ids = with_dw.participants(1)
     down = [sum(map(count_bytes, trial.send(ids))) for trial in (with_dw, without)]
     up = [count_bytes(trial.train(ids)[0].upload) for trial in (with_dw, without)]
@@ -90,7 +92,7 @@ def test_personal_heads_come_nearer_to_the_soft_labels(make_trial):
     """Its mechanism acts: the stronger the pull, the nearer every trained head's CR is to the SL it received."""
     distances = []
     for mu in (0.0, 3.0, 30.0):
-        trial = make_trial(build("pfps_lwc", mu), bare, participation=1.0, local_epochs=5).run(2)
+        trial = make_trial(build("pfps_lwc", mu), build_biasless, participation=1.0, local_epochs=5).run(2)
         omega = trial.server[OMEGA]
         trial.run()
         heads = [outcome.kept_state["head"]["head.weight"] for outcome in trial.outcomes]
@@ -104,7 +106,7 @@ def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, w
 
     def loss(stage, mu):
         algorithm = registry.build_component(component.ALGORITHM, "perfedavg", {"alpha": 0.5, "dw": {"mu": mu}})
-        trial = make_trial(algorithm, bare, width=width, learning_rate=0.0, batch_size=12)
+        trial = make_trial(algorithm, build_biasless, width=width, learning_rate=0.0, batch_size=12)
         return trial.train([2], ("local",), stage)[0].scores["local"].loss  # 9 samples in batches of 12: all of them
 
     assert loss("receive", 20.0) != loss("receive", 0.0)
@@ -114,7 +116,7 @@ def test_personal_models_are_made_alike_in_training_and_evaluation(make_trial, w
 def test_fedalas_mixing_is_regularized(make_trial):
     weights = []
     for mu in (0.0, 20.0):
-        trial = make_trial(build("fedala", mu), bare, participation=1.0).run(1)
+        trial = make_trial(build("fedala", mu), build_biasless, participation=1.0).run(1)
         weights.append(trial.train([5])[0].kept_state["weights"]["head.weight"])
     assert not torch.equal(*weights)
 
@@ -131,7 +133,7 @@ def test_methods_that_have_no_use_for_it_refuse(name, reason):
 
 
 def test_what_is_exchanged_is_recorded(make_trial):
-    trial = make_trial(build("fedprox", 0.1), bare).run()
+    trial = make_trial(build("fedprox", 0.1), build_biasless).run()
     assert set(trial.algorithm.matrices(trial.server)) == {"SL"}
     assert set(trial.algorithm.matrices(trial.outcomes[0].upload)) == {"SL"}
 

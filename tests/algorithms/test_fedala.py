@@ -32,7 +32,7 @@ def make_mixing(make_toy, scalar):
 
 
 @pytest.fixture
-def counting():
+def counting_class():
     """FedALA that counts its passes over the data, all clients together."""
 
     class Counting(FedALA):
@@ -45,47 +45,47 @@ def counting():
     return Counting
 
 
-def value(state, part):
+def get_weight(state, part):
     return float(state[part]["head.weight"])
 
 
 def test_a_quarter_of_the_way(make_mixing):
-    assert value(make_mixing(FedALA(), 0.25).start(0), "model") == 2.75
+    assert get_weight(make_mixing(FedALA(), 0.25).start(0), "model") == 2.75
 
 
 def test_a_step_of_the_weights(make_mixing):
     """At 5 the gradient is 0.1, and the way from local to global 3 long: W falls from 1 to 0.7."""
     (outcome,) = make_mixing(FedALA(), 1.0).train()
-    assert value(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
-    assert value(outcome.kept_state, "local") == pytest.approx(2 + 3 * 0.7, abs=1e-14)
-    assert value(outcome.upload, "model") == pytest.approx(4.1, abs=1e-14)
+    assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
+    assert get_weight(outcome.kept_state, "local") == pytest.approx(2 + 3 * 0.7, abs=1e-14)
+    assert get_weight(outcome.upload, "model") == pytest.approx(4.1, abs=1e-14)
 
 
 def test_the_rate_scales_the_step(make_mixing):
     (outcome,) = make_mixing(FedALA(rate=0.5), 1.0).train()
-    assert value(outcome.kept_state, "weights") == pytest.approx(0.85, abs=1e-14)
+    assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.85, abs=1e-14)
 
 
 @pytest.mark.parametrize(("b", "weight"), [(-100.0, 0.0), (100.0, 1.0)])
 def test_weights_stay_between_0_and_1(make_mixing, b, weight):
     (outcome,) = make_mixing(FedALA(), 0.5, b=b).train()
-    assert value(outcome.kept_state, "weights") == weight
+    assert get_weight(outcome.kept_state, "weights") == weight
 
 
 def test_equal_models_change_neither_weights_nor_model(make_mixing, scalar):
     trial = make_mixing(FedALA(), 0.4)
     trial.server = {"model": scalar(2)}
     (outcome,) = trial.train()
-    assert value(outcome.kept_state, "weights") == 0.4
-    assert value(outcome.upload, "model") == 2
+    assert get_weight(outcome.kept_state, "weights") == 0.4
+    assert get_weight(outcome.upload, "model") == 2
 
 
 def test_training_follows_the_mixing(make_mixing):
     """From 4.1 one step of 0.1 towards 4.9."""
     (outcome,) = make_mixing(FedALA(), 1.0, learning_rate=0.1).train()
-    assert value(outcome.upload, "model") == pytest.approx(4.18, abs=1e-14)
-    assert value(outcome.kept_state, "local") == pytest.approx(4.18, abs=1e-14)
-    assert value(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
+    assert get_weight(outcome.upload, "model") == pytest.approx(4.18, abs=1e-14)
+    assert get_weight(outcome.kept_state, "local") == pytest.approx(4.18, abs=1e-14)
+    assert get_weight(outcome.kept_state, "weights") == pytest.approx(0.7, abs=1e-14)
 
 
 def test_without_a_rate_it_is_fedavg_up_to_rounding(make_trial, assert_same):
@@ -113,7 +113,7 @@ def test_weights_of_zero_keep_the_top_local(make_trial, assert_same):
 def test_a_pass_over_batches(make_trial, width, layers, share):
     """The rule written out, for a client of several batches in a round after its first mixing."""
     trial = make_trial(FedALA(layers=layers, share=share), participation=1.0, learning_rate=0.3).run(2)
-    trial = _frozen(make_trial(FedALA(layers=layers, share=share), width=width, learning_rate=0.0), trial)
+    trial = _copy_trial_state(make_trial(FedALA(layers=layers, share=share), width=width, learning_rate=0.0), trial)
     client, top = 5, trial.net.names[-2 * layers :]
     state, model = trial.client_states[client], trial.server["model"]
     weights, towards = state["weights"], model.only(top) - state["local"]
@@ -132,23 +132,23 @@ def test_a_pass_over_batches(make_trial, width, layers, share):
         assert torch.allclose(outcome.upload["model"][name], mixed, rtol=1e-12, atol=1e-14)
 
 
-def test_passes_in_the_first_mixing_are_capped(make_trial, counting):
+def test_passes_in_the_first_mixing_are_capped(make_trial, counting_class):
     """Nothing in the first round, in the second as many as allowed, then one: here for a single client."""
-    trial = make_trial(counting(threshold=0.0, passes=25))
+    trial = make_trial(counting_class(threshold=0.0, passes=25))
     counts = []
     for _ in range(4):
-        counting.passes_made = 0
+        counting_class.passes_made = 0
         trial.run(1, ids=[3])
         trial.server = {"model": trial.server["model"] * 0.9}  # what other clients would do
-        counts.append(counting.passes_made)
+        counts.append(counting_class.passes_made)
     assert counts == [0, 25, 1, 1]
 
 
-def test_the_first_mixing_settles_after_eleven_passes_at_the_earliest(make_trial, counting):
-    trial = make_trial(counting(threshold=1e9)).run(1, ids=[3])
-    assert counting.passes_made == 0
+def test_the_first_mixing_settles_after_eleven_passes_at_the_earliest(make_trial, counting_class):
+    trial = make_trial(counting_class(threshold=1e9)).run(1, ids=[3])
+    assert counting_class.passes_made == 0
     trial.run(1, ids=[3])
-    assert counting.passes_made == 11
+    assert counting_class.passes_made == 11
 
 
 def test_the_first_mixing_ends_when_losses_stand_still(make_mixing):
@@ -183,14 +183,14 @@ def test_weights_leave_one_and_stay_in_bounds(make_trial):
 def test_mixing_helps_on_the_clients_data(make_trial):
     """The received personal models fit the training data better than the global model does."""
     trial = make_trial(FedALA(), participation=1.0, learning_rate=0.2).run(3)
-    mixed = _frozen(make_trial(FedALA(), learning_rate=0.0), trial).train(range(8))
+    mixed = _copy_trial_state(make_trial(FedALA(), learning_rate=0.0), trial).train(range(8))
     for outcome in mixed:
         x, y = trial.clients.gather_samples(trial.clients.train[outcome.client])
         own, common = outcome.upload["model"], trial.server["model"]
         assert cross_entropy(trial.net(own, x), y) <= cross_entropy(trial.net(common, x), y)
 
 
-def _frozen(trial, other):
+def _copy_trial_state(trial, other):
     """The trial in the other one's place."""
     trial.server, trial.client_states, trial.rounds = other.server, other.client_states, other.rounds
     return trial

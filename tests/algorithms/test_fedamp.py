@@ -17,7 +17,7 @@ EXPECTED = Expected(
 )
 
 
-def mixing(make_toy, points, seen=None, **parameters):
+def compute_weights(make_toy, points, seen=None, **parameters):
     """The weights of scalar models at ``points``."""
     algorithm = make_toy(FedAMP(**parameters), [(1.0, 0.0)] * len(points)).algorithm
     models = Tensors({"head.weight": torch.tensor(points, dtype=torch.float64).reshape(-1, 1, 1)})
@@ -25,19 +25,19 @@ def mixing(make_toy, points, seen=None, **parameters):
     return algorithm.compute_mixing_weights(models, seen)
 
 
-def personal(trial):
+def list_models(trial):
     return [float(state["model"]["head.weight"]) for state in trial.client_states.values()]
 
 
 @pytest.mark.parametrize(("distance", "weight"), [(0.0, 0.5), (math.log(2), 0.25), (1e4, 0.0)])
 def test_attention_falls_with_the_squared_distance(make_toy, distance, weight):
-    found = mixing(make_toy, [0.0, math.sqrt(distance)], sigma=1.0, alpha=0.5)
+    found = compute_weights(make_toy, [0.0, math.sqrt(distance)], sigma=1.0, alpha=0.5)
     assert found.tolist() == [pytest.approx([1 - weight, weight]), pytest.approx([weight, 1 - weight])]
 
 
 def test_no_model_has_a_negative_weight(make_toy):
     """With cwFedAvg's values equal models would weigh 1e4 each; the far one has nobody near."""
-    found = mixing(make_toy, [0.0, 0.0, 0.0, 50.0], sigma=0.1, alpha=1000.0)
+    found = compute_weights(make_toy, [0.0, 0.0, 0.0, 50.0], sigma=0.1, alpha=1000.0)
     third = pytest.approx([1 / 3] * 3, abs=1e-15)
     assert [row[:3] for row in found.tolist()] == [third, third, third, [0, 0, 0]]
     assert found[:, 3].tolist() == [0, 0, 0, 1]
@@ -46,11 +46,11 @@ def test_no_model_has_a_negative_weight(make_toy):
 def test_a_step_that_is_too_large_is_lowered_for_its_client_alone(make_toy):
     """At 0, log(2) and 2 log(2) in squared distance from the first, with alpha = sigma: by 1 + 1/2 + 1/4."""
     root = math.sqrt(math.log(2))
-    found = mixing(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=1.0)
+    found = compute_weights(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=1.0)
     assert found[0].tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7], abs=1e-15)
     between = math.exp(-((1 + math.sqrt(2)) ** 2) * math.log(2))
     assert found[1].tolist() == pytest.approx([0.5 / (1.5 + between), 1 / (1.5 + between), between / (1.5 + between)])
-    found = mixing(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=0.5)
+    found = compute_weights(make_toy, [0.0, root, -math.sqrt(2) * root], sigma=1.0, alpha=0.5)
     assert found[0].tolist() == pytest.approx([1 - 0.375, 0.25, 0.125], abs=1e-15), "half the step is small enough"
 
 
@@ -80,13 +80,13 @@ def test_the_setting_of_cwfedavgs_row_is_local_training(make_trial, assert_same,
 
 def test_rows_sum_to_one(make_toy):
     for alpha in (0.1, 1.0, 10.0):
-        rows = mixing(make_toy, [0.3, -0.2, 1.0, 0.9, 0.0], sigma=1.0, alpha=alpha)
+        rows = compute_weights(make_toy, [0.3, -0.2, 1.0, 0.9, 0.0], sigma=1.0, alpha=alpha)
         assert rows.sum(1).tolist() == pytest.approx([1] * 5, abs=1e-15)
         assert bool((rows >= 0).all())
 
 
 def test_who_never_uploaded_neither_attracts_nor_is_attracted(make_toy):
-    found = mixing(make_toy, [0.0, 0.0, 0.0], seen=[1.0, 0.0, 1.0], sigma=1.0, alpha=0.25)
+    found = compute_weights(make_toy, [0.0, 0.0, 0.0], seen=[1.0, 0.0, 1.0], sigma=1.0, alpha=0.25)
     assert found.tolist() == [[0.75, 0, 0.25], [0, 1, 0], [0.25, 0, 0.75]]
 
 
@@ -94,10 +94,10 @@ def test_training_begins_at_the_mixture(make_toy):
     """Q2: after round 1 the models are 0 and 1.2, of weight 1/4 for each other, so the mixtures are 0.3 and 0.9."""
     sigma = 1.44 / math.log(2)
     trial = make_toy(FedAMP(sigma=sigma, alpha=sigma / 2)).run()
-    assert personal(trial) == pytest.approx([0, 1.2], abs=1e-14)
+    assert list_models(trial) == pytest.approx([0, 1.2], abs=1e-14)
     mixtures = [float(trial.start(client)["mixture"]["head.weight"]) for client in (0, 1)]
     assert mixtures == pytest.approx([0.3, 0.9], abs=1e-14)
-    assert personal(trial.run()) == pytest.approx([0.27, 1.83], abs=1e-14)
+    assert list_models(trial.run()) == pytest.approx([0.27, 1.83], abs=1e-14)
 
 
 def test_or_at_the_clients_own_model(make_toy):
@@ -105,13 +105,13 @@ def test_or_at_the_clients_own_model(make_toy):
     sigma = 1.44 / math.log(2)
     parameters = {"sigma": sigma, "alpha": sigma / 2, "attraction": sigma / 2, "begin_at": "own"}
     trial = make_toy(FedAMP(**parameters)).run(2)
-    assert personal(trial) == pytest.approx([0.1 * 0.3, 1.2 - 0.1 * (3 * (1.2 - 4) + 0.3)], abs=1e-14)
+    assert list_models(trial) == pytest.approx([0.1 * 0.3, 1.2 - 0.1 * (3 * (1.2 - 4) + 0.3)], abs=1e-14)
 
 
 def test_the_pull(make_toy):
     """A second step, of strength lambda / alpha = 1 towards 0: 1.2 - 0.1 (3 (1.2 - 4) + 1.2)."""
     trial = make_toy(FedAMP(alpha=2.0, attraction=2.0), local_epochs=2).run()
-    assert personal(trial) == pytest.approx([0, 1.92], abs=1e-14)
+    assert list_models(trial) == pytest.approx([0, 1.92], abs=1e-14)
 
 
 def test_a_client_alone_is_near_its_own_last_model(make_toy):
@@ -119,7 +119,7 @@ def test_a_client_alone_is_near_its_own_last_model(make_toy):
     trial = make_toy(FedAMP(), [(3.0, 4.0)])
     for _ in range(3):
         trial.run()
-        assert float(trial.start(0)["mixture"]["head.weight"]) == personal(trial)[0]
+        assert float(trial.start(0)["mixture"]["head.weight"]) == list_models(trial)[0]
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -164,7 +164,7 @@ def test_like_clients_attract_each_other_and_unlike_ones_do_not(make_toy):
     mixing = trial.server["mixing"]
     assert min(mixing[0, 1], mixing[2, 3]) > 0.3
     assert mixing[:2, 2:].max() < 1e-6
-    low, high, other, highest = personal(trial)
+    low, high, other, highest = list_models(trial)
     assert high - low < 0.6
     assert highest - other < 0.6
     assert low + high == pytest.approx(1, abs=1e-3)

@@ -11,10 +11,10 @@ EXPECTED = Expected(
 
 
 @pytest.mark.parametrize(("weighting", "mean"), [("count", 3.25), ("uniform", 2.5)])
-def test_weights_are_counts_or_equal(make_toy, path, weighting, mean):
+def test_weights_are_counts_or_equal(make_toy, trace_path, weighting, mean):
     """Two clients at 1 (one sample) and at 4 (three)."""
     trial = make_toy(FedAvg(), [(1, 1), (1, 4)], sizes=[1, 3], learning_rate=1.0, weighting=weighting)
-    assert path(trial, 1) == [mean]
+    assert trace_path(trial, 1) == [mean]
 
 
 def test_weights_are_of_the_participants_alone(make_trial):
@@ -23,19 +23,19 @@ def test_weights_are_of_the_participants_alone(make_trial):
     assert uploads.weights == pytest.approx((1 / 26, 5 / 26, 20 / 26))
 
 
-def test_two_clients_with_one_step_reach_the_optimum(make_toy, path):
+def test_two_clients_with_one_step_reach_the_optimum(make_toy, trace_path):
     trial = make_toy(FedAvg())
-    assert path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-14)
-    assert path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
+    assert trace_path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-14)
+    assert trace_path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
 
 
-def test_two_clients_with_two_steps_drift(make_toy, path):
+def test_two_clients_with_two_steps_drift(make_toy, trace_path):
     """To 4 (1 - 0.7^2) / ((1 - 0.9^2) + (1 - 0.7^2)) = 2.9142857."""
-    assert path(make_toy(FedAvg(), local_epochs=2), 100)[-1] == pytest.approx(2.04 / 0.7, abs=1e-12)
+    assert trace_path(make_toy(FedAvg(), local_epochs=2), 100)[-1] == pytest.approx(2.04 / 0.7, abs=1e-12)
 
 
-def test_two_clients_with_exact_solves_meet_at_the_mean(make_toy, path):
-    assert path(make_toy(FedAvg(), local_epochs=60, learning_rate=0.5), 1)[0] == pytest.approx(2, abs=1e-14)
+def test_two_clients_with_exact_solves_meet_at_the_mean(make_toy, trace_path):
+    assert trace_path(make_toy(FedAvg(), local_epochs=60, learning_rate=0.5), 1)[0] == pytest.approx(2, abs=1e-14)
 
 
 def test_one_full_batch_is_a_gradient_step_on_pooled_data(make_trial, assert_same):

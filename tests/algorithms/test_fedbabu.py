@@ -59,12 +59,12 @@ def test_it_is_fedavg_without_the_head_in_the_optimizer(make_trial, assert_same,
 
 @pytest.mark.parametrize("width", [None, 3])
 @pytest.mark.parametrize("finetuned", ["model", "head", "body"])
-def test_fine_tuning_trains_the_whole_model_or_a_part(make_trial, fine_tuned, finetuned, width):
+def test_fine_tuning_trains_the_whole_model_or_a_part(make_trial, compute_finetuned_loss, finetuned, width):
     trial = make_trial(FedBABU(finetuned=finetuned), width=width, momentum=0.9).run(2)
     parts = ("body", "head") if finetuned == "model" else (finetuned,)
     for client in (1, 4):
         (found,) = trial.train([client], ("local",), "finetune")
-        assert found.scores["local"].loss == pytest.approx(fine_tuned(trial, client, parts), rel=1e-12)
+        assert found.scores["local"].loss == pytest.approx(compute_finetuned_loss(trial, client, parts), rel=1e-12)
 
 
 def test_fine_tuning_works_on_a_copy(make_trial, assert_same):

@@ -15,14 +15,14 @@ EXPECTED = Expected(
 )
 
 
-def test_two_rounds_on_a_quadratic(make_toy, path):
+def test_two_rounds_on_a_quadratic(make_toy, trace_path):
     """(x - 4)^2 / 2 in rounds of one step: the direction is the last round's mixture."""
     trial, x, direction, points = make_toy(FedCM(alpha=0.25), [(1, 4)]), 0.0, 0.0, []
     for _ in range(3):
         direction = 0.25 * (x - 4) + 0.75 * direction
         x -= 0.1 * direction
         points.append(x)
-    assert path(trial, 3) == pytest.approx(points, abs=1e-14)
+    assert trace_path(trial, 3) == pytest.approx(points, abs=1e-14)
 
 
 def test_with_alpha_1_it_is_fedavg_with_equal_weights(make_trial, assert_same):

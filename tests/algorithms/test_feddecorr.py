@@ -15,7 +15,7 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def batch_of(z, real=None):
+def make_batch(z, real=None):
     mask = None if real is None else (torch.arange(len(z)) < real).to(f64)
     return Batch(z, torch.zeros(len(z), dtype=torch.long), mask)
 
@@ -28,27 +28,27 @@ def draw(*shape):
 def test_two_features(second, correlation):
     """The square of their correlation, times (B - 1)^2 / B."""
     z = torch.tensor([[1.0, 1.0, -1.0, -1.0], second], dtype=f64).T
-    assert float(compute_correlation_penalty(z, batch_of(z))) == pytest.approx(9 / 4 * correlation**2, abs=1e-7)
+    assert float(compute_correlation_penalty(z, make_batch(z))) == pytest.approx(9 / 4 * correlation**2, abs=1e-7)
 
 
 def test_correlations_are_numpys():
     z = draw(9, 4)
     correlations = torch.corrcoef(z.T)
     off_diagonal = (correlations.square().sum() - 4) / 12
-    assert float(compute_correlation_penalty(z, batch_of(z))) == pytest.approx(float(off_diagonal) * 64 / 9, rel=1e-7)
+    assert float(compute_correlation_penalty(z, make_batch(z))) == pytest.approx(float(off_diagonal) * 64 / 9, rel=1e-7)
 
 
 def test_padding_does_not_count():
     z = draw(5, 3)
     padded = torch.cat([z, 7 + draw(4, 3)])
-    penalty = compute_correlation_penalty(padded, batch_of(padded, real=5))
-    assert float(penalty) == pytest.approx(float(compute_correlation_penalty(z, batch_of(z))), abs=1e-14)
+    penalty = compute_correlation_penalty(padded, make_batch(padded, real=5))
+    assert float(penalty) == pytest.approx(float(compute_correlation_penalty(z, make_batch(z))), abs=1e-14)
 
 
 @pytest.mark.parametrize("z", [draw(1, 3), torch.ones(6, 3, dtype=f64), draw(6, 1)], ids=["sample", "equal", "width"])
 def test_without_correlations_it_is_zero(z):
     z.requires_grad_()
-    penalty = compute_correlation_penalty(z, batch_of(z))
+    penalty = compute_correlation_penalty(z, make_batch(z))
     (gradient,) = torch.autograd.grad(penalty, z)
     assert float(penalty.detach()) == 0
     assert not gradient.any()
@@ -85,5 +85,5 @@ def test_features_are_less_correlated(make_trial, make_clients):
         z = trial.net.features(
             trial.server["model"], torch.cat([clients.gather_samples(i)[0] for i in clients.train])
         ).detach()
-        penalties.append(float(compute_correlation_penalty(z, batch_of(z))))
+        penalties.append(float(compute_correlation_penalty(z, make_batch(z))))
     assert penalties[0] < 0.8 * penalties[1]

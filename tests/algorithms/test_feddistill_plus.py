@@ -20,7 +20,7 @@ f64 = torch.float64
 MODES = ("kl", "paper", "code")
 
 
-def table(*rows):
+def make_table(*rows):
     """A table of 4 x 4 that begins with these rows; the others are zero, as of classes that are not owned."""
     full = torch.zeros(4, 4, dtype=f64)
     for index, row in enumerate(rows):
@@ -28,7 +28,7 @@ def table(*rows):
     return full
 
 
-def uploads_of(trial, tables, counts):
+def make_uploads(trial, tables, counts):
     """What clients 0, 1, ... would send."""
     model = trial.server["model"]
     sent = [
@@ -38,7 +38,7 @@ def uploads_of(trial, tables, counts):
     return Uploads(range(len(sent)), [1.0] * len(sent), sent)
 
 
-def batch_of(trial, client):
+def gather_batch(trial, client):
     return Batch(*trial.clients.gather_samples(trial.clients.train[client]))
 
 
@@ -79,7 +79,7 @@ def test_the_codes_gradient_is_minus_the_teacher():
 def test_the_first_teacher_is_the_label_itself(make_trial, mode):
     """Divergence from the identity's row is the cross-entropy once more."""
     trial = make_trial(FedDistillPlus(mu=0.5, mode=mode))
-    client, batch = trial.start(3), batch_of(trial, 3)
+    client, batch = trial.start(3), gather_batch(trial, 3)
     with torch.no_grad():
         assert float(trial.algorithm.loss(client, batch)) == pytest.approx(
             1.5 * float(trial.algorithm.risk(client, batch)), rel=1e-12
@@ -88,7 +88,7 @@ def test_the_first_teacher_is_the_label_itself(make_trial, mode):
 
 def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
     trial = make_trial(FedDistillPlus(mu=2.0))
-    client, batch = trial.start(3), batch_of(trial, 3)
+    client, batch = trial.start(3), gather_batch(trial, 3)
     client["omega"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(1), dtype=f64).softmax(-1)
     with torch.no_grad():
         log_p = trial.net(client["model"], batch.x).log_softmax(-1)
@@ -102,19 +102,19 @@ def test_each_sample_has_the_row_of_its_class_as_teacher(make_trial):
 
 def test_teachers_with_and_without_the_own_part(make_trial):
     """Three clients' outputs (2, 0), (0, 2) and (4, 4) for class 0, ten samples each."""
-    tables, counts = [table((2, 0)), table((0, 2)), table((4, 4))], [[10, 0, 0, 0]] * 3
+    tables, counts = [make_table((2, 0)), make_table((0, 2)), make_table((4, 4))], [[10, 0, 0, 0]] * 3
     shared = make_trial(FedDistillPlus())
-    found = shared.aggregate(uploads_of(shared, tables, counts))["omega"]
+    found = shared.aggregate(make_uploads(shared, tables, counts))["omega"]
     assert found[0].tolist() == pytest.approx([2, 2, 0, 0])
     apart = make_trial(FedDistillPlus(mode="paper"))
-    apart.server = apart.aggregate(uploads_of(apart, tables, counts))
+    apart.server = apart.aggregate(make_uploads(apart, tables, counts))
     first = [apart.start(client)["omega"][0, :2].tolist() for client in (0, 1, 2, 7)]
     assert first == [pytest.approx(row) for row in ([2, 3], [3, 2], [1, 1], [2, 2])]  # the last was not there
 
 
 def test_rows_are_means_by_counts(make_trial):
     trial = make_trial(FedDistillPlus())
-    found = trial.aggregate(uploads_of(trial, [table((1, 0)), table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
+    found = trial.aggregate(make_uploads(trial, [make_table((1, 0)), make_table((0, 1))], [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert found["omega"][0].tolist() == pytest.approx([0.75, 0.25, 0, 0])
 
 
@@ -122,13 +122,13 @@ def test_rows_are_means_by_counts(make_trial):
 def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
     """Class 2 is nobody's; class 1 is client 0's alone; a lone participant leaves nothing to leave out."""
     trial = make_trial(FedDistillPlus(mode=mode))
-    tables = [table((0.5, 0.5), (0.2, 0.8)), table((0.9, 0.1))]
-    trial.server = trial.aggregate(uploads_of(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
+    tables = [make_table((0.5, 0.5), (0.2, 0.8)), make_table((0.9, 0.1))]
+    trial.server = trial.aggregate(make_uploads(trial, tables, [[1, 1, 0, 0], [1, 0, 0, 0]]))
     own, other = trial.start(0)["omega"], trial.start(1)["omega"]
     assert own[2].tolist() == other[2].tolist() == [0, 0, 1, 0]
     assert other[1].tolist() == pytest.approx([0.2, 0.8, 0, 0])
     assert own[1].tolist() == pytest.approx([0, 1, 0, 0] if mode == "paper" else [0.2, 0.8, 0, 0])
-    alone = trial.aggregate(uploads_of(trial, tables[:1], [[1, 1, 0, 0]]))["omega"]
+    alone = trial.aggregate(make_uploads(trial, tables[:1], [[1, 1, 0, 0]]))["omega"]
     assert torch.equal(alone[0], trial.server["omega"][0]) == (mode == "paper")
     assert alone.isfinite().all()
 
@@ -136,9 +136,9 @@ def test_a_class_that_nobody_else_owns_keeps_its_row(make_trial, mode):
 def test_in_code_mode_the_table_is_that_of_feddws_code(make_trial, assert_same):
     """The history of all rounds, smoothed; but its strength is constant, and the head has its bias."""
     plus, dw = (make_trial(algorithm) for algorithm in (FedDistillPlus(mode="code"), FedDW(mode="code")))
-    for tables in ([table((1, 0)), table((0, 1))], [table((0.5, 0.5)), table((0.2, 0.8))]):
+    for tables in ([make_table((1, 0)), make_table((0, 1))], [make_table((0.5, 0.5)), make_table((0.2, 0.8))]):
         for trial in (plus, dw):
-            trial.server = trial.aggregate(uploads_of(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
+            trial.server = trial.aggregate(make_uploads(trial, tables, [[3, 0, 0, 0], [1, 0, 0, 0]]))
     assert_same(plus.server["omega"], dw.server["omega"])
     plus.rounds = 90
     assert "mu" not in plus.start(0)

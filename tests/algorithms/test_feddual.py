@@ -47,7 +47,7 @@ class Telling(FedDUAL):
         return super().upload(client) | {"beta": client["beta"]}
 
 
-def updates(*rows):
+def make_updates(*rows):
     return torch.tensor(rows, dtype=f64)
 
 
@@ -61,12 +61,12 @@ def accuracy(trial, model, client):
 
 @pytest.mark.parametrize(("iterations", "value"), [(1, 1.127668), (2, 0.877757), (3, 0.789144)])
 def test_iterates_of_three_constant_vectors(iterations, value):
-    found, _ = compute_barycenter(updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
+    found, _ = compute_barycenter(make_updates([0, 0, 0], [1, 1, 1], [4, 4, 4]), epsilon=1.0, iterations=iterations)
     assert found.tolist() == pytest.approx([value] * 3, abs=1e-6)
 
 
 def test_sinkhorn_is_exact_for_a_shift_and_independent_for_a_large_regularization():
-    b, update = updates([0, 1, 2, 3])[0], updates([0.5, 1.5, 2.5, 3.5])
+    b, update = make_updates([0, 1, 2, 3])[0], make_updates([0.5, 1.5, 2.5, 3.5])
     assert compute_exact_distances(b, update).tolist() == [0.5]
     assert compute_sinkhorn_distances(b, update, 0.002).tolist() == pytest.approx([0.5], abs=1e-6)
     independent = float((b[:, None] - update[0]).abs().mean())
@@ -77,7 +77,7 @@ def test_sinkhorn_of_two_values_is_the_closed_form():
     """The plan of two values has the shares s and 1/2 - s, with s proportional to the root of the kernel."""
     k = math.exp(-1 / 0.3)
     share = k / (1 + k)  # of the two plans, the diagonal one costs 0 and the other one 1
-    distance = compute_sinkhorn_distances(updates([0, 1])[0], updates([0, 1], [0, 10]), 0.3)
+    distance = compute_sinkhorn_distances(make_updates([0, 1])[0], make_updates([0, 1], [0, 10]), 0.3)
     assert distance[0].item() == pytest.approx(share, abs=1e-9)
     assert distance.dtype == f64
 
@@ -104,13 +104,13 @@ def test_sinkhorn_rejects_large_tensors():
 
 
 def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
-    found, weights = compute_barycenter(updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(make_updates([0, 0], [1, 1], [4, 4]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0, 1, 0]
 
 
 def test_ties_average_where_the_kernel_underflows():
-    found, weights = compute_barycenter(updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(make_updates([0, 0], [2, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [1, 1]
     assert weights.tolist() == [0.5, 0.5]
 
@@ -119,25 +119,27 @@ def test_ties_average_where_the_kernel_underflows():
 def test_in_code_mode_the_barycenter_vanishes_with_the_kernel(widths, share):
     """Both vectors are ``widths`` epsilon from their mean."""
     far = 2 * widths * 1e-5
-    found, weights = compute_barycenter(updates([0, 0], [far, far]), 1e-5, iterations=1, has_underflowing_kernel=True)
+    found, weights = compute_barycenter(
+        make_updates([0, 0], [far, far]), 1e-5, iterations=1, has_underflowing_kernel=True
+    )
     assert found.tolist() == pytest.approx([share * far / 2] * 2, rel=5e-4, abs=1e-15)
     assert weights.tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_equal_vectors_are_their_own_barycenter():
-    found, weights = compute_barycenter(updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
+    found, weights = compute_barycenter(make_updates([3, -1, 2]).repeat(4, 1), epsilon=1e-5, iterations=150)
     assert found.tolist() == pytest.approx([3, -1, 2], abs=1e-15)
     assert weights.tolist() == pytest.approx([0.25] * 4)
 
 
 def test_one_vector_is_its_own_barycenter():
-    found, _ = compute_barycenter(updates([3, -1, 2]), epsilon=1e-5, iterations=150)
+    found, _ = compute_barycenter(make_updates([3, -1, 2]), epsilon=1e-5, iterations=150)
     assert found.tolist() == [3, -1, 2]
 
 
 def test_distances_ignore_positions():
     """All three are equally far from their mean (2/3, 1/3), which (1, 0) would be nearer to by positions."""
-    _, weights = compute_barycenter(updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
+    _, weights = compute_barycenter(make_updates([1, 0], [1, 0], [0, 1]), epsilon=1e-2, iterations=1)
     assert weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-13)
 
 
@@ -173,12 +175,12 @@ def test_the_server_moves_each_tensor_of_the_output_layer_by_its_barycenter(make
     trial = make_trial(FedDUAL(epsilon=1.0, iterations=3))
     theta = trial.server["model"]
 
-    def away(body, head):
+    def shift_parameters(body, head):
         return Tensors(
             (n, torch.full_like(v, body) if n in trial.net.body_names else v - head) for n, v in theta.items()
         )
 
-    states = [{"model": away(body, head)} for body, head in ((1, 0), (2, 1), (6, 4))]
+    states = [{"model": shift_parameters(body, head)} for body, head in ((1, 0), (2, 1), (6, 4))]
     state = trial.aggregate(Uploads([0, 1, 2], [1, 5, 20], states))
     for name, value in state["model"].items():
         if name in trial.net.body_names:
@@ -273,22 +275,22 @@ def test_the_first_step_is_fedavgs_at_half_the_rate(make_trial, assert_same):
 # -- the adaptive loss -----------------------------------------------------------------------------------------------
 
 
-def divergence(local, other):
+def compute_divergence(local, other):
     """Eq. 3 and 4 as they stand in the paper, of two vectors of weights."""
     p, q = local.softmax(0), other.softmax(0)
     return (p * (p / q).log()).sum()
 
 
-def differentiated(local, other):
+def differentiate_divergence(local, other):
     """Its gradient in the local weights, by PyTorch."""
-    (found,) = torch.autograd.grad(divergence(leaf := local.clone().requires_grad_(), other), leaf)
+    (found,) = torch.autograd.grad(compute_divergence(leaf := local.clone().requires_grad_(), other), leaf)
     return found
 
 
 def test_the_divergence_of_two_weights():
     """Of weights 2 : 1 from even ones; its gradient is 2/9 log 2 away from them."""
     local = torch.tensor([math.log(2), 0], dtype=f64)
-    assert float(divergence(local, local * 0)) == pytest.approx(0.0566331, abs=1e-7)
+    assert float(compute_divergence(local, local * 0)) == pytest.approx(0.0566331, abs=1e-7)
     found = compute_divergence_gradient(local, local * 0)
     assert found.tolist() == pytest.approx([2 / 9 * math.log(2), -2 / 9 * math.log(2)], rel=1e-14)
 
@@ -310,8 +312,10 @@ def test_the_gradient_of_the_divergence(make_trial):
     trial = make_trial("feddual")
     local, other = trial.initial_model(0).flat(), trial.initial_model(1).flat()
     found, log_p, log_q = compute_divergence_gradient(local, other), local.log_softmax(0), other.log_softmax(0)
-    assert torch.allclose(found, log_p.exp() * (log_p - log_q - divergence(local, other)), rtol=1e-10, atol=1e-16)
-    assert torch.allclose(found, differentiated(local, other), rtol=1e-10, atol=1e-16)
+    assert torch.allclose(
+        found, log_p.exp() * (log_p - log_q - compute_divergence(local, other)), rtol=1e-10, atol=1e-16
+    )
+    assert torch.allclose(found, differentiate_divergence(local, other), rtol=1e-10, atol=1e-16)
     assert found.abs().max() > 1e-3
 
 
@@ -346,7 +350,9 @@ class Written(FedDUAL):
 
     def eq_5(self, client, batch):
         weights = torch.cat([client["model"][name].flatten() for name in self.NAMES])
-        return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * divergence(weights, client["anchor"])
+        return (1 - client["beta"]) * self.risk(client, batch) + client["beta"] * compute_divergence(
+            weights, client["anchor"]
+        )
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -434,7 +440,7 @@ def test_reading_g_trains_the_models_of_reading_p(make_trial, assert_same):
         assert_same(ours.upload["model"], theirs.upload["model"])
 
 
-def restless(normalized):
+def build_varying_network(normalized):
     """A network under BatchNorm, under dropout of its features, or under both, which learns from changing images."""
     layers = {
         "norm": [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU()],
@@ -452,14 +458,14 @@ def test_the_gradient_is_that_of_the_network_at_rest(make_clients, make_trial, a
     def trial(vector):
         clients = make_clients((1, 4, 4), transforms=Transforms(mean=(0.1,), std=(2.0,), crop=1, flip=True))
         settings = {"participation": 1.0, "learning_rate": 0.2, "width": width, "buffers": buffers}
-        return make_trial(FedDUAL(vector=vector), lambda: restless(kind), clients, **settings).run()
+        return make_trial(FedDUAL(vector=vector), lambda: build_varying_network(kind), clients, **settings).run()
 
     made, other = trial("gradient"), trial("pseudo-gradient")
     differing = 0
     for outcome, without in zip(made.outcomes, other.outcomes, strict=True):
         assert_same(outcome.upload["model"], without.upload["model"])
         assert_same(outcome.kept_state, without.kept_state)
-        module = restless(kind).double()
+        module = build_varying_network(kind).double()
         module.load_state_dict({**outcome.upload["model"], **outcome.kept_state.get("buffers", {})}, strict=False)
         x, y = made.clients.gather_samples(made.clients.train[outcome.client])
 

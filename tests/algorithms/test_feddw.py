@@ -23,15 +23,15 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def random(*shape, seed=0):
+def draw_tensor(*shape, seed=0):
     return torch.randn(*shape, dtype=f64, generator=torch.Generator().manual_seed(seed))
 
 
 def soft_labels(classes, seed=5):
-    return random(classes, classes, seed=seed).softmax(-1)
+    return draw_tensor(classes, classes, seed=seed).softmax(-1)
 
 
-def without_bias():
+def build_biasless():
     network = MLP(hidden=(6,)).build((5,), 4)
     return Network(network.body, nn.Linear(6, 4, bias=False))
 
@@ -63,7 +63,7 @@ def test_a_head_like_the_identity(scale, value):
 
 
 def test_the_regularizer_is_zero_where_both_matrices_agree():
-    omega = random(5, 3)
+    omega = draw_tensor(5, 3)
     assert float(compute_regularizer(omega, compute_class_relations(omega))) == 0
 
 
@@ -72,7 +72,7 @@ def test_the_regularizer_is_zero_where_both_matrices_agree():
 def test_the_regularizer_lies_between_0_and_2_over_c(classes, scale):
     for seed in range(5):
         value = float(
-            compute_regularizer(scale * random(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0))
+            compute_regularizer(scale * draw_tensor(classes, 3, seed=seed), torch.eye(classes, dtype=f64).roll(1, 0))
         )
         assert 0 <= value <= 2 / classes
 
@@ -83,14 +83,14 @@ def test_the_upper_bound_is_reached():
 
 
 def test_rotating_the_features_changes_nothing():
-    omega, rotation = random(4, 6), torch.linalg.qr(random(6, 6, seed=1)).Q
+    omega, rotation = draw_tensor(4, 6), torch.linalg.qr(draw_tensor(6, 6, seed=1)).Q
     assert float(compute_regularizer(omega @ rotation, soft_labels(4))) == pytest.approx(
         float(compute_regularizer(omega, soft_labels(4))), rel=1e-13
     )
 
 
 def test_its_gradient_by_finite_differences_and_by_the_formula():
-    omega, target = random(3, 4).requires_grad_(), soft_labels(3)
+    omega, target = draw_tensor(3, 4).requires_grad_(), soft_labels(3)
     assert torch.autograd.gradcheck(lambda value: compute_regularizer(value, target), omega)
     (found,) = torch.autograd.grad(compute_regularizer(omega, target), omega)
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_only_the_paper_removes_the_heads_bias(make_trial):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_without_mu_it_is_fedavg_with_the_same_head(make_trial, assert_same, settings):
     dw = make_trial(FedDW(mu=0.0), **settings).run(3)
-    plain = make_trial(FedAvg(), without_bias, initial_model=dw.initial_model, **settings).run(3)
+    plain = make_trial(FedAvg(), build_biasless, initial_model=dw.initial_model, **settings).run(3)
     assert_same(dw.server["model"], plain.server["model"])
 
 

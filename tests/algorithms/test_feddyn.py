@@ -18,17 +18,17 @@ EXPECTED = Expected(
 )
 
 
-def exact(alpha, **parameters):
+def make_exact_settings(alpha, **parameters):
     """Q2's minimizers, to rounding: 1 / (2 + alpha) is the fastest rate for both clients."""
     settings = {"local_epochs": 30, "learning_rate": 1 / (2 + alpha)}
     return FedDyn(**{"alpha": alpha, "clip": None} | parameters), settings
 
 
-def memories(trial):
+def list_linear_terms(trial):
     return [float(state["g"]["head.weight"]) for state in trial.client_states.values()]
 
 
-def measured(trial, *protocols):
+def measure_protocols(trial, *protocols):
     """The rows of the metrics after the rounds so far."""
     settings, kept = Evaluation(protocols=protocols), trial.client_states.__getitem__
     found = evaluation.evaluate_round(
@@ -54,32 +54,32 @@ def test_the_first_round_goes_twice_as_far_as_the_mean(make_trial, assert_same, 
         (10.0, [0.923077, 1.300699, 1.591178, 1.828842]),
     ],
 )
-def test_exact_solves_on_q2(make_toy, path, alpha, points):
-    algorithm, settings = exact(alpha)
-    assert path(make_toy(algorithm, **settings), len(points)) == pytest.approx(points, abs=1e-6)
+def test_exact_solves_on_q2(make_toy, trace_path, alpha, points):
+    algorithm, settings = make_exact_settings(alpha)
+    assert trace_path(make_toy(algorithm, **settings), len(points)) == pytest.approx(points, abs=1e-6)
 
 
-def test_the_limit_is_the_global_optimum(make_toy, path):
+def test_the_limit_is_the_global_optimum(make_toy, trace_path):
     """Its mechanism acts: FedAvg and FedProx stop elsewhere; and the memories are the gradients there."""
-    algorithm, settings = exact(2.0)
+    algorithm, settings = make_exact_settings(2.0)
     trial = make_toy(algorithm, **settings | {"local_epochs": 12})
-    assert path(trial, 25)[-1] == pytest.approx(3, abs=1e-5)
-    assert memories(trial) == pytest.approx([3, -3], abs=1e-5)
+    assert trace_path(trial, 25)[-1] == pytest.approx(3, abs=1e-5)
+    assert list_linear_terms(trial) == pytest.approx([3, -3], abs=1e-5)
 
 
-def test_one_client(make_toy, path):
+def test_one_client(make_toy, trace_path):
     """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2; the server goes on to 4 and stays."""
-    algorithm, settings = exact(1.0)
+    algorithm, settings = make_exact_settings(1.0)
     trial = make_toy(algorithm, [(1, 4)], **settings | {"learning_rate": 0.3})
-    assert path(trial, 3) == pytest.approx([4, 4, 4], abs=1e-9)
-    assert memories(trial) == pytest.approx([-0.5], abs=1e-9), "its optimum is 4 only once the memory is gone"
+    assert trace_path(trial, 3) == pytest.approx([4, 4, 4], abs=1e-9)
+    assert list_linear_terms(trial) == pytest.approx([-0.5], abs=1e-9), "its optimum is 4 only once the memory is gone"
 
 
-def test_equal_clients_have_equal_memories(make_toy, path):
-    algorithm, settings = exact(2.0)
+def test_equal_clients_have_equal_memories(make_toy, trace_path):
+    algorithm, settings = make_exact_settings(2.0)
     trial = make_toy(algorithm, [(1, 4), (1, 4), (1, 4)], **settings | {"local_epochs": 12})
-    assert path(trial, 20)[-1] == pytest.approx(4, abs=0.01)
-    first, *others = memories(trial)
+    assert trace_path(trial, 20)[-1] == pytest.approx(4, abs=0.01)
+    first, *others = list_linear_terms(trial)
     assert others == pytest.approx([first] * 2, abs=1e-14)
 
 
@@ -101,13 +101,13 @@ def test_alpha_zero_is_refused():
         registry.build_component(component.ALGORITHM, "feddyn", {"alpha": 0})
 
 
-def test_gradients_are_clipped(make_toy, path):
+def test_gradients_are_clipped(make_toy, trace_path):
     """At 0 they are 0 and -12: a step of 0.1 instead of 1.2, of which the server takes twice the mean.
 
     The clip is PyTorch's, which adds 1e-6 to the norm.
     """
-    assert path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([1.2 / (12 + 1e-6)], abs=1e-14)
-    assert path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
+    assert trace_path(make_toy(FedDyn(alpha=1.0, clip=1.0)), 1) == pytest.approx([1.2 / (12 + 1e-6)], abs=1e-14)
+    assert trace_path(make_toy(FedDyn(alpha=1.0, clip=13.0)), 1) == pytest.approx([1.2], abs=1e-14)
 
 
 def test_the_pull_is_clipped_with_the_risk_and_weight_decay_is_not(make_toy):
@@ -142,7 +142,7 @@ def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, 
         "mean": trial.collect_uploads(trial.outcomes).with_equal_weights().mean("model"),
     }
     x, y = trial.clients.gather_samples(trial.clients.global_test)
-    rows = measured(trial, "global-on-global")
+    rows = measure_protocols(trial, "global-on-global")
     assert [(row["protocol"], row["client"], row["round"]) for row in rows] == [
         ("global-on-global", -1, 3),
         (f"{other}-on-global", -1, 3),
@@ -156,16 +156,16 @@ def test_both_models_are_measured_on_the_global_test_set(make_trial, evaluated, 
 
 def test_the_other_model_is_measured_only_beside_the_global_one(make_trial):
     trial = make_trial(FedDyn()).run()
-    assert {row["protocol"] for row in measured(trial, "personal-on-local", "global-on-local")} == {
+    assert {row["protocol"] for row in measure_protocols(trial, "personal-on-local", "global-on-local")} == {
         "global-on-local",
         "personal-on-local",
     }
     kept = make_trial(FedDyn(), "norm", buffers="keep").run()
-    assert measured(kept, "global-on-global") == [], "the server's models have no running statistics"
+    assert measure_protocols(kept, "global-on-global") == [], "the server's models have no running statistics"
 
 
 def test_with_dw_both_models_are_measured(make_trial):
-    rows = measured(make_trial(add_dw_mixin(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
+    rows = measure_protocols(make_trial(add_dw_mixin(FedDyn)(dw=DW(mu=0.1))).run(), "global-on-global")
     assert [row["protocol"] for row in rows] == ["global-on-global", "mean-on-global"]
 
 

@@ -18,26 +18,26 @@ def make(make_toy, algorithm, **settings):
     return make_toy(algorithm, PROBLEMS, **{"learning_rate": 1.0} | settings)
 
 
-def test_an_extrapolated_step(make_toy, path):
+def test_an_extrapolated_step(make_toy, trace_path):
     """Updates 2 and -1: mean 1/2, mean square 5/2, so the step is 5/2 / (2 (1/4 + 1/4)) = 2.5, to 1.25."""
     trial = make(make_toy, FedExP(epsilon=0.25))
-    assert path(trial, 1) == pytest.approx([1.25], abs=1e-14)
+    assert trace_path(trial, 1) == pytest.approx([1.25], abs=1e-14)
     assert float(trial.algorithm.metrics(trial.server)["server_rate"]) == pytest.approx(2.5, abs=1e-14)
     models = {"mean": trial.algorithm.global_model(trial.server), **trial.algorithm.extra_models(trial.server)}
     values = {name: float(model["head.weight"]) for name, model in models.items()}
     assert values == pytest.approx({"mean": 0.625, "last": 1.25}, abs=1e-14)
 
 
-def test_weights_count_samples(make_toy, path):
+def test_weights_count_samples(make_toy, trace_path):
     """With 3/4 and 1/4: mean 5/4, mean square 13/4, and a step of 13/4 / (2 (25/16 + 1/16)) = 1."""
-    assert path(make(make_toy, FedExP(epsilon=1 / 16), sizes=[3, 1]), 1) == pytest.approx([1.25], abs=1e-14)
-    assert path(make(make_toy, FedExP(epsilon=1e-9), sizes=[3, 1]), 1) == pytest.approx([1.3], abs=1e-8)
+    assert trace_path(make(make_toy, FedExP(epsilon=1 / 16), sizes=[3, 1]), 1) == pytest.approx([1.25], abs=1e-14)
+    assert trace_path(make(make_toy, FedExP(epsilon=1e-9), sizes=[3, 1]), 1) == pytest.approx([1.3], abs=1e-8)
 
 
-def test_agreeing_clients_are_fedavg(make_toy, path):
+def test_agreeing_clients_are_fedavg(make_toy, trace_path):
     """The mean square equals the square of the mean, and a half of it is less than 1."""
     problems = [(1.0, 2.0), (1.0, 2.0)]
-    exp, plain = (path(make_toy(algorithm, problems), 3) for algorithm in (FedExP(), FedAvg()))
+    exp, plain = (trace_path(make_toy(algorithm, problems), 3) for algorithm in (FedExP(), FedAvg()))
     assert exp == pytest.approx(plain, abs=1e-14)
 
 

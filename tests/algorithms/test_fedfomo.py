@@ -20,7 +20,7 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def mixed(make_toy, scalar, losses, own=0.0, others=()):
+def mix_models(make_toy, scalar, losses, own=0.0, others=()):
     """What a client makes of scalar models, the baseline being 0; ``losses`` of baseline, own and others."""
     algorithm = make_toy(FedFomo(), [(1.0, 0.0)] * (1 + len(others))).algorithm
     candidates = Tensors({"head.weight": torch.tensor(others, dtype=f64).reshape(-1, 1, 1)})
@@ -32,30 +32,30 @@ def mixed(make_toy, scalar, losses, own=0.0, others=()):
 
 def test_weights_are_gains_by_distance(make_toy, scalar):
     """Losses 0.5 and 0.8 against 1, both at distance 1: weights 0.714286 and 0.285714."""
-    model, gains = mixed(make_toy, scalar, [1.0, 1.0, 0.5, 0.8], others=[1.0, -1.0])
+    model, gains = mix_models(make_toy, scalar, [1.0, 1.0, 0.5, 0.8], others=[1.0, -1.0])
     assert model == pytest.approx(0.714286 - 0.285714, abs=1e-6)
     assert gains == pytest.approx([0.5, 0.2], rel=2 * EPSILON)
-    model, gains = mixed(make_toy, scalar, [1.0, 1.0, 0.5, 0.5], others=[1.0, -4.0])
+    model, gains = mix_models(make_toy, scalar, [1.0, 1.0, 0.5, 0.5], others=[1.0, -4.0])
     assert model == pytest.approx(0.8 - 0.2 * 4, abs=1e-4), "four times as far is a quarter of the weight"
 
 
 def test_a_single_better_model_is_taken_whole(make_toy, scalar):
-    assert mixed(make_toy, scalar, [1.0, 1.1, 0.9, 3.0], own=0.1, others=[0.3, 0.7])[0] == 0.3
+    assert mix_models(make_toy, scalar, [1.0, 1.1, 0.9, 3.0], own=0.1, others=[0.3, 0.7])[0] == 0.3
 
 
 def test_the_own_trained_model_is_a_candidate(make_toy, scalar):
-    assert mixed(make_toy, scalar, [1.0, 0.4, 2.0], own=0.3, others=[0.7])[0] == 0.3
-    assert mixed(make_toy, scalar, [1.0, 0.5, 0.5], own=0.25, others=[-0.25])[0] == pytest.approx(0, abs=1e-17)
+    assert mix_models(make_toy, scalar, [1.0, 0.4, 2.0], own=0.3, others=[0.7])[0] == 0.3
+    assert mix_models(make_toy, scalar, [1.0, 0.5, 0.5], own=0.25, others=[-0.25])[0] == pytest.approx(0, abs=1e-17)
 
 
 def test_where_none_is_better_the_last_trained_model_goes_on(make_toy, scalar):
-    model, gains = mixed(make_toy, scalar, [1.0, 1.5, 2.0, 1.2], own=0.3, others=[0.5, -0.5])
+    model, gains = mix_models(make_toy, scalar, [1.0, 1.5, 2.0, 1.2], own=0.3, others=[0.5, -0.5])
     assert model == 0.3
     assert gains == pytest.approx([-2, -0.4], rel=3 * EPSILON)
 
 
 def test_a_model_at_distance_zero_gains_nothing(make_toy, scalar):
-    assert mixed(make_toy, scalar, [1.0, 1.0, 1.0], own=0.0, others=[0.0]) == (0, [0])
+    assert mix_models(make_toy, scalar, [1.0, 1.0, 1.0], own=0.0, others=[0.0]) == (0, [0])
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -192,7 +192,7 @@ def test_a_client_that_is_not_in_the_round_stays(make_trial, assert_same):
 @pytest.mark.parametrize("loss", [0.5, 2.0])
 def test_equal_models_are_the_mixture(make_toy, scalar, loss):
     """Whether they are better than the baseline or not."""
-    assert mixed(make_toy, scalar, [1.0, loss, loss, loss], own=0.3, others=[0.3, 0.3])[0] == pytest.approx(0.3)
+    assert mix_models(make_toy, scalar, [1.0, loss, loss, loss], own=0.3, others=[0.3, 0.3])[0] == pytest.approx(0.3)
 
 
 def test_clients_with_the_same_classes_mix(make_clients, make_trial):

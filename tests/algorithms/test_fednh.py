@@ -22,17 +22,17 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def head(trial):
+def get_head(trial):
     return trial.server["model"]["head.weight"]
 
 
-def precise(make_trial):
+def make_precise(make_trial):
     """Initial models whose prototypes, made in float32, have norm 1 in float64 too."""
     fresh = make_trial(FedNH()).initial_model
     return lambda index: fresh(index) | {"head.weight": normalize(fresh(index)["head.weight"], dim=-1)}
 
 
-def norms(rows):
+def compute_norms(rows):
     return torch.linalg.vector_norm(rows, dim=-1).tolist()
 
 
@@ -44,7 +44,7 @@ def own_prototypes(trial, model, client):
     return normalize(torch.stack(means), dim=-1)
 
 
-def combined(rho, weight, sent):
+def aggregate_prototypes(rho, weight, sent):
     """The prototypes after uploads of (prototypes, counts)."""
     model = Tensors({"body.weight": torch.zeros(1), "head.weight": torch.tensor(weight, dtype=f64)})
     uploads = [
@@ -60,13 +60,13 @@ def combined(rho, weight, sent):
 
 
 def test_the_head_begins_orthonormal(make_trial):
-    rows = head(make_trial(FedNH()))
+    rows = get_head(make_trial(FedNH()))
     assert torch.allclose(rows @ rows.T, torch.eye(4, dtype=f64), atol=1e-6)
 
 
 def test_more_classes_than_features_are_still_on_the_sphere():
     rows = PrototypeHead(3, 8, 1.0).weight
-    assert norms(rows) == pytest.approx([1] * 8, abs=1e-6)
+    assert compute_norms(rows) == pytest.approx([1] * 8, abs=1e-6)
 
 
 def test_logits_are_scaled_cosines():
@@ -79,7 +79,7 @@ def test_logits_are_scaled_cosines():
 
 @pytest.mark.parametrize("width", [None, 3])
 def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, width):
-    trial = make_trial(FedNH(rho=1.0), width=width, initial_model=precise(make_trial))
+    trial = make_trial(FedNH(rho=1.0), width=width, initial_model=make_precise(make_trial))
     before = trial.server["model"]
     after = trial.run(3).server["model"]
     assert_same(after["head.weight"], before["head.weight"], tolerance=1e-15)
@@ -92,7 +92,7 @@ def test_clients_train_body_and_scale_but_not_the_head(make_trial, assert_same, 
 @pytest.mark.parametrize(("scale", "clipped"), [(1.0, False), (40.0, True)])
 def test_with_a_share_of_one_it_is_fedavg_under_a_fixed_head(make_trial, assert_same, scale, clipped, width):
     """Written out with PyTorch's own optimizer and clipping."""
-    trial = make_trial(FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=precise(make_trial), width=width)
+    trial = make_trial(FedNH(rho=1.0, scale=scale), momentum=0.9, initial_model=make_precise(make_trial), width=width)
     model, norms = dict(trial.server["model"]), []
     model["head.scale"] = model["head.scale"] * 0 + scale
     trial.server["model"]["head.scale"] = model["head.scale"]
@@ -135,32 +135,32 @@ def test_clients_measure_normalized_means_of_normalised_features(make_trial, ass
 def test_prototypes_are_averaged_by_counts_and_smoothed():
     """Three samples of (1, 0) and four of (0, 1): a mean of direction (0.6, 0.8)."""
     sent = [([[1.0, 0.0]], [3.0]), ([[0.0, 1.0]], [4.0])]
-    assert combined(0.0, [[1.0, 0.0]], sent) == [pytest.approx([0.6, 0.8])]
+    assert aggregate_prototypes(0.0, [[1.0, 0.0]], sent) == [pytest.approx([0.6, 0.8])]
     smoothed = torch.tensor([0.9 + 0.1 * 0.6, 0.1 * 0.8], dtype=f64)
-    assert combined(0.9, [[1.0, 0.0]], sent) == [pytest.approx((smoothed / smoothed.norm()).tolist())]
+    assert aggregate_prototypes(0.9, [[1.0, 0.0]], sent) == [pytest.approx((smoothed / smoothed.norm()).tolist())]
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9, 1.0])
 def test_a_class_that_nobody_in_the_round_owns_keeps_its_prototype(rho):
     weight = [[0.6, 0.8], [0.0, 1.0]]
-    assert combined(rho, weight, [([[1.0, 0.0], [0.0, 0.0]], [2.0, 0.0])])[1] == weight[1]
+    assert aggregate_prototypes(rho, weight, [([[1.0, 0.0], [0.0, 0.0]], [2.0, 0.0])])[1] == weight[1]
 
 
 def test_means_that_cancel_leave_the_prototype():
-    assert combined(0.0, [[0.6, 0.8]], [([[1.0, 0.0]], [2.0]), ([[-1.0, 0.0]], [2.0])]) == [[0.6, 0.8]]
+    assert aggregate_prototypes(0.0, [[0.6, 0.8]], [([[1.0, 0.0]], [2.0]), ([[-1.0, 0.0]], [2.0])]) == [[0.6, 0.8]]
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_prototypes_stay_on_the_sphere(make_trial, rho):
     trial = make_trial(FedNH(rho=rho))
     for _ in range(3):
-        assert norms(head(trial.run())) == pytest.approx([1] * 4, abs=1e-6)
+        assert compute_norms(get_head(trial.run())) == pytest.approx([1] * 4, abs=1e-6)
 
 
 def test_without_smoothing_a_client_alone_sets_its_own_class_means(make_clients, make_trial, assert_same):
     clients = make_clients(sizes=[15], labels=lambda client: range(4))
     trial = make_trial(FedNH(rho=0.0), clients=clients, participation=1.0).run(2)
-    assert_same(head(trial), own_prototypes(trial, trial.server["model"], 0), tolerance=1e-13)
+    assert_same(get_head(trial), own_prototypes(trial, trial.server["model"], 0), tolerance=1e-13)
 
 
 def test_without_a_learning_rate_only_prototypes_change(make_trial, assert_same):
@@ -179,7 +179,7 @@ def test_prototypes_come_nearer_to_the_class_means(make_trial):
         trial = make_trial(FedNH(rho=rho), participation=1.0).run(4)
         x, y = trial.clients.gather_samples(trial.clients.global_test)
         z = normalize(trial.net.features(trial.server["model"], x), dim=-1)
-        found.append(float((z * head(trial)[y]).sum(-1).mean()))
+        found.append(float((z * get_head(trial)[y]).sum(-1).mean()))
     assert found[0] < found[1] < found[2]
 
 
@@ -193,15 +193,15 @@ def test_finetuning_leaves_the_head(make_trial):
 def test_a_single_sample_and_features_of_zero_make_no_nan(make_trial):
     """Every ReLU of the body is off: logits are zero, prototypes stay, nothing moves."""
 
-    def dead(index):
+    def make_dead_model(index):
         model = trial.net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(FedNH())
-    trial = make_trial(FedNH(), initial_model=dead, participation=1.0)
-    before = head(trial)
+    trial = make_trial(FedNH(), initial_model=make_dead_model, participation=1.0)
+    before = get_head(trial)
     trial.run(2)
-    assert torch.equal(head(trial), before)
+    assert torch.equal(get_head(trial), before)
     assert all(value.isfinite().all() for value in trial.server["model"].values())
 
 

@@ -12,12 +12,12 @@ EXPECTED = Expected(
 )
 
 
-def constant(a, b, x):
+def compute_risk(a, b, x):
     """A risk whose gradient is a everywhere."""
     return a * x
 
 
-def weights_sum(trial):
+def list_weight_sums(trial):
     return [float(outcome.upload["a"]) for outcome in trial.outcomes]
 
 
@@ -31,21 +31,21 @@ def test_equal_numbers_of_steps_are_fedavg(make_clients, make_trial, assert_same
     assert_same(nova.server, plain.server, tolerance=1e-12)
 
 
-def test_unequal_numbers_of_steps(make_toy, path):
+def test_unequal_numbers_of_steps(make_toy, trace_path):
     """One step of 2 and four of 1: d = 2 and 1, and 2.5 steps on average, where FedAvg takes the mean of -2 and -4."""
-    settings = {"risk": constant, "batch_size": 1, "weighting": "uniform"}
+    settings = {"risk": compute_risk, "batch_size": 1, "weighting": "uniform"}
     problems, sizes = [(20.0, 0.0), (10.0, 0.0)], [1, 4]
     trial = make_toy(FedNova(), problems, sizes, **settings)
-    assert path(trial, 1) == pytest.approx([-3.75], abs=1e-14)
-    assert weights_sum(trial) == [1, 4]
-    assert path(make_toy(FedAvg(), problems, sizes, **settings), 1) == pytest.approx([-3], abs=1e-14)
+    assert trace_path(trial, 1) == pytest.approx([-3.75], abs=1e-14)
+    assert list_weight_sums(trial) == [1, 4]
+    assert trace_path(make_toy(FedAvg(), problems, sizes, **settings), 1) == pytest.approx([-3], abs=1e-14)
 
 
-def test_clients_weigh_by_count(make_toy, path):
+def test_clients_weigh_by_count(make_toy, trace_path):
     """With p = 1/5 and 4/5: 3.4 steps on average of 6/5."""
-    settings = {"risk": constant, "batch_size": 1}
+    settings = {"risk": compute_risk, "batch_size": 1}
     trial = make_toy(FedNova(), [(20.0, 0.0), (10.0, 0.0)], [1, 4], **settings)
-    assert path(trial, 1) == pytest.approx([-3.4 * 1.2], abs=1e-14)
+    assert trace_path(trial, 1) == pytest.approx([-3.4 * 1.2], abs=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,22 @@ def test_clients_weigh_by_count(make_toy, path):
         (3, 0.9, 1.0, 5.14),
     ],
 )
-def test_the_weights_of_gradients_with_momentum_and_pull(make_toy, path, steps, momentum, mu, a):
+def test_the_weights_of_gradients_with_momentum_and_pull(make_toy, trace_path, steps, momentum, mu, a):
     """Where all gradients are 1, the client is eta * a away."""
-    settings = {"risk": constant, "local_epochs": steps, "momentum": momentum}
+    settings = {"risk": compute_risk, "local_epochs": steps, "momentum": momentum}
     trial = make_toy(FedNova(mu=mu), [(1.0, 0.0)], **settings)
-    assert path(trial, 1) == pytest.approx([-0.1 * a], abs=1e-14)
-    assert weights_sum(trial) == pytest.approx([a], abs=1e-13)
+    assert trace_path(trial, 1) == pytest.approx([-0.1 * a], abs=1e-14)
+    assert list_weight_sums(trial) == pytest.approx([a], abs=1e-13)
     assert float(trial.outcomes[0].upload["model"]["head.weight"]) == pytest.approx(-0.1 * a, abs=1e-14)
 
 
-def test_unequal_steps_do_not_move_the_fixed_point_far(make_toy, path):
+def test_unequal_steps_do_not_move_the_fixed_point_far(make_toy, trace_path):
     """Its mechanism acts: FedAvg is drawn to the client of five steps, away from the optimum 3."""
     settings = {"learning_rate": 0.01, "batch_size": 1, "weighting": "uniform", "sizes": [1, 5]}
     near, far = 0.01, 1 - 0.97**5  # how far the clients go to their optima, 0 and 4
     nova, plain = 4 * far / 5 / (near + far / 5), 4 * far / (near + far)
-    assert path(make_toy(FedNova(), start=nova, **settings), 1) == pytest.approx([nova], abs=1e-12)
-    assert path(make_toy(FedAvg(), start=plain, **settings), 1) == pytest.approx([plain], abs=1e-12)
+    assert trace_path(make_toy(FedNova(), start=nova, **settings), 1) == pytest.approx([nova], abs=1e-12)
+    assert trace_path(make_toy(FedAvg(), start=plain, **settings), 1) == pytest.approx([plain], abs=1e-12)
     assert abs(nova - 3) < 0.05 < 0.7 < abs(plain - 3)
 
 
@@ -93,7 +93,7 @@ def test_with_adam_the_steps_are_counted(make_trial):
     assert FedNova().needs_sgd
     trial = make_trial(FedNova(mu=0.5, adam=True), optimizer="adam", participation=1.0).run()
     assert not trial.algorithm.needs_sgd
-    assert weights_sum(trial) == [2 * -(-size // 4) for size in trial.clients.sizes]
+    assert list_weight_sums(trial) == [2 * -(-size // 4) for size in trial.clients.sizes]
 
 
 def test_running_statistics_are_averaged(make_trial, assert_same):

@@ -17,18 +17,18 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def matrix_of(*rows):
+def make_matrix(*rows):
     return torch.tensor(rows, dtype=f64)
 
 
 @pytest.mark.parametrize(
     ("matrix", "alpha"),
     [
-        (matrix_of([1, 0], [0, 3]), [0.75, 0.25]),
-        (matrix_of([1, 2], [2, 5]), [1, 0]),
-        (matrix_of([0, 0], [0, 3]), [1, 0]),
-        (matrix_of([0, 0], [0, 0]), [0.5, 0.5]),
-        (matrix_of([2, -1], [-1, 2]), [0.5, 0.5]),
+        (make_matrix([1, 0], [0, 3]), [0.75, 0.25]),
+        (make_matrix([1, 2], [2, 5]), [1, 0]),
+        (make_matrix([0, 0], [0, 3]), [1, 0]),
+        (make_matrix([0, 0], [0, 0]), [0.5, 0.5]),
+        (make_matrix([2, -1], [-1, 2]), [0.5, 0.5]),
     ],
 )
 def test_minimizers_on_the_simplex(matrix, alpha):

@@ -25,13 +25,13 @@ def vector(*values):
     return torch.tensor(values, dtype=f64)
 
 
-def bound(algorithm, make_trial):
+def bind_algorithm(algorithm, make_trial):
     """The algorithm on a network whose features are its two inputs and whose logits are all zero."""
     net = FunctionalNetwork(lambda: Network(nn.Identity(), nn.Linear(2, 3)), f64)
     return algorithm.bind(net, make_trial("fedavg").algorithm.federation)
 
 
-def zero_head():
+def make_zero_head():
     return Tensors({"head.weight": torch.zeros(3, 2, dtype=f64), "head.bias": torch.zeros(3, dtype=f64)})
 
 
@@ -63,9 +63,9 @@ def test_prototypes_are_averaged_over_their_owners(weights, wanted):
 
 def test_the_pull_is_the_mean_square_distance(make_trial):
     """Features (0, 0) and the prototype (2, 0): 2; a class without a prototype pulls nothing."""
-    algorithm = bound(FedProto(penalty=0.5), make_trial)
+    algorithm = bind_algorithm(FedProto(penalty=0.5), make_trial)
     client = {
-        "model": zero_head(),
+        "model": make_zero_head(),
         "prototypes": torch.stack([vector(2, 0), vector(9, 9), vector(0, 0)]),
         "known": vector(1, 0, 0),
     }
@@ -77,9 +77,9 @@ def test_the_pull_is_the_mean_square_distance(make_trial):
 
 def test_the_nearest_prototype_wins(make_trial):
     """Minus the distances 5 and 0; the class without a prototype is out, though its row of zeros lies nearer."""
-    algorithm = bound(FedProto(), make_trial)
+    algorithm = bind_algorithm(FedProto(), make_trial)
     prototypes = torch.stack([vector(3, 4), vector(0, 0), vector(0, 0.1)])
-    client = {"model": zero_head(), "prototypes": prototypes, "known": vector(1, 0, 1)}
+    client = {"model": make_zero_head(), "prototypes": prototypes, "known": vector(1, 0, 1)}
     scores = algorithm.prototype_logits(client, torch.stack([vector(0, 0), vector(3, 4)]))
     assert scores[0].tolist() == [-5, -math.inf, -0.1]
     assert scores[1].tolist() == pytest.approx([0, -math.inf, -math.hypot(3, 3.9)])

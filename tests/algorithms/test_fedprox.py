@@ -24,19 +24,19 @@ def test_one_local_step_is_fedavgs_for_any_pull(make_trial, assert_same, optimiz
     assert_same(prox.server, plain.server)
 
 
-def test_one_client_stops_half_way(make_toy, path):
+def test_one_client_stops_half_way(make_toy, trace_path):
     """The minimizer of (x - 4)^2 / 2 + x^2 / 2 is 2."""
-    assert path(make_toy(FedProx(mu=1.0), [(1, 4)], local_epochs=60, learning_rate=0.3), 1) == pytest.approx([2])
+    assert trace_path(make_toy(FedProx(mu=1.0), [(1, 4)], local_epochs=60, learning_rate=0.3), 1) == pytest.approx([2])
 
 
 @pytest.mark.parametrize(
     ("mu", "steps", "rounds", "point"),
     [(0.0, 60, 1, 2.0), (1.0, 30, 40, 2.4), (10.0, 12, 180, 66 / 23)],
 )
-def test_fixed_points_of_exact_solves(make_toy, path, mu, steps, rounds, point):
+def test_fixed_points_of_exact_solves(make_toy, trace_path, mu, steps, rounds, point):
     """The rate 2 / (1 + 3 + 2 mu) is the fastest for both clients."""
     trial = make_toy(FedProx(mu=mu), local_epochs=steps, learning_rate=1 / (2 + mu))
-    assert path(trial, rounds)[-1] == pytest.approx(point, abs=1e-10)
+    assert trace_path(trial, rounds)[-1] == pytest.approx(point, abs=1e-10)
 
 
 class Written(FedAvg):

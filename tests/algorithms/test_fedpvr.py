@@ -93,9 +93,9 @@ def test_momentum_acts_where_there_is_no_correction(make_trial, assert_same):
         assert_same(dict(outcome.upload["model"]), trained, tolerance=1e-13)
 
 
-def test_on_q2_it_removes_the_drift(make_toy, path):
+def test_on_q2_it_removes_the_drift(make_toy, trace_path):
     """Where the head is all there is."""
-    assert path(make_toy(FedPVR(), local_epochs=2), 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
+    assert trace_path(make_toy(FedPVR(), local_epochs=2), 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
 
 
 def test_its_theory_needs_sgd():

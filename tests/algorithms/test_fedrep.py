@@ -120,20 +120,20 @@ def test_whoever_is_not_in_a_round_keeps_its_head(make_trial, assert_same):
 
 
 @pytest.mark.parametrize("width", [None, 3])
-def test_fine_tuning_trains_the_head_alone(make_trial, fine_tuned, width):
+def test_fine_tuning_trains_the_head_alone(make_trial, compute_finetuned_loss, width):
     trial = make_trial(FedRep(), width=width).run(2)
     for client in (1, 4):
         (found,) = trial.train([client], ("local",), "finetune")
-        assert found.scores["local"].loss == pytest.approx(fine_tuned(trial, client, ("head",)), rel=1e-12)
+        assert found.scores["local"].loss == pytest.approx(compute_finetuned_loss(trial, client, ("head",)), rel=1e-12)
 
 
 def test_dw_acts_in_the_head_phase_alone(make_trial):
-    def bare():
+    def build_biasless():
         return Network(nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 4, bias=False))
 
     for epochs, feels in ((0, False), (1, True)):
         plain, regularized = (
-            make_trial(method(head_epochs=epochs, body_epochs=2, **dw), bare).run(2)
+            make_trial(method(head_epochs=epochs, body_epochs=2, **dw), build_biasless).run(2)
             for method, dw in ((FedRep, {}), (add_dw_mixin(FedRep), {"dw": DW(mu=5.0)}))
         )
         same = torch.equal(regularized.server["body"].flat(), plain.server["body"].flat())

@@ -11,12 +11,12 @@ from fedpipe.testing import Expected
 EXPECTED = Expected(traffic=[({}, lambda n: (n.all, n.all))], centralized={"rho": 0.0})
 
 
-def test_two_steps_on_a_quadratic(make_toy, path):
+def test_two_steps_on_a_quadratic(make_toy, trace_path):
     """(x - 4)^2 / 2: the gradient at x is negative, so each step uses the slope at x - rho."""
     x = 0.0
     for _ in range(2):
         x -= 0.1 * ((x - 0.5) - 4)
-    assert path(make_toy(FedSAM(rho=0.5), [(1, 4)], local_epochs=2), 1) == pytest.approx([x], abs=1e-12)
+    assert trace_path(make_toy(FedSAM(rho=0.5), [(1, 4)], local_epochs=2), 1) == pytest.approx([x], abs=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])

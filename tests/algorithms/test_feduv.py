@@ -20,21 +20,21 @@ f64 = torch.float64
 TERMS = {"V": compute_variance_deficit, "U": compute_uniformity_loss}
 
 
-def batch_of(values, real=None):
+def make_batch(values, real=None):
     """A batch of as many samples; with ``real``, only the first of them are no padding."""
     x = torch.zeros(len(values), 1, dtype=f64)
     mask = None if real is None else (torch.arange(len(values)) < real).to(f64)
     return Batch(x, torch.zeros(len(values), dtype=torch.long), mask)
 
 
-def padded(values, rows=4):
+def pad_values(values, rows=4):
     """The same values with rows of other numbers after them, and their batch."""
     noise = torch.randn(rows, values.shape[1], generator=torch.Generator().manual_seed(9), dtype=f64)
     whole = torch.cat([values, noise.softmax(-1)])
-    return whole, batch_of(whole, real=len(values))
+    return whole, make_batch(whole, real=len(values))
 
 
-def points(*values):
+def make_points(*values):
     return torch.tensor([[float(value)] for value in values], dtype=f64)
 
 
@@ -49,7 +49,7 @@ def test_constant_predictions_lack_all_variance(classes, value):
     """V is the standard deviation of a column of the identity, 1 / sqrt(C), and has no gradient there."""
     for share in (1 / classes, 0.3):
         p = torch.full((7, classes), share, dtype=f64)
-        found, gradient = value_and_gradient(compute_variance_deficit, p, batch_of(p))
+        found, gradient = value_and_gradient(compute_variance_deficit, p, make_batch(p))
         assert float(found) == pytest.approx(value, abs=1e-6)
         assert not gradient.any()
     assert float(torch.eye(classes, dtype=f64).std(0).mean()) == pytest.approx(value, abs=1e-6)
@@ -58,37 +58,37 @@ def test_constant_predictions_lack_all_variance(classes, value):
 def test_one_hot_predictions():
     """Each class once: V is 0. Each class twice: not quite, since the deviation is the unbiased one."""
     once = torch.eye(10, dtype=f64)
-    assert float(compute_variance_deficit(once, batch_of(once))) == pytest.approx(0, abs=1e-15)
+    assert float(compute_variance_deficit(once, make_batch(once))) == pytest.approx(0, abs=1e-15)
     twice = once.repeat(2, 1)
-    assert float(compute_variance_deficit(twice, batch_of(twice))) == pytest.approx(0.00843, abs=1e-5)
+    assert float(compute_variance_deficit(twice, make_batch(twice))) == pytest.approx(0.00843, abs=1e-5)
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1.0, 50.0])
 def test_two_points_are_as_close_whatever_their_distance(distance):
     """U is 1 / e, with no gradient: the median moves with the distance."""
-    z = points(3.0, 3.0 + distance)
-    found, gradient = value_and_gradient(compute_uniformity_loss, z, batch_of(z))
+    z = make_points(3.0, 3.0 + distance)
+    found, gradient = value_and_gradient(compute_uniformity_loss, z, make_batch(z))
     assert float(found) == pytest.approx(0.367879, abs=1e-6)
     assert gradient.abs().max() <= 1e-12 / distance
 
 
 def test_the_median_is_the_lower_middle_value():
     """Of 1, 4, 9, 16, 36 and 49 it is 9."""
-    z = points(0, 1, 3, 7)
+    z = make_points(0, 1, 3, 7)
     wanted = sum(math.exp(-square / 9) for square in (1, 4, 9, 16, 36, 49)) / 6
-    assert float(compute_uniformity_loss(z, batch_of(z))) == pytest.approx(wanted, rel=1e-14)
+    assert float(compute_uniformity_loss(z, make_batch(z))) == pytest.approx(wanted, rel=1e-14)
 
 
 def test_distances_of_zero_count_in_the_mean_alone():
-    z = points(0, 0, 0, 2)
-    assert float(compute_uniformity_loss(z, batch_of(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
+    z = make_points(0, 0, 0, 2)
+    assert float(compute_uniformity_loss(z, make_batch(z))) == pytest.approx((3 + 3 / math.e) / 6, rel=1e-14)
 
 
 def test_of_pairs_at_the_same_distance_the_same_one_is_the_median(assert_same):
     """The gradient through it is that of one pair, with padding and without."""
-    z = points(0, 2, 4, 5, 7, 9)  # two of the fifteen pairs are 4 apart, which is the median
-    _, alone = value_and_gradient(compute_uniformity_loss, z, batch_of(z))
-    _, padding = value_and_gradient(compute_uniformity_loss, *padded(z))
+    z = make_points(0, 2, 4, 5, 7, 9)  # two of the fifteen pairs are 4 apart, which is the median
+    _, alone = value_and_gradient(compute_uniformity_loss, z, make_batch(z))
+    _, padding = value_and_gradient(compute_uniformity_loss, *pad_values(z))
     assert alone.abs().max() > 0.01
     assert_same(padding[: len(z)], alone, tolerance=1e-15)
 
@@ -108,7 +108,7 @@ def test_both_terms_are_pytorchs(assert_same, size, masked):
 
     for term, plain in ((compute_variance_deficit, variance), (compute_uniformity_loss, uniformity)):
         wanted, theirs = value_and_gradient(plain, values, None)
-        found, ours = value_and_gradient(term, *(padded(values) if masked else (values, batch_of(values))))
+        found, ours = value_and_gradient(term, *(pad_values(values) if masked else (values, make_batch(values))))
         assert_same(found, wanted, tolerance=1e-14)
         assert_same(ours[:size], theirs, tolerance=1e-13)
         assert not ours[size:].any()
@@ -118,7 +118,7 @@ def test_both_terms_are_pytorchs(assert_same, size, masked):
 @pytest.mark.parametrize("term", TERMS)
 def test_a_batch_of_one_adds_nothing(term, masked):
     values = torch.tensor([[0.2, 0.5, 0.3]], dtype=f64)
-    found, gradient = value_and_gradient(TERMS[term], *(padded(values) if masked else (values, batch_of(values))))
+    found, gradient = value_and_gradient(TERMS[term], *(pad_values(values) if masked else (values, make_batch(values))))
     assert float(found) == 0
     assert not gradient.any()
 
@@ -126,7 +126,7 @@ def test_a_batch_of_one_adds_nothing(term, masked):
 @pytest.mark.parametrize("masked", [False, True])
 def test_features_that_are_all_equal_add_nothing(masked):
     z = torch.full((7, 3), 0.3, dtype=f64)
-    found, gradient = value_and_gradient(compute_uniformity_loss, *(padded(z) if masked else (z, batch_of(z))))
+    found, gradient = value_and_gradient(compute_uniformity_loss, *(pad_values(z) if masked else (z, make_batch(z))))
     assert float(found) == 0
     assert not gradient.any()
 
@@ -134,7 +134,7 @@ def test_features_that_are_all_equal_add_nothing(masked):
 @pytest.mark.parametrize("term", TERMS)
 def test_a_batch_of_padding_alone_is_finite(term):
     values = torch.full((4, 3), 0.3, dtype=f64)
-    found, gradient = value_and_gradient(TERMS[term], values, batch_of(values, real=0))
+    found, gradient = value_and_gradient(TERMS[term], values, make_batch(values, real=0))
     assert found.isfinite()
     assert gradient.isfinite().all()
 
@@ -172,12 +172,12 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     """Every ReLU of the body is off, so that all features of a batch and all its predictions are equal."""
     net = make_trial(FedUV()).net
 
-    def dead(index):
+    def make_dead_model(index):
         model = net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     uv, plain = (
-        make_trial(algorithm, width=width, initial_model=dead, participation=1.0).run(2)
+        make_trial(algorithm, width=width, initial_model=make_dead_model, participation=1.0).run(2)
         for algorithm in (FedUV(), FedAvg())
     )
     assert torch.equal(uv.server["model"].flat(), plain.server["model"].flat())
@@ -195,12 +195,12 @@ def test_each_term_does_what_it_is_for(make_trial, parameters, term):
     found = []
     for algorithm in (FedAvg(), FedUV(**parameters)):
         trial = make_trial(algorithm, participation=1.0, local_epochs=20, batch_size=20)
-        found.append([measured(trial, outcome, term) for outcome in trial.train()[1:]])  # the first has one sample
+        found.append([measure_term(trial, outcome, term) for outcome in trial.train()[1:]])  # the first has one sample
     assert all(with_term < without for without, with_term in zip(*found, strict=True))
 
 
-def measured(trial, outcome, term):
+def measure_term(trial, outcome, term):
     x = trial.clients.gather_samples(trial.clients.train[outcome.client])[0]
     model = outcome.upload["model"]
     values = trial.net(model, x).softmax(-1) if term == "V" else trial.net.features(model, x)
-    return float(TERMS[term](values, batch_of(values)))
+    return float(TERMS[term](values, make_batch(values)))

@@ -22,7 +22,7 @@ def pick(models, index):
     return models.map(lambda value: value[index])
 
 
-def chosen(trial):
+def list_chosen_clusters(trial):
     return {outcome.client: int(outcome.upload["cluster"]) for outcome in trial.outcomes}
 
 
@@ -66,7 +66,7 @@ def test_equal_models_are_all_the_first(make_trial, assert_same):
     """Ties go to the lowest index, and a model that nobody chose stays."""
     trial, plain = make_trial("fedavg"), make_trial("fedavg").run()
     same = make_trial(IFCA(clusters=3), initial_model=lambda index: trial.initial_model(0)).run()
-    assert set(chosen(same).values()) == {0}
+    assert set(list_chosen_clusters(same).values()) == {0}
     assert_same(pick(same.server["models"], 0), plain.server["model"])
     for index in (1, 2):
         assert_same(pick(same.server["models"], index), trial.initial_model(0))
@@ -74,7 +74,7 @@ def test_equal_models_are_all_the_first(make_trial, assert_same):
 
 def test_a_tie_among_the_best_goes_to_the_lowest_of_them(make_opposed):
     trial = make_opposed(IFCA(clusters=4), [-1, 1, -1, 1]).run()
-    assert chosen(trial) == {0: 1, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0}
+    assert list_chosen_clusters(trial) == {0: 1, 1: 0, 2: 1, 3: 0, 4: 1, 5: 0}
 
 
 @pytest.mark.parametrize("width", [None, 4])
@@ -82,7 +82,7 @@ def test_clients_of_separate_groups_choose_different_models(make_opposed, width)
     """Its mechanism acts, in later rounds too; a single sample is enough to choose."""
     trial = make_opposed(IFCA(), [1, -1], width=width)
     for _ in range(3):
-        assert chosen(trial.run()) == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
+        assert list_chosen_clusters(trial.run()) == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0, 5: 1}
 
 
 def test_each_of_two_groups_is_its_own_fedavg(make_opposed, assert_same):
@@ -101,12 +101,12 @@ def test_the_numbering_of_models_does_not_matter(make_opposed, assert_same):
 def test_the_choice_is_the_lowest_loss_on_the_training_data(make_trial):
     trial = make_trial(IFCA(clusters=3), participation=1.0).run()
     server = make_trial(IFCA(clusters=3)).server
-    for client, index in chosen(trial).items():
+    for client, index in list_chosen_clusters(trial).items():
         x, y = trial.clients.gather_samples(trial.clients.train[client])
         logits = [trial.net(pick(server["models"], cluster), x) for cluster in range(3)]
         losses = [float(nn.functional.cross_entropy(output, y)) for output in logits]
         assert index == losses.index(min(losses))
-    assert len(set(chosen(trial).values())) > 1
+    assert len(set(list_chosen_clusters(trial).values())) > 1
 
 
 def test_the_initial_models_differ(make_trial, assert_same):

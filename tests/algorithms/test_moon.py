@@ -20,7 +20,7 @@ EXPECTED = Expected(
 f64 = torch.float64
 
 
-def body(*rows):
+def make_body(*rows):
     return Tensors({"body.weight": torch.tensor([[float(row)] for row in rows], dtype=f64)})
 
 
@@ -35,7 +35,7 @@ def make_linear(make_trial):
     return make
 
 
-def client_of(model, other, previous):
+def make_client(model, other, previous):
     head = {"head.weight": torch.zeros(1, 2, dtype=f64), "head.bias": torch.zeros(1, dtype=f64)}
     return {"model": model | head, "global": other, "previous": previous, "is_first": torch.zeros((), dtype=f64)}
 
@@ -55,13 +55,13 @@ BATCH = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
 def test_the_contrast_of_known_angles(make_linear, previous, temperature, value):
     """The features are (2, 0), the global model's (5, 0): cosine 1, whatever their lengths."""
     algorithm = make_linear(mu=3.0, temperature=temperature)
-    client = client_of(body(2, 0), body(5, 0), body(*previous))
+    client = make_client(make_body(2, 0), make_body(5, 0), make_body(*previous))
     assert float(algorithm.loss(client, BATCH)) == pytest.approx(3 * value, abs=3e-6)
 
 
 def test_equal_models_have_no_gradient(make_linear):
     weight = torch.tensor([[2.0], [1.0]], dtype=f64, requires_grad=True)
-    client = client_of(Tensors({"body.weight": weight}), body(1, 3), body(1, 3))
+    client = make_client(Tensors({"body.weight": weight}), make_body(1, 3), make_body(1, 3))
     (gradient,) = torch.autograd.grad(make_linear(mu=5.0).loss(client, BATCH), weight)
     assert gradient.abs().max() < 1e-15
 
@@ -69,7 +69,7 @@ def test_equal_models_have_no_gradient(make_linear):
 def test_the_gradient_turns_towards_the_global_model(make_linear):
     """At (1, 0) with the global model at (0, 1) and the previous one at (1, 0)."""
     weight = torch.tensor([[1.0], [0.0]], dtype=f64, requires_grad=True)
-    client = client_of(Tensors({"body.weight": weight}), body(0, 1), body(1, 0))
+    client = make_client(Tensors({"body.weight": weight}), make_body(0, 1), make_body(1, 0))
     (gradient,) = torch.autograd.grad(make_linear().loss(client, BATCH), weight)
     share = 1 / (1 + math.exp(-2))  # of the previous model in the softmax
     assert gradient.flatten().tolist() == pytest.approx([0, -2 * share], abs=1e-15)
@@ -127,11 +127,11 @@ def test_the_contrast_turns_features_from_the_previous_to_the_global_model(make_
         trial = make_trial(MOON(mu=mu), participation=1.0, local_epochs=5, learning_rate=0.02)
         before = make_trial(MOON(mu=0.0), participation=1.0, local_epochs=5).run(2)
         trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
-        margins.append([margin(trial, outcome) for outcome in trial.train()])
+        margins.append([compute_margin(trial, outcome) for outcome in trial.train()])
     assert all(none < weak < strong for none, weak, strong in zip(*margins, strict=True))
 
 
-def margin(trial, outcome):
+def compute_margin(trial, outcome):
     x = trial.clients.gather_samples(trial.clients.train[outcome.client])[0]
     models = outcome.upload["model"], trial.server["model"], trial.client_states[outcome.client]["previous"]
     z, near, far = (trial.net.features(model, x) for model in models)
@@ -143,11 +143,11 @@ def test_features_of_zero_make_no_nan(make_trial, width):
     """Every ReLU of the body is off."""
     net = make_trial(MOON()).net
 
-    def dead(index):
+    def make_dead_model(index):
         model = net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
-    trial = make_trial(MOON(), width=width, initial_model=dead, participation=1.0).run(2)
+    trial = make_trial(MOON(), width=width, initial_model=make_dead_model, participation=1.0).run(2)
     assert all(outcome.upload["model"].flat().isfinite().all() for outcome in trial.outcomes)
 
 

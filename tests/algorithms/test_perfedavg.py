@@ -28,14 +28,14 @@ def gradient(trial, model, indices):
     ("variant", "delta", "point"),
     [("first-order", 0.001, 0.08), ("hessian-free", 0.001, 0.064), ("hessian-free", 1.0, 0.064)],
 )
-def test_one_step_on_a_quadratic(make_toy, path, variant, delta, point, same_batch):
+def test_one_step_on_a_quadratic(make_toy, trace_path, variant, delta, point, same_batch):
     """(w - 1)^2 at 0; a single sample stands in for all batches, and the difference is exact for any width.
 
     Every step goes the same share of the way; with a batch for each gradient there are as many steps.
     """
     algorithm = PerFedAvg(alpha=0.1, variant=variant, delta=delta, same_batch=same_batch)
     trial = make_toy(algorithm, [(2, 1)], learning_rate=0.05)
-    assert path(trial, 1) == pytest.approx([1 - (1 - point) ** trial.algorithm.batches_per_step], abs=1e-12)
+    assert trace_path(trial, 1) == pytest.approx([1 - (1 - point) ** trial.algorithm.batches_per_step], abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["first-order", "hessian-free"])

@@ -11,24 +11,24 @@ EXPECTED = Expected(
 )
 
 
-def personal(trial, client=0):
+def get_personal_weight(trial, client=0):
     return float(trial.client_states[client]["personal"]["head.weight"])
 
 
-def test_an_exact_inner_solution(make_toy, path):
+def test_an_exact_inner_solution(make_toy, trace_path):
     """Of (x - 4)^2 / 2 + x^2 / 2: 2 in one step of 1/2, and w = 0 - 0.1 * (0 - 2)."""
     trial = make_toy(PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.5), [(1, 4)])
-    assert path(trial, 1) == pytest.approx([0.2], abs=1e-15)
-    assert personal(trial) == pytest.approx(2, abs=1e-15)
+    assert trace_path(trial, 1) == pytest.approx([0.2], abs=1e-15)
+    assert get_personal_weight(trial) == pytest.approx(2, abs=1e-15)
 
 
-def test_five_inner_steps(make_toy, path):
+def test_five_inner_steps(make_toy, trace_path):
     trial = make_toy(PFedMe(attraction=1.0, inner_steps=5, inner_rate=0.1), [(1, 4)])
-    assert path(trial, 1) == pytest.approx([0.134464], abs=1e-15)
-    assert personal(trial) == pytest.approx(1.34464, abs=1e-14)
+    assert trace_path(trial, 1) == pytest.approx([0.134464], abs=1e-15)
+    assert get_personal_weight(trial) == pytest.approx(1.34464, abs=1e-14)
 
 
-def test_inner_steps_go_on_from_batch_to_batch(make_toy, path):
+def test_inner_steps_go_on_from_batch_to_batch(make_toy, trace_path):
     """They start at w only once in a round, and the personal model is the last theta, not w."""
     trial = make_toy(PFedMe(attraction=2.0, inner_steps=3, inner_rate=0.05), [(1, 4)], local_epochs=4)
     theta = w = 0.0
@@ -36,8 +36,8 @@ def test_inner_steps_go_on_from_batch_to_batch(make_toy, path):
         for _ in range(3):
             theta -= 0.05 * ((theta - 4) + 2 * (theta - w))
         w -= 0.1 * 2 * (w - theta)
-    assert path(trial, 1) == pytest.approx([w], abs=1e-14)
-    assert personal(trial) == pytest.approx(theta, abs=1e-14)
+    assert trace_path(trial, 1) == pytest.approx([w], abs=1e-14)
+    assert get_personal_weight(trial) == pytest.approx(theta, abs=1e-14)
     assert abs(theta - w) > 0.1
 
 
@@ -45,7 +45,7 @@ def test_inner_steps_start_at_the_downloaded_model_in_every_round(make_toy):
     algorithm = PFedMe(attraction=1.0, inner_steps=1, inner_rate=0.1)
     trial = make_toy(algorithm, [(1, 4)]).run()
     w = float(trial.server["model"]["head.weight"])
-    assert personal(trial.run()) == pytest.approx(w + 0.1 * (4 - w), abs=1e-15)
+    assert get_personal_weight(trial.run()) == pytest.approx(w + 0.1 * (4 - w), abs=1e-15)
 
 
 def test_a_rate_of_one_over_lambda_uploads_the_personal_model(make_toy):

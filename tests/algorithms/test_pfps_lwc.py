@@ -29,13 +29,13 @@ class Recalling(PFPSLWC):
         return ()
 
 
-def bound(algorithm, make_trial, body, head):
+def bind_algorithm(algorithm, make_trial, body, head):
     """The algorithm on a network of these modules, for one input."""
     trial = make_trial("fedavg")
     return algorithm.bind(FunctionalNetwork(lambda: Network(body, head), f64), trial.algorithm.federation)
 
 
-def tensors(**values):
+def make_tensors(**values):
     return Tensors({name.replace("_", "."): torch.tensor(value, dtype=f64) for name, value in values.items()})
 
 
@@ -46,19 +46,19 @@ def features_loss(trial, teacher, student, client):
 
 def test_the_recall_measures_the_angle_of_features(make_trial):
     """Of (1, 0) and (1, 1), whatever their lengths."""
-    algorithm = bound(PFPSLWC(), make_trial, nn.Linear(1, 2, bias=False), nn.Linear(2, 2))
+    algorithm = bind_algorithm(PFPSLWC(), make_trial, nn.Linear(1, 2, bias=False), nn.Linear(2, 2))
     batch = Batch(torch.ones(3, 1, dtype=f64), torch.zeros(3, dtype=torch.long))
     for scale in (1.0, 7.0):
         client = {
-            "extractor": tensors(body_weight=[[1.0], [0.0]]),
-            "model": tensors(body_weight=[[scale], [scale]]),
+            "extractor": make_tensors(body_weight=[[1.0], [0.0]]),
+            "model": make_tensors(body_weight=[[scale], [scale]]),
         }
         assert float(algorithm.recall_loss(client, batch)) == pytest.approx(0.292893, abs=1e-6)
 
 
 def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
     """Weight 3 and bias 4: a penalty of 5 with gradient (0.6, 0.8), for any strength lambda."""
-    algorithm = bound(PFPSLWC(penalty=0.1), make_trial, nn.Identity(), nn.Linear(1, 1))
+    algorithm = bind_algorithm(PFPSLWC(penalty=0.1), make_trial, nn.Identity(), nn.Linear(1, 1))
     weight, bias = (torch.tensor(value, dtype=f64, requires_grad=True) for value in ([[3.0]], [4.0]))
     client = {"model": Tensors({"head.weight": weight, "head.bias": bias})}
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
@@ -69,14 +69,14 @@ def test_the_penalty_is_the_joint_norm_of_the_head(make_trial):
 
 
 def test_the_squared_penalty(make_trial):
-    algorithm = bound(PFPSLWC(penalty=0.1, squared=True), make_trial, nn.Identity(), nn.Linear(1, 1))
-    client = {"model": tensors(head_weight=[[3.0]], head_bias=[4.0])}
+    algorithm = bind_algorithm(PFPSLWC(penalty=0.1, squared=True), make_trial, nn.Identity(), nn.Linear(1, 1))
+    client = {"model": make_tensors(head_weight=[[3.0]], head_bias=[4.0])}
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
     assert float(algorithm.loss(client, batch)) == pytest.approx(2.5, abs=1e-14)
 
 
 def test_a_head_of_zeros_has_a_finite_gradient(make_trial):
-    algorithm = bound(PFPSLWC(), make_trial, nn.Identity(), nn.Linear(1, 1))
+    algorithm = bind_algorithm(PFPSLWC(), make_trial, nn.Identity(), nn.Linear(1, 1))
     weight, bias = (torch.zeros(shape, dtype=f64, requires_grad=True) for shape in ((1, 1), (1,)))
     batch = Batch(torch.ones(2, 1, dtype=f64), torch.zeros(2, dtype=torch.long))
     loss = algorithm.loss({"model": Tensors({"head.weight": weight, "head.bias": bias})}, batch)
@@ -87,12 +87,12 @@ def test_a_head_of_zeros_has_a_finite_gradient(make_trial):
 def test_features_of_zero_make_no_nan(make_trial, width):
     """Every ReLU of the extractor is off."""
 
-    def dead(index):
+    def make_dead_model(index):
         model = trial.net.make_initial_model(index)
         return model | {"body.1.bias": torch.full_like(model["body.1.bias"], -1e3)}
 
     trial = make_trial(PFPSLWC())
-    trial = make_trial(PFPSLWC(), width=width, initial_model=dead, participation=1.0).run(2)
+    trial = make_trial(PFPSLWC(), width=width, initial_model=make_dead_model, participation=1.0).run(2)
     for outcome in trial.outcomes:
         assert all(value.isfinite().all() for value in (outcome.upload["body"] | outcome.kept_state["head"]).values())
 
@@ -194,7 +194,7 @@ def test_the_downloaded_model_is_the_shared_extractor_with_the_own_head(make_tri
         assert_same(trial.start(client)["model"], wanted)
 
 
-def by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
+def train_by_hand(trial, client, recall_epochs, epochs=0, penalty=0.0, build=lambda: MLP(hidden=(6,)).build((5,), 4)):
     """Alg. 1, lines 4-11, as PyTorch's own modules and optimizers do it: the client's model in its next round."""
     federation, state, number = trial.algorithm.federation, trial.client_states[client], trial.rounds + 1
     teacher, student = build().double().eval(), build().double().train()
@@ -231,7 +231,7 @@ def test_what_is_measured_is_the_recalled_model(make_trial, width):
     """Alg. 1, lines 4-8, of all clients; those that were never there have nothing to recall."""
     trial = make_trial(PFPSLWC(recall_epochs=2), width=width, momentum=0.9).run(2, ids=[0, 3, 5])
     for outcome in trial.train(range(8), ("local", "global"), "receive"):
-        recalled, downloaded = (by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
+        recalled, downloaded = (train_by_hand(trial, outcome.client, epochs) for epochs in (2, 0))
         for test, rows in (("local", trial.clients.test[outcome.client]), ("global", trial.clients.global_test)):
             x, y = trial.clients.gather_samples(rows)
             after, before = (cross_entropy(model(x), y, reduction="sum").item() for model in (recalled, downloaded))
@@ -252,8 +252,8 @@ def test_training_begins_with_what_is_measured(make_trial, assert_same, width):
     measured = trial.train([0, 1, 3, 5], ("local", "global"), "receive")
     assert [outcome.scores for outcome in begun] == [outcome.scores for outcome in measured]
     for outcome in begun:
-        recalled = by_hand(trial, outcome.client, 2)
-        assert_same(dict(outcome.upload["body"]), dict(body_of(recalled)), tolerance=1e-12)
+        recalled = train_by_hand(trial, outcome.client, 2)
+        assert_same(dict(outcome.upload["body"]), dict(get_body(recalled)), tolerance=1e-12)
 
 
 @pytest.mark.parametrize("width", [None, 3])
@@ -262,13 +262,13 @@ def test_a_round_is_recall_then_training(make_trial, assert_same, width):
     algorithm = PFPSLWC(recall_epochs=2, penalty=0.1)
     trial = make_trial(algorithm, width=width, momentum=0.9).run(1, ids=[3, 5])
     for outcome in trial.train([1, 3, 5]):
-        trained = by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
-        assert_same(dict(outcome.upload["body"]), dict(body_of(trained)), tolerance=1e-11)
+        trained = train_by_hand(trial, outcome.client, 2, epochs=2, penalty=0.1)
+        assert_same(dict(outcome.upload["body"]), dict(get_body(trained)), tolerance=1e-11)
         head = {name: value.detach() for name, value in trained.named_parameters() if name.startswith("head.")}
         assert_same(dict(outcome.kept_state["head"]), head, tolerance=1e-11)
 
 
-def body_of(module):
+def get_body(module):
     return {name: value.detach() for name, value in module.named_parameters() if name.startswith("body.")}
 
 
@@ -306,9 +306,9 @@ def test_the_old_extractor_teaches_with_its_own_statistics(make_trial, assert_sa
     before = make_trial(PFPSLWC(), "norm", buffers=buffers).run(2, ids=[3, 5, 7])
     trial.server, trial.client_states, trial.rounds = before.server, before.client_states, before.rounds
     for outcome in trial.train([3, 5]):
-        student = by_hand(trial, outcome.client, 3, build=norm)
+        student = train_by_hand(trial, outcome.client, 3, build=norm)
         sent = outcome.upload["body"] | outcome.kept_state.get("buffers", {})
-        wanted = body_of(student) | {name: value for name, value in student.named_buffers() if "running" in name}
+        wanted = get_body(student) | {name: value for name, value in student.named_buffers() if "running" in name}
         assert_same(dict(sent), {name: wanted[name] for name in sent}, tolerance=1e-10)
 
 

@@ -17,19 +17,19 @@ def controls(trial):
     return [float(state["control"]["head.weight"]) for state in trial.client_states.values()]
 
 
-def test_one_step_is_gradient_descent(make_toy, path):
+def test_one_step_is_gradient_descent(make_toy, trace_path):
     trial = make_toy(Scaffold())
-    assert path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-13)
+    assert trace_path(trial, 4) == pytest.approx([0.6, 1.08, 1.464, 1.7712], abs=1e-13)
 
 
 def test_after_one_step_the_control_is_the_gradient(make_toy):
     assert controls(make_toy(Scaffold()).run()) == pytest.approx([0, -12], abs=1e-13)
 
 
-def test_two_steps_do_not_drift(make_toy, path):
+def test_two_steps_do_not_drift(make_toy, trace_path):
     trial = make_toy(Scaffold(), local_epochs=2)
-    assert path(trial, 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
-    assert path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
+    assert trace_path(trial, 3) == pytest.approx([1.02, 1.734, 2.19504], abs=1e-13)
+    assert trace_path(trial, 150)[-1] == pytest.approx(3, abs=1e-12)
 
 
 def test_its_first_round_is_uniform_fedavgs(make_trial, assert_same):
@@ -53,15 +53,15 @@ def test_steps_are_counted_for_each_client(make_toy, width):
     assert float(trial.server["control"]["head.weight"]) == pytest.approx(sum(gradients) / 4, abs=1e-12)
 
 
-def test_weight_decay_is_part_of_the_gradient(make_toy, path):
+def test_weight_decay_is_part_of_the_gradient(make_toy, trace_path):
     """At x = 2 with decay 0.5 the gradients are 2 + 1 and -6 + 1."""
     trial = make_toy(Scaffold(), start=2.0, weight_decay=0.5)
-    assert path(trial, 1) == pytest.approx([2 - 0.1 * (3 - 5) / 2], abs=1e-13)
+    assert trace_path(trial, 1) == pytest.approx([2 - 0.1 * (3 - 5) / 2], abs=1e-13)
     assert controls(trial) == pytest.approx([3, -5], abs=1e-12)
 
 
-def test_the_servers_rate_scales_the_mean_step(make_toy, path):
-    assert path(make_toy(Scaffold(server_rate=0.5)), 1) == pytest.approx([0.3], abs=1e-14)
+def test_the_servers_rate_scales_the_mean_step(make_toy, trace_path):
+    assert trace_path(make_toy(Scaffold(server_rate=0.5)), 1) == pytest.approx([0.3], abs=1e-14)
 
 
 def test_the_servers_control_is_the_mean_of_all_clients(make_trial, assert_same):

@@ -214,16 +214,16 @@ def test_records_of_what_is_removed_go_too(run: Run) -> None:
     Path("params.yaml").write_text(params)
     name, long = f"{removable_runs}/metrics.parquet", f"{removable_runs}/{'x' * 300}"
 
-    def encoded(output: str) -> Path:
+    def encode_path(output: str) -> Path:
         text = base64.urlsafe_b64encode(output.encode()).decode()
         parts = [text[start : start + 254] for start in range(0, len(text), 254)]
         return Path("results/.provenance", *(f"@{part}" for part in parts[:-1]), parts[-1])
 
     for output in (name, long, "results/tables/results.md"):
-        encoded(output).parent.mkdir(parents=True, exist_ok=True)
-        encoded(output).write_text("{}")
+        encode_path(output).parent.mkdir(parents=True, exist_ok=True)
+        encode_path(output).write_text("{}")
     run("dvc", "commit", "-f", "-q")
     prune.remove_files(prune.find_unneeded_files())
-    assert not encoded(name).exists()
-    assert not encoded(long).exists()
-    assert encoded("results/tables/results.md").exists()
+    assert not encode_path(name).exists()
+    assert not encode_path(long).exists()
+    assert encode_path("results/tables/results.md").exists()

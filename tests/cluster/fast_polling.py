@@ -18,17 +18,17 @@ interval = RemoteExecutor.next_seconds_between_status_checks
 set_up = Executor.__post_init__
 
 
-def at_most_two(executor: RemoteExecutor, seconds: float | None) -> None:
+def set_short_interval(executor: RemoteExecutor, seconds: float | None) -> None:
     interval.fset(executor, seconds and min(seconds, 2))
 
 
-def after_the_first_question(executor: Executor, *arguments: object, **named: object) -> None:
+def wait_for_first_query(executor: Executor, *arguments: object, **named: object) -> None:
     while executor._next_seconds_between_status_checks is None and executor.wait_thread.is_alive():
         time.sleep(0.01)
     set_up(executor, *arguments, **named)
 
 
-RemoteExecutor.next_seconds_between_status_checks = property(interval.fget, at_most_two)
-Executor.__post_init__ = after_the_first_question
+RemoteExecutor.next_seconds_between_status_checks = property(interval.fget, set_short_interval)
+Executor.__post_init__ = wait_for_first_query
 faulthandler.register(signal.SIGUSR1)
 sys.exit(main())

@@ -272,11 +272,11 @@ def test_a_pass_with_a_condition_runs_step_by_step(trial, assert_same):
 def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_same, capsys):
     """As on a GPU, where recording fails at whatever the host would have to wait for."""
 
-    def refuse(advance, buffers):
+    def refuse_capture(advance, buffers):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     recording_trial = trial(FedAvg())
-    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, 3, backend=refuse)
+    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, 3, backend=refuse_capture)
     assert_same(list_results(recording_trial.run(2).outcomes), list_results(trial(FedAvg()).run(2).outcomes))
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith("execution.graphs: pass 0 of the phase 'train' can't be recorded")

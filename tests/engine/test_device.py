@@ -130,7 +130,7 @@ def require_equal_files(
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
-    with fake_device.at_hand() as crossings:
+    with fake_device.use_device() as crossings:
         rules = Rules(monkeypatch, crossings)
         run = studies.open_runs(plan, stack=stack)[0]
         *_, last_round = count_crossings_by_round(run, crossings)
@@ -183,7 +183,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     expected = {name: bits for name, bits in studies.hash_results(run.files.path).items() if name.endswith(".pt")}
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
-    with fake_device.at_hand() as crossings:
+    with fake_device.use_device() as crossings:
         rules = Rules(monkeypatch, crossings)
         studies.open_runs(plan, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
@@ -207,7 +207,7 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
     delete_results(run)
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     monkeypatch.setattr(server_device, "MAX_DEVICE_BYTES", 100_000)
-    with fake_device.at_hand() as crossings:
+    with fake_device.use_device() as crossings:
         rules = Rules(monkeypatch, crossings)
         list(studies.open_runs(plan, stack=5)[0].run_segment(ROUNDS))
     assert studies.hash_results(run.files.path) == expected
@@ -216,7 +216,7 @@ def test_states_that_are_too_large_for_a_device_rest_on_the_host(monkeypatch: py
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
-    with fake_device.at_hand() as crossings:
+    with fake_device.use_device() as crossings:
         device_tensor, host_tensor = torch.ones(3).to(fake_device.DEVICE), torch.ones(3)
         assert (device_tensor * 2 + torch.tensor(1.0)).sum().item() == 9
         assert crossings == {"small, to the device": 1, "read": 1}
@@ -237,7 +237,7 @@ def test_the_contract_holds_on_the_device(name: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "select_trial_device", lambda: fake_device.DEVICE)
     monkeypatch.setattr(loop, "ThreadPoolExecutor", fake_device.OneByOne)
     algorithm = cast(Algorithm, registry.build_component(component.ALGORITHM, name, PARAMETERS.get(name, {})))
-    with fake_device.at_hand():
+    with fake_device.use_device():
         assert testing.check_algorithm(algorithm) == []
 
 

@@ -245,7 +245,7 @@ def test_adaptive_pooling_has_a_deterministic_gradient_on_a_gpu(size):
 
     loss(theirs(x)).backward()
     assert torch.equal(ours(x), theirs(x))
-    with fake_device.at_hand():
+    with fake_device.use_device():
         device_x = x.detach().to(fake_device.DEVICE).requires_grad_()
         y = ours(device_x)
         loss(y).backward()

@@ -55,7 +55,7 @@ def test_all_stackable_models_are_tested() -> None:
     assert sorted(SMALL) == STACKABLE
 
 
-def for_each_model(*slow: str) -> pytest.MarkDecorator:
+def parametrize_models(*slow: str) -> pytest.MarkDecorator:
     names = [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in STACKABLE]
     return pytest.mark.parametrize("name", names)
 
@@ -95,7 +95,7 @@ def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
     return Stack(algorithm, clients, 2)
 
 
-@for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
+@parametrize_models("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
     assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
@@ -122,11 +122,11 @@ def test_the_stack_trains_networks_of_libraries(name: str, side: int, parameters
     assert_same(stack, loop, tolerance=1e-7)
 
 
-@for_each_model("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
+@parametrize_models("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
     """The CPU simulates a GPU. No tensor is on the host, and all kernels are deterministic."""
     _, host_results = train_round(name, make_stack, dtype="float32")
-    with fake_device.at_hand():
+    with fake_device.use_device():
         assert_same(train_round(name, make_stack, fake_device.DEVICE, "float32")[1], host_results)
 
 
@@ -134,5 +134,5 @@ def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
 def test_single_clients_run_on_a_gpu(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
     _, host_results = train_round(name, Loop)
-    with fake_device.at_hand():  # its LSTM has another kernel
+    with fake_device.use_device():  # its LSTM has another kernel
         assert_same(train_round(name, Loop, fake_device.DEVICE)[1], host_results, tolerance=1e-15)

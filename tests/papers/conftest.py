@@ -59,7 +59,7 @@ def make():
 
 
 @pytest.fixture(scope="session")
-def judged(measured_table):
+def compared(measured_table):
     """All cells compared, by preset."""
     return {preset: comparison.compare_cells(measured_table, preset) for preset in ("full", "reduced", "smoke")}
 

@@ -39,8 +39,8 @@ def compare(measured, preset="full"):
 
 
 @pytest.mark.parametrize("preset", ["full", "reduced", "smoke"])
-def test_a_row_for_every_printed_number_at_every_preset(judged, preset):
-    for compared_ in (judged[preset], comparison.compare_cells({}, preset)):
+def test_a_row_for_every_printed_number_at_every_preset(compared, preset):
+    for compared_ in (compared[preset], comparison.compare_cells({}, preset)):
         table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
@@ -66,17 +66,17 @@ def test_what_was_published_of_runs_here_stands_beside_what_is_printed_now(folde
             assert (folder / target).is_file()
 
 
-def test_no_value_is_judged_at_a_smaller_preset(judged):
+def test_no_value_is_judged_at_a_smaller_preset(compared):
     verdicts = {"agrees", "differs"}
-    words = {preset: {cell.verdict_text for cell in result.cells.values()} for preset, result in judged.items()}
+    words = {preset: {cell.verdict_text for cell in result.cells.values()} for preset, result in compared.items()}
     assert not verdicts & (words["reduced"] | words["smoke"])
     assert verdicts & words["full"]
 
 
-def test_orders_at_a_reduced_preset_and_none_at_smoke(judged):
-    assert judged["smoke"].orders == {}
-    reduced = judged["reduced"].orders
-    assert reduced == judged["full"].orders
+def test_orders_at_a_reduced_preset_and_none_at_smoke(compared):
+    assert compared["smoke"].orders == {}
+    reduced = compared["reduced"].orders
+    assert reduced == compared["full"].orders
     assert ("FedDW", "Table I", "practical/IMDB", "all") in reduced
     suspect = reduced["cwFedAvg", "Table 2", "alpha=1.0", "all"]
     assert suspect.methods == 7, "FedNH and FedUV are not targets there"
@@ -217,8 +217,8 @@ def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
     assert compare(both).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")].measurement.diverged_runs == 1
 
 
-def test_numbers_in_running_text_are_made_of_cells(judged):
-    all_cells = judged["full"].cells
+def test_numbers_in_running_text_are_made_of_cells(compared):
+    all_cells = compared["full"].cells
     result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
     mean = {cell_id: cell.number.mean for cell_id, cell in all_cells.items() if cell.number}
 
@@ -262,8 +262,8 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
         assert result.measured_contrast is None
 
 
-def test_counts_leave_out_what_another_table_has(judged):
-    paper, result = layouts.load_papers()["FedDW"], judged["full"]
+def test_counts_leave_out_what_another_table_has(compared):
+    paper, result = layouts.load_papers()["FedDW"], compared["full"]
     single = [pages.summarize_tables(paper, [name], result)["counts"] for name in ("Table I", "Table II")]
     both = pages.summarize_tables(paper, ["Table I", "Table II"], result)["counts"]
     assert [(counts["all"], counts["measured"]) for counts in (*single, both)] == [(96, 96), (96, 96), (168, 168)]
@@ -303,5 +303,7 @@ def test_a_cell_of_no_paper_or_measured_beside_its_parts_is_refused(find_cell):
         compare({}, "tiny")
 
 
-def test_the_same_bytes_each_time(judged, measured_table):
-    assert comparison.encode_comparison_csv(judged["full"]) == comparison.encode_comparison_csv(compare(measured_table))
+def test_the_same_bytes_each_time(compared, measured_table):
+    assert comparison.encode_comparison_csv(compared["full"]) == comparison.encode_comparison_csv(
+        compare(measured_table)
+    )

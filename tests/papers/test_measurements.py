@@ -110,7 +110,7 @@ def run(plan: NewPlan) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]]:
+def finished_studies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]]:
     """Four studies with all runs, in the current folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("papers"))
@@ -127,7 +127,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NewPlan]
 
 def make_finder(paper: layouts.Paper, preset: str = "smoke") -> measurements.StudyFinder:
     """A paper's studies by their names."""
-    return functools.cache(lambda name: PaperStudy.find_planned(paper.stem, name, preset))
+    return functools.cache(lambda name: PaperStudy.find_planned_study(paper.stem, name, preset))
 
 
 def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, MeasuredCell]:
@@ -152,9 +152,9 @@ def find_row(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Seri
     return row
 
 
-def test_an_accuracy_is_that_of_the_studys_own_table(ran: dict[str, NewPlan]) -> None:
+def test_an_accuracy_is_that_of_the_studys_own_table(finished_studies: dict[str, NewPlan]) -> None:
     """Also if two lists have the same values, so that only the order of their names distinguishes the cells."""
-    cells, plan = measure_paper(PFPS), ran["pfps_lwc/table2"]
+    cells, plan = measure_paper(PFPS), finished_studies["pfps_lwc/table2"]
     rows_ = {"FedPer": ("fedper", "personal-on-local"), "FedProto": ("fedproto", "prototype-on-local")}
     for (row, (method, protocol)), alpha, share in itertools.product(rows_.items(), ("0.3", "0.5"), ("0.3", "0.5")):
         cell = cells[CellId("PFPS-LWC", "Table 2", row, f"{alpha}/{share}", "accuracy_pct")]
@@ -176,8 +176,8 @@ def test_test_samples_count_once(protocol: str, tests: int) -> None:
     assert runs.count_test_samples(metrics, protocol) == tests
 
 
-def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]) -> None:
-    cells, plan = measure_paper(CW), ran["cwfedavg/table2"]
+def test_a_method_is_shown_by_its_own_protocol_and_round(finished_studies: dict[str, NewPlan]) -> None:
+    cells, plan = measure_paper(CW), finished_studies["cwfedavg/table2"]
     for row, method, protocol in (
         ("FedAvg", "fedavg", "personal-on-local"),
         ("FedAMP", "fedamp", "trained-on-local"),
@@ -187,7 +187,7 @@ def test_a_method_is_shown_by_its_own_protocol_and_round(ran: dict[str, NewPlan]
         assert number(cell).mean == pytest.approx(find_row(plan, method, protocol, setting="alpha=0.5")["mean"])
 
 
-def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> None:
+def test_what_is_sent_is_told_in_sizes_of_the_model(finished_studies: dict[str, NewPlan]) -> None:
     cells = measure_paper(CW)
     cost = {row: cells[CellId("cwFedAvg", "Table 2", row, "cost", "communication_cost")] for row in ("FedAvg", "IFCA")}
     assert {row: (number(cell).mean, cell.expected) for row, cell in cost.items()} == {
@@ -196,8 +196,8 @@ def test_what_is_sent_is_told_in_sizes_of_the_model(ran: dict[str, NewPlan]) -> 
     }
 
 
-def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) -> None:
-    cells, plan = measure_paper(PFPS), ran["pfps_lwc/figure8"]
+def test_a_gain_in_the_text_is_a_difference_of_cells(finished_studies: dict[str, NewPlan]) -> None:
+    cells, plan = measure_paper(PFPS), finished_studies["pfps_lwc/figure8"]
     gain = cells[CellId("PFPS-LWC", "text", "PFPS-LWC - FedPer", "Figure 8b/9", "accuracy_gain_points")]
     one, two = (
         find_row(plan, method, "personal-on-local", setting="Figure 8b/9")["mean"] for method in ("pfps_lwc", "fedper")
@@ -206,7 +206,7 @@ def test_a_gain_in_the_text_is_a_difference_of_cells(ran: dict[str, NewPlan]) ->
     assert len(gain.keys) == 2
 
 
-def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
+def test_a_sweep_has_the_studys_points(finished_studies: dict[str, NewPlan]) -> None:
     drawings = figures.draw_figures(PFPS, make_finder(PFPS))
     figure = drawings["PFPS-LWC", "Figure 8"]
     assert isinstance(figure, SvgFigure)
@@ -221,7 +221,7 @@ def test_a_sweep_has_the_studys_points(ran: dict[str, NewPlan]) -> None:
     assert drawings["PFPS-LWC", "Figure 1"] == PFPS.figures["Figure 1"].reason
 
 
-def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]) -> None:
+def test_the_error_of_the_estimate_comes_of_a_diagnostic(finished_studies: dict[str, NewPlan]) -> None:
     from fedpipe.engine.diagnostics import head_norms
 
     drawings = figures.draw_figures(CW, make_finder(CW))
@@ -229,7 +229,7 @@ def test_the_error_of_the_estimate_comes_of_a_diagnostic(ran: dict[str, NewPlan]
     assert isinstance(figure, SvgFigure)
     rows = [line.split(",") for line in figure.csv.splitlines()]
     errors = {float(line[-2]): float(line[-1]) for line in rows if line[0].startswith('"R')}
-    plan = ran["cwfedavg/figure5"]
+    plan = finished_studies["cwfedavg/figure5"]
     for diagnostic in plan.diagnostics:
         (cell,) = [cell for cell in plan.cells if cell.key == diagnostic.run_key]
         table = files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
@@ -249,7 +249,7 @@ def test_what_contradicts_that_norms_fall_as_shares_grow() -> None:
     assert not measurements.mark_contradicting_classes(close).any(), "0.3 is not less than half of 0.6"
 
 
-def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> None:
+def test_circles_are_at_their_share_of_the_norms(finished_studies: dict[str, NewPlan]) -> None:
     figure = layouts.Figure(form="shares", statement="norms", study="figure5", panels=("data",))
     drawing = figures.draw_figures(CW.model_copy(update={"figures": {"Figure 4": figure}}), make_finder(CW))[
         "cwFedAvg", "Figure 4"
@@ -260,7 +260,7 @@ def test_circles_are_at_their_share_of_the_norms(ran: dict[str, NewPlan]) -> Non
     assert frame["norm"].sum() == pytest.approx(2 * figures.MAX_CLIENTS, abs=1e-3), "the norms of a head sum to one"
 
 
-def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan]) -> None:
+def test_pages_of_what_was_run_and_reasons_for_the_rest(finished_studies: dict[str, NewPlan]) -> None:
     compared = make.write_papers("smoke")
     folder = make.get_pages_folder("smoke")
     frame = pd.read_csv(folder / "cells.csv")
@@ -277,8 +277,8 @@ def test_pages_of_what_was_run_and_reasons_for_the_rest(ran: dict[str, NewPlan])
         make.write_papers("smok")
 
 
-def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp_path: Path) -> None:
-    plan = ran["pfps_lwc/table2"]
+def test_a_run_that_is_not_done_costs_its_own_cells(finished_studies: dict[str, NewPlan], tmp_path: Path) -> None:
+    plan = finished_studies["pfps_lwc/table2"]
     missing_cell = next(cell for cell in plan.cells if (cell.algorithm, cell.seed) == ("fedper", 0))
     column = f"{missing_cell.grid['partition.alpha']}/{missing_cell.grid['federation.participation']}"
     cell_id = CellId("PFPS-LWC", "Table 2", "FedPer", column, "accuracy_pct")
@@ -291,7 +291,7 @@ def test_a_run_that_is_not_done_costs_its_own_cells(ran: dict[str, NewPlan], tmp
         other = cell_id._replace(row="FedProto")
         assert after[other] == before[other]
         files.write_json(plan.study_files.unavailable_runs, {str(missing_cell.files.path): "data missing"})
-        study = PaperStudy.find_planned("pfps_lwc", "table2", "smoke")
+        study = PaperStudy.find_planned_study("pfps_lwc", "table2", "smoke")
         assert study
         assert study.explain_missing_number("fedper", column) == "data missing"
         assert study.get_missing_cells("fedper", column) == [missing_cell]
@@ -324,10 +324,10 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
     )
 
 
-@pytest.mark.usefixtures("ran")
-def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan]) -> None:
+@pytest.mark.usefixtures("finished_studies")
+def test_no_page_is_made_of_a_study_that_was_edited_since(finished_studies: dict[str, NewPlan]) -> None:
     make.write_papers("smoke")
-    page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", ran["pfps_lwc/figure8"].params
+    page, study = make.get_pages_folder("smoke") / "pfps_lwc.html", finished_studies["pfps_lwc/figure8"].params
     page_bytes, planned = page.read_bytes(), study.read_text()
     edited = yaml.safe_load(planned)
     edited["federation"]["learning_rate"] = 0.123
@@ -341,10 +341,12 @@ def test_no_page_is_made_of_a_study_that_was_edited_since(ran: dict[str, NewPlan
     study.write_text(planned)
 
 
-def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(ran: dict[str, NewPlan]) -> None:
-    fingerprint = contents.compute_plans_fingerprint(Plan.read(ran[name].study_files.plan) for name in sorted(ran))
+def test_a_snakemake_makes_no_page_of_plans_that_were_made_meanwhile(finished_studies: dict[str, NewPlan]) -> None:
+    fingerprint = contents.compute_plans_fingerprint(
+        Plan.read(finished_studies[name].study_files.plan) for name in sorted(finished_studies)
+    )
     make.write_papers("smoke", fingerprint)
-    study = ran["pfps_lwc/figure8"]
+    study = finished_studies["pfps_lwc/figure8"]
     page, text = make.get_pages_folder("smoke") / "pfps_lwc.html", study.params.read_text()
     page_bytes = page.read_bytes()
     edited = yaml.safe_load(text)

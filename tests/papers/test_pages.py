@@ -75,13 +75,13 @@ def folder(measured_table, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def parsed(folder):
+def parsed_pages(folder):
     return {name: Parsed((folder / f"{name}.html").read_text()) for name in PAGES}
 
 
-def test_every_table_and_figure_has_its_heading(parsed):
+def test_every_table_and_figure_has_its_heading(parsed_pages):
     for paper in layouts.load_papers().values():
-        headings = parsed[paper.stem].headings
+        headings = parsed_pages[paper.stem].headings
         expected_headings = [*paper.tables, *paper.figures]
         assert [heading for heading in headings if heading in expected_headings] == expected_headings
 
@@ -94,9 +94,9 @@ def test_also_where_nothing_was_measured(measured_table, tmp_path):
         assert "not run" in text
 
 
-def test_ids_are_unique_and_links_lead_somewhere(folder, parsed):
-    ids = {name: page.get_values("id") for name, page in parsed.items()}
-    for name, page in parsed.items():
+def test_ids_are_unique_and_links_lead_somewhere(folder, parsed_pages):
+    ids = {name: page.get_values("id") for name, page in parsed_pages.items()}
+    for name, page in parsed_pages.items():
         assert len(set(ids[name])) == len(ids[name])
         for link in page.get_values("href"):
             file, _, target = link.partition("#")
@@ -120,12 +120,12 @@ def test_self_contained_and_without_scripts(folder):
         assert "@import" not in text
 
 
-def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder, judged):
+def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder, compared):
     text = (folder / "feddw.html").read_text()
     cell_id = next(
-        cell_id for cell_id in judged["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
+        cell_id for cell_id in compared["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
     )
-    cell = judged["full"].cells[cell_id]
+    cell = compared["full"].cells[cell_id]
     number_text = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
     (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(number_text)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
@@ -238,7 +238,7 @@ def test_the_same_bytes_each_time(folder, measured_table, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def hostile(make, tmp_path_factory):
+def hostile_pages(make, tmp_path_factory):
     """Pages in which all external texts are hostile."""
     folder = tmp_path_factory.mktemp("hostile")
     measured = {
@@ -253,9 +253,9 @@ def hostile(make, tmp_path_factory):
     return folder
 
 
-def test_hostile_texts_are_text(hostile):
+def test_hostile_texts_are_text(hostile_pages):
     for name in PAGES:
-        page = Parsed((hostile / f"{name}.html").read_text())
+        page = Parsed((hostile_pages / f"{name}.html").read_text())
         assert "script" not in {tag for tag, _ in page.elements}
         assert all(source.startswith("data:image/svg+xml;base64,") for source in page.get_values("src"))
         assert not [attribute for _, outputs in page.elements for attribute in outputs if attribute == "onerror"]
@@ -351,7 +351,7 @@ def browser(tmp_path_factory):
     chromium.close()
 
 
-def seen(browser, path, width):
+def list_problems(browser, path, width):
     """The problems that a browser reports, and its requests except the page itself."""
     events = browser.open(path, width)
     problems = [event for event in events if event.get("method") in {"Log.entryAdded", "Runtime.exceptionThrown"}]
@@ -365,7 +365,7 @@ def seen(browser, path, width):
 @pytest.mark.parametrize("name", PAGES)
 def test_a_browser_shows_it_at_both_widths(browser, folder, name):
     for width in (1280, 375):
-        assert seen(browser, folder / f"{name}.html", width) == ([], [])
+        assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
         assert browser.tell("document.documentElement.scrollWidth") <= width
         assert browser.tell("document.compatMode") == "CSS1Compat"
     wide = browser.tell("[...document.querySelectorAll('table')].every(one => one.closest('.scroll'))")
@@ -384,14 +384,14 @@ def test_a_browser_shows_it_at_both_widths(browser, folder, name):
 def test_the_browser_tells_what_is_wrong(browser, tmp_path):
     page = tmp_path / "wrong.html"
     page.write_text("<!doctype html><img src='x.png'><div style='width: 500px'>.</div><script>nothing()</script>")
-    problems, requests = seen(browser, page, 375)
+    problems, requests = list_problems(browser, page, 375)
     assert {event["method"] for event in problems} == {"Log.entryAdded", "Runtime.exceptionThrown"}
     assert requests == [(tmp_path / "x.png").as_uri()]
     assert browser.tell("document.documentElement.scrollWidth") > 375
 
 
 def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
-    seen(browser, folder / "feddw.html", 1280)
+    list_problems(browser, folder / "feddw.html", 1280)
     image = "document.querySelector('#figure-6 img')"
     assert browser.tell(f"{image}.naturalWidth") > 500
     box = f"{image}.getBoundingClientRect()"
@@ -399,9 +399,9 @@ def test_a_browser_draws_a_figure_in_its_own_box(browser, folder):
     assert browser.tell(f"{box}.height") > 200
 
 
-def test_a_browser_finds_no_script_in_hostile_pages(browser, hostile):
+def test_a_browser_finds_no_script_in_hostile_pages(browser, hostile_pages):
     for name in PAGES:
-        assert seen(browser, hostile / f"{name}.html", 375) == ([], [])
+        assert list_problems(browser, hostile_pages / f"{name}.html", 375) == ([], [])
         assert browser.tell("document.scripts.length") == 0
         assert browser.tell("document.documentElement.scrollWidth") <= 375
         assert "alert(1)" in browser.tell("document.body.innerText")

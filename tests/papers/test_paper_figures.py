@@ -34,7 +34,7 @@ def texts(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def unwrapped(render, *arguments, **options):
+def build_figure(render, *arguments, **options):
     """The matplotlib figure instead of its SVG."""
     with style.use_style(panels.PAGE):
         return render.__wrapped__(*arguments, **options)
@@ -140,7 +140,7 @@ def test_at_most_seven_lines_are_colored_with_the_papers_method_and_fedavg():
     """FedDW's Figure 7 has twelve methods."""
     paper = layouts.load_papers()["FedDW"]
     stored = pd.read_csv(FRAMES["FedDW", "Figure 7"])
-    figure = unwrapped(panels.render_lines, stored, "round", "y", ("FedAvg", "FedDW"))
+    figure = build_figure(panels.render_lines, stored, "round", "y", ("FedAvg", "FedDW"))
     colors = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     colored = {name for name, color in colors.items() if color != panels.GRAY}
     assert len(colors) == 12
@@ -153,7 +153,7 @@ def test_at_most_seven_lines_are_colored_with_the_papers_method_and_fedavg():
 def test_a_method_has_the_same_color_in_figures_that_list_the_methods_in_another_order():
     colors = []
     for names in (("FedPer", "FedAvg", "pFedMe", "FedBN"), ("FedBN", "pFedMe", "FedPer", "FedAvg")):
-        figure = unwrapped(panels.render_lines, lines(names=names), "round", "y", ("FedAvg",))
+        figure = build_figure(panels.render_lines, lines(names=names), "round", "y", ("FedAvg",))
         colors.append({line.get_label(): line.get_color() for line in figure.axes[0].get_lines()})
     assert colors[0] == colors[1]
 
@@ -161,7 +161,7 @@ def test_a_method_has_the_same_color_in_figures_that_list_the_methods_in_another
 def test_panels_share_the_vertical_axis_within_a_data_set_only():
     names = ("CIFAR-10, P = 0.3", "CIFAR-10, P = 0.7", "CIFAR-100, P = 0.3")
     rows = pd.concat([lines((name,)).assign(mean=20.0 * index) for index, name in enumerate(names)])
-    limits = [ax.get_ylim() for ax in unwrapped(panels.render_lines, rows, "x", "y").axes]
+    limits = [ax.get_ylim() for ax in build_figure(panels.render_lines, rows, "x", "y").axes]
     assert limits[0] == limits[1] != limits[2]
 
 
@@ -185,11 +185,11 @@ def test_what_has_no_slope_is_drawn(value):
 def test_a_few_samples_more_or_less_do_not_look_like_a_result():
     flat = lines().assign(mean=69.16, std=0.01)
     for rows, span in ((flat, 2.0), (pd.concat([flat, lines(panels=("two",)).assign(mean=75.0)]), 5.0)):
-        for ax in unwrapped(panels.render_lines, rows, "μ", "accuracy (%)").axes:
+        for ax in build_figure(panels.render_lines, rows, "μ", "accuracy (%)").axes:
             low, high = ax.get_ylim()
             assert high - low >= span
             assert low < rows["mean"].min() <= rows["mean"].max() < high
-    low, high = unwrapped(panels.render_lines, flat, "μ", "R").axes[0].get_ylim()
+    low, high = build_figure(panels.render_lines, flat, "μ", "R").axes[0].get_ylim()
     assert high - low < 0.1
 
 

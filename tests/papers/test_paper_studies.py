@@ -66,12 +66,12 @@ def name(path: Path) -> str:
 
 
 @functools.cache
-def planned(study: str, preset: str = "full") -> NewPlan:
+def plan_study(study: str, preset: str = "full") -> NewPlan:
     return planner.make_plan(Path("studies/papers") / f"{study}.yaml", preset)
 
 
 @pytest.fixture(autouse=True)
-def in_folder_with_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder_with_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with the studies and nothing else: no data, no results."""
     (tmp_path / "studies").symlink_to(ROOT / "studies")
     monkeypatch.chdir(tmp_path)
@@ -80,19 +80,19 @@ def in_folder_with_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def keys(study: str) -> set[Path]:
-    return {run.path for run in planned(study).runs}
+    return {run.path for run in plan_study(study).runs}
 
 
 def columns(study: str, preset: str = "full") -> set[str]:
     """The names of a study's columns: values of its lists and axes, with a slash between."""
-    plan = planned(study, preset)
+    plan = plan_study(study, preset)
     names = [axis for axis in plan.grid if not axis.startswith("algorithms.")]
     return {"/".join(str(cell.grid[axis]) for axis in names if axis in cell.grid) for cell in plan.cells}
 
 
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_a_study_plans_without_its_data(study: str) -> None:
-    plan = planned(study)
+    plan = plan_study(study)
     assert {cell.algorithm for cell in plan.cells} == set(plan.algorithms)
     assert len(plan.runs) == RUNS.get(study, len(plan.runs))
 
@@ -101,9 +101,9 @@ def test_a_study_plans_without_its_data(study: str) -> None:
 @pytest.mark.parametrize("study", [name(path) for path in FILES])
 def test_a_study_has_its_smaller_presets(study: str) -> None:
     assert set(read_params(Path("studies/papers") / f"{study}.yaml")["presets"]) >= {"smoke", "reduced"}
-    whole = planned(study)
+    whole = plan_study(study)
     for preset in ("smoke", "reduced"):
-        plan = planned(study, preset)
+        plan = plan_study(study, preset)
         assert plan.seeds == (0,)
         assert len(plan.runs) <= len(whole.runs)
         assert set(plan.algorithms) <= set(whole.algorithms)
@@ -128,12 +128,12 @@ def test_what_a_smaller_preset_runs_has_its_cell_in_the_table(paper: layouts.Pap
         if table.study and table.metric != "hyperparameter":
             study = f"{paper.stem}/{table.study}"
             assert columns(study, preset) <= set(table.column_paths), study
-            assert set(planned(study, preset).algorithms) <= {row.method for row in table.rows.values()}
+            assert set(plan_study(study, preset).algorithms) <= {row.method for row in table.rows.values()}
 
 
 @pytest.mark.slow
 def test_the_rates_of_feddual_are_a_preset() -> None:
-    plan = planned("feddual/table1", "rates")
+    plan = plan_study("feddual/table1", "rates")
     assert len(plan.runs) == 3 * 3 * 5 * (7 + 4 + 4)
     assert plan.report.best_over == ("federation.learning_rate", "algorithms.fedprox.mu", "algorithms.fednova.mu")
 
@@ -142,18 +142,19 @@ def test_dvc_records_tables_and_pages_where_they_lie() -> None:
     """Also those of preset full, whose name is not in the path of a study."""
     stages = yaml.safe_load((ROOT / "studies/papers" / layout.DVC_YAML).read_text())["stages"]
 
-    def out(stage: str, **item: str) -> Path:
+    def get_output_path(stage: str, **item: str) -> Path:
         (((path, _),),) = (output.items() for output in stages[stage]["outs"])
         for key, value in item.items():
             path = path.replace(f"${{item.{key}}}", value)
         return Path(path)
 
     path = Path("studies/papers/feddw/table1.yaml")
-    assert out("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "full").plan.parent
+    assert get_output_path("whole", study="feddw/table1") == layout.StudyFiles.from_params(path, "full").plan.parent
     assert (
-        out("table", study="feddw/table1", preset="smoke") == layout.StudyFiles.from_params(path, "smoke").plan.parent
+        get_output_path("table", study="feddw/table1", preset="smoke")
+        == layout.StudyFiles.from_params(path, "smoke").plan.parent
     )
-    assert out("pages", preset="full") == make.get_pages_folder("full")
+    assert get_output_path("pages", preset="full") == make.get_pages_folder("full")
 
 
 def test_every_table_that_needs_runs_is_declared() -> None:
@@ -173,7 +174,7 @@ def test_rows_and_columns_of_the_layouts_are_those_of_the_studies(paper: layouts
     for number, table in paper.tables.items():
         if table.study is None or table.metric == "hyperparameter":
             continue
-        plan = planned(f"{paper.stem}/{table.study}")
+        plan = plan_study(f"{paper.stem}/{table.study}")
         methods = {row.method for row in table.rows.values() if row.method}
         assert methods == set(plan.algorithms), number
         elsewhere = {column for repeat in table.repeats for column in repeat.columns if not repeat.rows}
@@ -194,7 +195,7 @@ def test_runs_that_two_studies_share_exist_once(study: str, other: str) -> None:
 
 def settings(study: str) -> dict[tuple[str, ...], dict[str, Any]]:
     """All settings of a study's runs, each once, by method and names of its column."""
-    plan = planned(study)
+    plan = plan_study(study)
     texts = {str(cell.files.settings): plan.file_texts[str(cell.files.settings)] for cell in plan.cells}
     read_ = {path: yaml.load(text, yaml.CSafeLoader) for path, text in texts.items()}
     return {
@@ -287,7 +288,7 @@ def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None
     """CIFAR-10 at beta 0.5 and P 0.3, and at 0.3 and 0.5; CIFAR-100 at 0.1 and 0.5, both at P 0.5."""
     found = set()
     for part in layouts.load_papers()["PFPS-LWC"].figures["Figure 5"].run_selections:
-        for cell in planned(f"pfps_lwc/{part.study}").cells:
+        for cell in plan_study(f"pfps_lwc/{part.study}").cells:
             point = cell.grid["partition.alpha"], cell.grid["federation.participation"]
             expected = [value if isinstance(value, list) else [value] for value in part.where.values()]
             assert list(part.where) == ["partition.alpha", "federation.participation"]
@@ -309,7 +310,7 @@ def test_the_settings_in_print_are_those_of_the_studies() -> None:
         "FedNH": "fednh",
         "FedUV": "feduv",
     }
-    plan = planned("cwfedavg/table1")
+    plan = plan_study("cwfedavg/table1")
     checked = 0
     for cell_id, number in published.load_published().items():
         if (cell_id.paper, cell_id.metric) != ("cwFedAvg", "hyperparameter"):

@@ -69,7 +69,7 @@ def record(*paths: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
+def stored_study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
     """A study of four runs and its store, in the current folder, which is a git repository."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("stored"))
@@ -86,7 +86,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewPlan]:
 
 
 @pytest.fixture
-def files(ran: NewPlan) -> Iterator[tuple[Path, Path]]:
+def files(stored_study: NewPlan) -> Iterator[tuple[Path, Path]]:
     """The two files of the store, which are restored afterwards."""
     paths = stored_runs.get_runs_path(STUDY), stored_runs.get_accuracies_path(STUDY)
     contents = [path.read_bytes() for path in paths]
@@ -107,12 +107,12 @@ def git(*words: str) -> str:
     return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout
 
 
-def test_a_stored_run_has_the_studys_numbers(ran: NewPlan) -> None:
+def test_a_stored_run_has_the_studys_numbers(stored_study: NewPlan) -> None:
     run_store = RunStore.read(STUDY)
     assert {(each.algorithm, each.point) for each in run_store.runs} == {
         (label, f"participation={fraction}, alpha=0.3") for label in ("fedavg", "fedper") for fraction in (0.3, 0.5)
     }
-    data = StudyData(ran)
+    data = StudyData(stored_study)
     expected = data.accuracies.query("average == 'sample'").set_index(["key", "protocol", "round"])["accuracy"]
     stored = pd.concat([each.accuracies.assign(key=each.key) for each in run_store.runs])
     stored = stored.set_index(["key", "protocol", "round"])["accuracy"]
@@ -122,7 +122,7 @@ def test_a_stored_run_has_the_studys_numbers(ran: NewPlan) -> None:
         assert (each.preset, each.rounds, each.seed, each.classes) == ("full", 2, 0, 10)
         assert each.commit == git("rev-parse", "--short=10", "HEAD").strip()
         assert each.settings == stored_runs.digest_settings(
-            yaml.safe_load(ran.file_texts[f"results/runs/{each.algorithm}/{each.key}/run.yaml"])
+            yaml.safe_load(stored_study.file_texts[f"results/runs/{each.algorithm}/{each.key}/run.yaml"])
         )
         assert each.curves[0].test_samples > 100
 
@@ -136,9 +136,9 @@ def test_recording_again_changes_nothing(files: tuple[Path, Path]) -> None:
     assert b"\r" not in b"".join(before)
 
 
-def test_runs_that_are_not_on_this_machine_stay(ran: NewPlan, files: tuple[Path, Path]) -> None:
+def test_runs_that_are_not_on_this_machine_stay(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     before = files[0].read_bytes()
-    marker = ran.runs[0].merged_files.marker
+    marker = stored_study.runs[0].merged_files.marker
     content = marker.read_bytes()
     marker.unlink()
     assert record() == [f"{files[0]}: 0 added, 4 stored"]
@@ -161,7 +161,7 @@ def test_other_numbers_of_the_same_run_are_stored_next_to_the_old_ones(files: tu
     assert RunStore.read(STUDY).find(first.settings, 2, "client") == []
 
 
-def test_code_that_is_not_committed_is_named(ran: NewPlan, files: tuple[Path, Path]) -> None:
+def test_code_that_is_not_committed_is_named(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     commit = git("rev-parse", "--short=10", "HEAD").strip()
     for path in files:
         path.unlink()
@@ -169,15 +169,15 @@ def test_code_that_is_not_committed_is_named(ran: NewPlan, files: tuple[Path, Pa
     record()
     assert {each.commit for each in RunStore.read(STUDY).runs} == {f"{commit}-dirty"}
     git("checkout", "-q", "own.py")
-    times = ran.runs[0].merged_files.times
-    cell = ran.cells[0]
+    times = stored_study.runs[0].merged_files.times
+    cell = stored_study.cells[0]
     assert times == cell.merged_files.times
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedpipe.core.components.code_digest.compute_shared_code_digest", lambda: "0" * 12)
-        assert recording.describe_run(ran, [cell], commit).commit == f"{commit}-other"
+        assert recording.make_stored_run(stored_study, [cell], commit).commit == f"{commit}-other"
 
 
-def test_an_edited_study_is_not_recorded(ran: NewPlan, files: tuple[Path, Path]) -> None:
+def test_an_edited_study_is_not_recorded(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     text = STUDY.read_text()
     STUDY.write_text(text.replace("learning_rate: 0.1", "learning_rate: 0.2"))
     (message,) = record()
@@ -186,7 +186,7 @@ def test_an_edited_study_is_not_recorded(ran: NewPlan, files: tuple[Path, Path])
     assert f"`fedpipe plan --params {STUDY} --preset full`" in message
 
 
-def test_a_study_without_finished_runs_is_an_error(ran: NewPlan) -> None:
+def test_a_study_without_finished_runs_is_an_error(stored_study: NewPlan) -> None:
     with pytest.raises(SettingsError, match=r"--preset: .*table2.yaml .* preset smoke"):
         list(recording.record_studies([STUDY], "smoke"))
 
@@ -219,7 +219,7 @@ def test_a_run_in_only_one_of_the_files_is_an_error(files: tuple[Path, Path], nu
         RunStore.read(STUDY)
 
 
-def test_git_merges_what_two_machines_record(ran: NewPlan, files: tuple[Path, Path]) -> None:
+def test_git_merges_what_two_machines_record(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
     runs = RunStore.read(STUDY).runs
     for path in files:
         path.unlink()
@@ -241,7 +241,7 @@ def test_git_merges_what_two_machines_record(ran: NewPlan, files: tuple[Path, Pa
     git("commit", "-q", "-m", "without runs")
 
 
-def test_studies_of_a_folder_readings_run_only_if_it_is_selected(ran: NewPlan) -> None:
+def test_studies_of_a_folder_readings_run_only_if_it_is_selected(stored_study: NewPlan) -> None:
     plan = plan_study(READING, 1, study={"grid": {}})
     assert (
         study_folders.list_studies(layout.PAPERS) == study_folders.list_studies(Path.cwd() / layout.PAPERS) == [STUDY]
@@ -276,7 +276,7 @@ def change_store(*changed_runs: StoredRun) -> None:
 
 def measure(method: str = "FedPer", column: str = "0.3/0.5") -> MeasuredCell:
     """A cell of PFPS-LWC's Table 2."""
-    cells = measurements.measure_paper_cells(PFPS, lambda name: PaperStudy.find_planned(PFPS.stem, name, "full"))
+    cells = measurements.measure_paper_cells(PFPS, lambda name: PaperStudy.find_planned_study(PFPS.stem, name, "full"))
     return cells[CellId("PFPS-LWC", "Table 2", method, column, "accuracy_pct")]
 
 
@@ -315,7 +315,7 @@ def test_the_pages_mark_stored_cells_and_draw_their_curves(clone: Path) -> None:
 
 
 def test_what_needs_the_files_of_a_run_is_missing(clone: Path) -> None:
-    study = PaperStudy.find_planned(PFPS.stem, "table2", "full")
+    study = PaperStudy.find_planned_study(PFPS.stem, "table2", "full")
     assert study
     figure = layouts.Figure(study="table2", form="counts", statement="Samples by client and class.")
     drawing = figures.draw_figures(PFPS.model_copy(update={"figures": {"F": figure}}), {"table2": study}.get)
@@ -338,7 +338,7 @@ def test_a_preset_uses_only_runs_with_its_settings(clone: Path) -> None:
     STUDY.write_text(f"{STUDY.read_text()}\npresets: {presets}\n")
     for preset in presets:
         planner.write_plan(planner.make_plan(STUDY, preset))
-    smoke, reduced = (PaperStudy.find_planned(PFPS.stem, "table2", preset) for preset in presets)
+    smoke, reduced = (PaperStudy.find_planned_study(PFPS.stem, "table2", preset) for preset in presets)
     assert smoke
     assert smoke.finished_cells == ()
     assert reduced

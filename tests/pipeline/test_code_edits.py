@@ -31,7 +31,7 @@ class Near(FedProx):
 HELPER = "FACTOR = 1.5\nUNUSED = 1\n"
 
 
-def begin(project: Project, rounds: int = 2, own: bool = True) -> None:
+def write_study(project: Project, rounds: int = 2, own: bool = True) -> None:
     """A study of FedAvg, FedProx and a method of one's own that derives from it and uses a second module."""
     labels = ("fedavg", "fedprox", *(("near",) if own else ()))
     params = studies.settings(labels, rounds)
@@ -49,17 +49,17 @@ def replace(project: Project, name: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def keys(project: Project) -> dict[str, str]:
+def read_keys(project: Project) -> dict[str, str]:
     """The keys of a study's runs by algorithm, as the plan lists them."""
     listed = re.findall(r"^(\w+) .*\b([0-9a-f]{12})\b", project.run("fedpipe", "plan", "--dry-run"), flags=re.M)
     return dict(listed)
 
 
-def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+def list_changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return {label for label in before if after[label] != before[label]}
 
 
-def ran(printed: str) -> Counter[str]:
+def count_segments(printed: str) -> Counter[str]:
     """How many segments each algorithm ran."""
     return Counter(re.findall(r"^    output: results/runs/(\w+)/\w+/segments/", printed, flags=re.M))
 
@@ -68,33 +68,33 @@ PULL = "self.mu)"  #: of FedProx's pull
 
 
 def test_keys_follow_the_code(project: Project) -> None:
-    begin(project)
-    first = keys(project)
+    write_study(project)
+    first = read_keys(project)
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
     replace(project, "fedpipe/algorithms/feddw.py", "@dataclass", "LIMIT = 3\n\n\n@dataclass")
     replace(project, "helper.py", "UNUSED = 1", "UNUSED = 2  # nobody reads it")
     (project.folder / "fedpipe/algorithms/another.py").write_text('"""Another method."""\n')
     (project.folder / "fedpipe/algorithms/another.py").unlink()
     (project.folder / "other.py").write_text("FACTOR = 3\n")
-    assert keys(project) == first
+    assert read_keys(project) == first
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
-    second = keys(project)
-    assert changed(first, second) == {"fedprox", "near"}
+    second = read_keys(project)
+    assert list_changed(first, second) == {"fedprox", "near"}
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
-    third = keys(project)
-    assert changed(second, third) == {"near"}
+    third = read_keys(project)
+    assert list_changed(second, third) == {"near"}
     replace(
         project, "fedpipe/algorithms/fedavg.py", 'uploads.mean("model")', 'uploads.with_equal_weights().mean("model")'
     )
-    fourth = keys(project)
-    assert changed(third, fourth) == {"fedavg", "fedprox", "near"}
+    fourth = read_keys(project)
+    assert list_changed(third, fourth) == {"fedavg", "fedprox", "near"}
     replace(project, "fedpipe/models/mlp.py", "nn.ReLU()", "nn.Tanh()")
-    assert changed(fourth, keys(project)) == {"fedavg", "fedprox", "near"}
+    assert list_changed(fourth, read_keys(project)) == {"fedavg", "fedprox", "near"}
 
 
 def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
-    begin(project)
-    assert ran(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
+    write_study(project)
+    assert count_segments(project.snakemake("runs")) == {"fedavg": 1, "fedprox": 1, "near": 1}
     bits = project.hash_results()
     replace(project, "fedpipe/algorithms/fedprox.py", "from __future__", "# a comment\nfrom __future__")
     assert NOTHING in project.snakemake("runs")
@@ -102,13 +102,13 @@ def test_an_edit_runs_what_depends_on_it(project: Project) -> None:
     # a constant in a module that the own one imports
     replace(project, "helper.py", "FACTOR = 1.5", "FACTOR = 2.5")
     printed = project.snakemake("runs")
-    assert ran(printed) == {"near": 1}
+    assert count_segments(printed) == {"near": 1}
     assert "1 run will be recomputed, because the code of algorithm 'own.Near' has changed" in printed
     assert bits.items() < project.hash_results().items(), "the old results stay"
 
     # FedProx, and what derives from it
     replace(project, "fedpipe/algorithms/fedprox.py", PULL, f"100 * {PULL}")
-    assert ran(project.snakemake("runs")) == {"fedprox": 1, "near": 1}
+    assert count_segments(project.snakemake("runs")) == {"fedprox": 1, "near": 1}
 
     # back as it was: found
     replace(project, "fedpipe/algorithms/fedprox.py", f"100 * {PULL}", PULL)
@@ -157,7 +157,7 @@ def test_the_readmes_route_to_an_own_algorithm(project: Project) -> None:
 
 
 def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
-    begin(project)
+    write_study(project)
     project.commit()
     project.run("dvc", "repro")
     first = project.metrics()
@@ -173,7 +173,7 @@ def test_dvc_notices_a_module_that_an_own_one_imports(project: Project) -> None:
 
 def test_code_that_was_edited_since_the_plan_is_refused(project: Project) -> None:
     """A queue of jobs is at work while its user goes on with the code."""
-    begin(project, own=False)
+    write_study(project, own=False)
     project.run("fedpipe", "plan")
     plan = json.loads((project.folder / "results/plan.json").read_text())
     for run in plan["runs"]:
@@ -191,7 +191,7 @@ STEP = "alpha=-self.learning_rate"  #: of SGD
 
 
 def test_shared_code_may_change_what_it_is_but_not_what_it_does(project: Project) -> None:
-    begin(project, own=False)
+    write_study(project, own=False)
     project.snakemake(TABLE)
     bits = project.hash_results()
     table = project.folder / "results/tables/results.md"
@@ -238,7 +238,7 @@ CUTS = 'return np.searchsorted(boundaries, np.arange(count), side="right")'  #: 
 
 
 def test_partitions_are_recomputed_if_their_code_may_have_changed(project: Project) -> None:
-    begin(project, own=False)
+    write_study(project, own=False)
     project.snakemake(TABLE)
     assert project.run("fedpipe", "verify").count("the same samples") == 1
     replace(project, "fedpipe/data/partitions/base.py", CUTS, "return np.arange(count) % len(fractions)")
@@ -268,18 +268,18 @@ def test_what_a_method_of_the_package_uses_elsewhere_in_it_is_shared_code(projec
 
 def test_a_module_that_was_not_there_is_found(project: Project) -> None:
     """No file that the plan was made of has changed then."""
-    begin(project)
+    write_study(project)
     optional = "try:\n    from local_settings import FACTOR\nexcept ImportError:\n    FACTOR = 1.5\n"
     (project.folder / "helper.py").write_text(optional)
     project.snakemake("runs")
     assert NOTHING in project.snakemake("runs")
     (project.folder / "local_settings.py").write_text("FACTOR = 2.5\n")
-    assert ran(project.snakemake("runs")) == {"near": 1}
+    assert count_segments(project.snakemake("runs")) == {"near": 1}
 
 
 def test_code_that_python_would_not_read_again_is_refused(project: Project) -> None:
     """It takes a source of the same second and size for the one that it has compiled, as `cp -p` may leave it."""
-    begin(project)
+    write_study(project)
     command = ("env", "-u", "PYTHONDONTWRITEBYTECODE", "fedpipe", "plan", "--dry-run")
     helper = project.folder / "helper.py"
     stamp = helper.stat().st_mtime_ns

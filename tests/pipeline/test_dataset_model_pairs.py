@@ -37,7 +37,7 @@ def pairs() -> list[Any]:
     return [pytest.param(row[0], row[2], id="-".join(row[0])) for row in rows if row[2]]
 
 
-def stand_in(source: PublishedDataset, path: Path) -> None:
+def write_small_mirror_file(source: PublishedDataset, path: Path) -> None:
     """A mirror's file of a few samples in each class, 600 at least."""
     random = np.random.default_rng(0)
     y = np.arange(4 * max(source.classes, 150)) % source.classes
@@ -57,7 +57,7 @@ def dataset(name: str, folder: Path, project: Project) -> dict[str, Any]:
     if isinstance(source, PublishedDataset) and not (
         holds(source.substitute_name) or all(holds(file.name) for file in source.files)
     ):
-        stand_in(source, folder / source.substitute_name)
+        write_small_mirror_file(source, folder / source.substitute_name)
         section = parser.parse_dataset({"name": name, "mirror": str(folder)})
     studies.write({"dataset": {"name": name, "subset": SUBSET, "mirror": section.mirror}}, project.folder)
     assert "is stored" in project.run("fedpipe", "download")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 AS_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
-def damaged(cache: Path) -> list[str]:
+def list_damaged_files(cache: Path) -> list[str]:
     """The files of DVC's cache that aren't what their names say."""
     files = list((cache / "files/md5").glob("??/[!.]*"))  # .*.tmp is what DVC was fetching as it was killed
     assert files
@@ -57,7 +57,7 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
 
     project.edit(algorithms={"fedprox": {"mu": 5.0}})
     assert count_jobs(project.run(*AS_USER, "dvc", "repro"))["segment"] == 1
-    assert damaged(cache) == []
+    assert list_damaged_files(cache) == []
     second = project.metrics()
     assert second["fedprox"] != first["fedprox"]
     project.commit("mu 5")
@@ -65,9 +65,9 @@ def test_an_edit_leaves_the_cache_as_it_is(project: Project, kind: str) -> None:
     # the tables alone, and by snakemake alone
     project.edit(report={"round": "best"})
     assert count_jobs(project.run(*AS_USER, "snakemake", "all", *LOCAL))["table"] == 1
-    assert damaged(cache) == []
+    assert list_damaged_files(cache) == []
     assert "segment" not in count_jobs(project.run(*AS_USER, "dvc", "repro"))
-    assert damaged(cache) == []
+    assert list_damaged_files(cache) == []
     assert list_stages(project.run(*AS_USER, "dvc", "repro")) == ["plan"]
     project.run("git", "checkout", "-q", ".")
     project.run(*AS_USER, "dvc", "checkout", "-q")
@@ -98,7 +98,7 @@ def test_what_lacks_its_record_is_not_taken_for_that_of_other_settings(project: 
     assert "Nothing to be done" in project.snakemake("-n", "all")
 
 
-def begin(project: Project, *command: str) -> subprocess.Popen[str]:
+def start_command(project: Project, *command: str) -> subprocess.Popen[str]:
     """A command that nobody waits for, in a process group of its own."""
     return subprocess.Popen(
         command,
@@ -116,20 +116,20 @@ def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path)
     """One of two `dvc repro` does it and the other says why not; after the pull is typed again, all is there."""
     studies.write(studies.settings(rounds=1), project.folder)
     project.commit()
-    both = [begin(project, "dvc", "repro") for _ in range(2)]
+    both = [start_command(project, "dvc", "repro") for _ in range(2)]
     printed = [process.communicate()[0] for process in both]
     assert 0 in [process.returncode for process in both], printed
     for process, text in zip(both, printed, strict=True):
         assert process.returncode == 0 or "is busy" in text or "locked" in text, text
     assert "segment" not in count_jobs(project.run("dvc", "repro"))
-    assert damaged(project.folder / ".dvc/cache") == []
+    assert list_damaged_files(project.folder / ".dvc/cache") == []
     project.run("dvc", "remote", "add", "-d", "store", str(tmp_path / "store"))
     project.commit("results")
     project.run("dvc", "push", "-q")
 
     clone = Project(tmp_path / "clone")
     project.run("git", "clone", "-q", str(project.folder), str(clone.folder))
-    pull = begin(clone, "dvc", "pull")
+    pull = start_command(clone, "dvc", "pull")
     cache = clone.folder / ".dvc/cache/files"
     while pull.poll() is None and not any(path.is_file() for path in cache.rglob("*")):
         pass
@@ -137,7 +137,7 @@ def test_two_at_once_and_a_pull_that_is_killed(project: Project, tmp_path: Path)
         os.killpg(pull.pid, signal.SIGKILL)
     pull.communicate()
     clone.run("dvc", "pull")
-    assert damaged(clone.folder / ".dvc/cache") == []
+    assert list_damaged_files(clone.folder / ".dvc/cache") == []
     assert clone.hash_results() == project.hash_results()
     assert "Nothing to be done" in clone.run("snakemake", "-n", "all")
     assert list_stages(clone.run("dvc", "repro")) == ["plan"]

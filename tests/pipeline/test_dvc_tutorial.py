@@ -31,7 +31,7 @@ REPORT = ("tables", "figures", "plots", ".provenance")  #: what is made anew, be
 POINTS = [(0.1, 0.1), (0.1, 1.0), (0.1, 2.0), (1.0, 0.1), (1.0, 2.0)]  #: all that is asked for: (alpha, mu)
 
 
-def small(alpha: float = 0.1, mu: float = 0.1) -> dict[str, Any]:
+def make_small_study(alpha: float = 0.1, mu: float = 0.1) -> dict[str, Any]:
     """A study in which mu makes a difference after two rounds."""
     params = studies.settings(("fedavg", "feddw"), 2, federation={"batch_size": 10})
     params["partition"]["alpha"] = alpha
@@ -56,7 +56,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         (folder / f"truth{index}").mkdir()
         os.chdir(folder / f"truth{index}")
         try:
-            finish(small(alpha, mu))
+            finish(make_small_study(alpha, mu))
             truth[alpha, mu] = json.loads(Path("results/metrics.json").read_text())
         finally:
             os.chdir(before)
@@ -64,7 +64,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 
     project = Project(studies.copy_project(folder / "project"))
     project.run("git", "init", "-q", "-b", "main")
-    studies.write(small(), project.folder)
+    studies.write(make_small_study(), project.folder)
     project.commit("params")
     said: dict[str, str] = {}
     kept: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
 from tests.cli.test_job_server import OWN, list_processes, wait_for_end
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
-from tests.pipeline.test_snakemake import NOTHING, reach
+from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
@@ -102,7 +102,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         stdout=subprocess.DEVNULL,
         stderr=(project.folder / "said").open("w"),
     ) as running:
-        reach(project, 2, running)
+        wait_for_round(project, 2, running)
         mine = list_processes(running.pid)
         assert len(mine) >= 2
         if how == "SIGKILL":
@@ -112,7 +112,9 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         wait_for_end(mine)
         assert running.wait() != 0
     done = [
-        RunFiles(run).list_complete_rounds()[-1] for run in project.folder.glob("results/runs/*/*/") if any_round(run)
+        RunFiles(run).list_complete_rounds()[-1]
+        for run in project.folder.glob("results/runs/*/*/")
+        if has_complete_round(run)
     ]
     assert max(done) < 400, "jobs did not end, they were done"
     if how == "SIGINT":
@@ -121,7 +123,7 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
     complete = {
         run: RunFiles(run).list_complete_rounds()[-1]
         for run in project.folder.glob("results/runs/*/*/")
-        if any_round(run)
+        if has_complete_round(run)
     }
     assert complete
     project.edit(federation={"rounds": max(complete.values()) + 1})
@@ -133,5 +135,5 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
         assert f"{rounds} of {max(complete.values()) + 1} rounds are complete" in log.read_text()
 
 
-def any_round(run: Path) -> bool:
+def has_complete_round(run: Path) -> bool:
     return bool(RunFiles(run).list_complete_rounds())

@@ -19,7 +19,7 @@ ODD = "a {b} c;touch PWN;'d'\"e\"$f`g`"
 SPACED = "studies/my study.yaml"
 
 
-def other(name: str) -> tuple[str, str]:
+def make_params_option(name: str) -> tuple[str, str]:
     return "--config", f"params={name}"
 
 
@@ -39,7 +39,7 @@ def test_a_clone_with_an_odd_path_and_a_study_with_a_space(tmp_path: Path) -> No
     assert "| FedAvg" in project.run("fedpipe", "show", "--params", SPACED)
     assert "1 done" in project.run("fedpipe", "status", "--params", SPACED)
     assert "are as recorded" in project.run("fedpipe", "verify", "--rerun", "0", "--params", SPACED)
-    assert "Nothing to be done" in project.snakemake("-n", "all", *other(SPACED))
+    assert "Nothing to be done" in project.snakemake("-n", "all", *make_params_option(SPACED))
     assert not [path for path in tmp_path.rglob("PWN*") if path != project.folder]
 
 
@@ -56,7 +56,7 @@ def test_a_study_that_is_no_name_is_refused_before_anything_runs(project: Projec
     for name in ("studies/a;touch PWN;.yaml", "studies/{a}.yaml"):
         studies.write(studies.settings(rounds=1), project.folder)
         (project.folder / name).write_bytes((project.folder / "params.yaml").read_bytes())
-        output = project.snakemake("all", *other(name), check=False)
+        output = project.snakemake("all", *make_params_option(name), check=False)
         assert output.count("can't be part of a study's path") == 1
         assert "Traceback" not in output
     assert not list(project.folder.rglob("PWN"))

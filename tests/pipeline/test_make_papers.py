@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedpipe.papers import layouts
-from tests.papers.test_pages import BROWSER, PAGES, Browser, seen
+from tests.papers.test_pages import BROWSER, PAGES, Browser, list_problems
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     study.write_text(planned)
 
     _check_pages(project.folder / PLACE, tmp_path / "profile")
-    _recorded(project, tmp_path)
+    _record_and_pull(project, tmp_path)
 
 
 def _check_pages(folder: Path, profile: Path) -> None:
@@ -124,7 +124,7 @@ def _check_pages(folder: Path, profile: Path) -> None:
     try:
         for name in PAGES:
             for width in (1280, 375):
-                assert seen(browser, folder / f"{name}.html", width) == ([], [])
+                assert list_problems(browser, folder / f"{name}.html", width) == ([], [])
                 assert browser.tell("document.documentElement.scrollWidth") <= width
             headings = browser.tell("[...document.querySelectorAll('h2')].map(one => one.innerText)")
             for paper in (paper for paper in layouts.load_papers().values() if paper.stem == name):
@@ -137,7 +137,7 @@ def _check_pages(folder: Path, profile: Path) -> None:
         browser.close()
 
 
-def _recorded(project: Project, folder: Path) -> None:
+def _record_and_pull(project: Project, folder: Path) -> None:
     """DVC records tables and pages in one commit, which a clone pulls; its own `dvc repro` knows nothing of them."""
     assert "papers" not in project.run("dvc", "status")
     path = project.folder / "studies/papers/dvc.yaml"

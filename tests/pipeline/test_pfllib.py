@@ -20,7 +20,7 @@ CLIENTS, CLASSES = 4, 10
 PFLLIB = {"conv1.0": (32, 1, 5, 5), "conv2.0": (64, 32, 5, 5), "fc1.0": (512, 1024), "fc": (10, 512)}  # its FedAvgCNN
 
 
-def written(folder: Path) -> dict[tuple[str, int], Any]:
+def write_pfllib_folder(folder: Path) -> dict[tuple[str, int], Any]:
     """Each client's arrays by part, in a folder as PFLlib writes it."""
     random, found = np.random.default_rng(0), {}
     for part, sizes in (("train", (12, 30, 21, 9)), ("test", (4, 10, 7, 3))):
@@ -50,7 +50,7 @@ def start(path: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 def test_the_page_block_by_block(project: Project) -> None:
-    theirs = written(project.folder / "../PFLlib/dataset/MNIST")
+    theirs = write_pfllib_folder(project.folder / "../PFLlib/dataset/MNIST")
     weights = start(project.folder / "../PFLlib/system/start.pt")
     params, page = project.folder / "params.yaml", (project.folder / "docs/pfllib.md").read_text()
     params.write_text("study: {algorithms: [fedavg], seeds: [0, 1]}\n")

@@ -46,7 +46,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
     planner.write_plan(new_plan := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
-    for file in parser.parse_dataset({"name": "mnist"}).named_dataset.files:
+    for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
     planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)
@@ -74,7 +74,7 @@ def test_warnings_are_shown_as_snakemake_plans_and_stand_under_the_table(project
 
 @pytest.mark.slow
 def test_models_as_last_trained_are_the_same_in_jobs_of_single_rounds(project: Project) -> None:
-    def bits() -> dict[str, str]:
+    def hash_runs() -> dict[str, str]:
         return {name: sha256 for name, sha256 in project.hash_results().items() if name.startswith("runs")}
 
     params = studies.settings(("fedper",), 2, evaluation={"protocols": KEPT}, artifacts={"keep_models": "last"})
@@ -82,10 +82,10 @@ def test_models_as_last_trained_are_the_same_in_jobs_of_single_rounds(project: P
     ran = count_jobs(project.snakemake("all"))
     assert (ran["init"], ran["train"], ran["evaluate"]) == (1, 6, 2)
     project.run("fedpipe", "verify", "--rerun", "0")
-    once = bits()
+    once = hash_runs()
     (run,) = (project.folder / "results/runs/fedper").iterdir()
     studies.delete_rounds(run)
     studies.write(params | {"artifacts": {"keep_models": "all"}}, project.folder)
     project.snakemake("all")
     assert "all bits agree" in project.run("fedpipe", "verify")
-    assert once.items() <= bits().items()
+    assert once.items() <= hash_runs().items()

@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 
 from tests import small_studies as studies
-from tests.papers.test_pages import BROWSER, Browser, seen
+from tests.papers.test_pages import BROWSER, Browser, list_problems
 from tests.pipeline.conftest import Project
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
     assert project.run("git", "status", "--porcelain", "report.html") == "", "git leaves it alone"
     browser = Browser(tmp_path / "profile")
     try:
-        problems, asked = seen(browser, project.folder / "report.html", 1280)
+        problems, asked = list_problems(browser, project.folder / "report.html", 1280)
         assert [event for event in problems if event.get("method") == "Runtime.exceptionThrown"] == []
         assert asked == [], "it needs no network"
         press(browser, "Results")
@@ -57,7 +57,7 @@ def test_a_browser_shows_tables_and_figures_by_their_names(project: Project, tmp
         press(browser, "Partitions")
         row = browser.tell(ROW % "dirichlet" + ".innerText")
         assert {"digits", "dirichlet", "0.3", "10"} <= set(row.split())
-        assert seen(browser, project.folder / "results/tables/results.html", 1280) == ([], [])
+        assert list_problems(browser, project.folder / "results/tables/results.html", 1280) == ([], [])
         cells = browser.tell(
             '[...document.querySelectorAll("tr")].map(row => [...row.children].map(one => one.innerText))'
         )

@@ -73,7 +73,7 @@ def write(project: Project, place: str, **sections: Any) -> None:
     folder.rmdir()
 
 
-def trained(project: Project) -> list[Path]:
+def list_segments(project: Project) -> list[Path]:
     return sorted((project.folder / "results/runs").glob("*/*/segments/*.json"))
 
 
@@ -84,7 +84,7 @@ def test_what_is_printed_does_the_same_when_it_is_typed(project: Project) -> Non
     line = dry.stderr.splitlines()[0]
     assert line == f"snakemake all --config 'params={ODD}' {LOCAL} -n --cores 2 --quiet host"
     assert count_jobs(dry.stdout)["segment"] == 1
-    assert not trained(project), "-n runs nothing"
+    assert not list_segments(project), "-n runs nothing"
     again = run_command(project, "bash", "-c", line)
     assert count_jobs(again.stdout) == count_jobs(dry.stdout)
 
@@ -99,7 +99,7 @@ def test_it_ends_with_what_to_type_next_also_if_the_environment_is_not_activated
     assert done.returncode == 0, output
     assert output.splitlines()[0].endswith(f"snakemake all --config 'params={ODD}' {PROFILE} --cores 1")
     assert "Provided cores: 1\n" in output.replace(" (use --cores to define parallelism)", ""), "-v prints all"
-    assert len(trained(project)) == 1
+    assert len(list_segments(project)) == 1
     (line,) = (line for line in output.splitlines() if line.startswith("fedpipe: "))
     table = "results/studies/two words (1)/tables/results.md"
     show = f"fedpipe show --params '{ODD}'"

@@ -15,7 +15,7 @@ import pytest
 
 from tests import small_studies as studies
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, TABLE, Project, count_jobs
-from tests.pipeline.test_snakemake import reach
+from tests.pipeline.test_snakemake import wait_for_round
 
 NOTHING = "Nothing to be done"
 OTHER = ("--config", "params=studies/other.yaml")
@@ -111,7 +111,7 @@ def test_a_study_that_ends_leaves_the_lock_of_another(project: Project) -> None:
     command = ["snakemake", "runs", *LOCAL]
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as running:
         try:
-            reach(project, 1, running)
+            wait_for_round(project, 1, running)
             project.snakemake("runs", *OTHER)
             assert running.poll() is None
             assert "another Snakemake is running this study" in project.snakemake("runs", check=False)
@@ -149,7 +149,7 @@ def test_a_table_of_a_plan_that_was_made_meanwhile_is_not_taken_for_the_first_on
         running = subprocess.Popen(
             ["snakemake", "all", *LOCAL], cwd=project.folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
         )
-        reach(project, 0, running)
+        wait_for_round(project, 0, running)
         project.edit(report={"average": "client"})
         project.run("fedpipe", "run", "-n")
     _, output = running.communicate()
@@ -286,10 +286,10 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     assert "RuntimeError: a fault of the test" in output
     assert "2 runs (1 done, 1 failed)" in output, "a run that does not depend on it goes on"
 
-    def written() -> list[Path]:
+    def list_written_files() -> list[Path]:
         return sorted(path for path in project.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
-    before = written()
+    before = list_written_files()
     shown = project.run("fedpipe", "show", check=False)
     (row,) = (line for line in shown.splitlines() if line.startswith("| FedAvg"))
     assert ": 2 runs (1 done, 1 failed)" in shown
@@ -301,7 +301,7 @@ def test_what_a_failed_job_said_is_told(project: Project) -> None:
     last_line = shown.splitlines()[-1]
     assert last_line.startswith("fedpipe: results/tables/results.md is missing")
     assert "`fedpipe run`" in last_line
-    assert written() == before
+    assert list_written_files() == before
 
     # the same as without the algorithm that failed
     project.edit(study={"algorithms": ["fedavg"]})

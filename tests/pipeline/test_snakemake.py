@@ -90,7 +90,7 @@ def test_single_rounds_find_what_segments_left_and_leave_their_bits(project: Pro
     assert not list((project.folder / "results").rglob("block-*.pt")), "uploads are gone once aggregated"
 
 
-def reach(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
+def wait_for_round(project: Project, round_number: int, running: subprocess.Popen[bytes]) -> None:
     """Return when some run has completed a round, while the process still runs."""
 
     def is_complete() -> bool:
@@ -110,7 +110,7 @@ def test_snakemake_killed_says_what_to_type_and_then_goes_on(project: Project) -
 
     command = ["snakemake", "runs", *LOCAL]
     with subprocess.Popen(command, cwd=project.folder, env=ENVIRONMENT, process_group=0) as killed:
-        reach(project, 3, killed)
+        wait_for_round(project, 3, killed)
         killed.kill()  # snakemake alone: what its jobs were forked from ends with it, and so do they
     output = project.snakemake("runs", check=False)
     assert "--unlock" in output
@@ -130,7 +130,7 @@ def test_segment_killed_under_snakemake_resumes(project: Project) -> None:
     with subprocess.Popen(
         ["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT, process_group=0, stdout=subprocess.DEVNULL
     ) as running:
-        reach(project, 4, running)
+        wait_for_round(project, 4, running)
         subprocess.run(["pkill", "-KILL", "-g", str(running.pid), "-f", "fedpipe segment"], check=True)
         assert running.wait() != 0
     (log,) = (project.folder / "results/logs/segment").glob("*.log")

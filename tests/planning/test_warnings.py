@@ -121,10 +121,10 @@ def test_a_partition_of_ones_own_may_bring_validation_data(split: str, parts: tu
 def test_weights_are_not_fetched_to_count_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A frozen base has no layers that train."""
 
-    def refuse(*_: Any, **__: Any) -> None:
+    def reject_download(*_: Any, **__: Any) -> None:
         raise AssertionError("a plan downloads nothing")
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", reject_download)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (warning,) = list_warnings(make_study({"algorithm": "fedpvr", "layers": 3}) | CIFAR | {"model": {"name": "vgg16"}})
     assert re.match(r"algorithms\.x\.layers: 3 .* 2 ", warning)

@@ -17,7 +17,7 @@ from tests import small_studies as studies
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def measured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Two rounds of FedAvg with known times: 3 s of training per round, and 2 s for the rest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -44,27 +44,27 @@ def compute_forecast(cores: int = 1, **sections: object) -> forecast.Forecast:
         return forecast.forecast_remaining_work(planner.make_plan())
 
 
-def test_a_study_is_foreseen_by_runs_of_its_kind(measured: dict[str, float]) -> None:
+def test_a_study_is_foreseen_by_runs_of_its_kind(measured_run: dict[str, float]) -> None:
     longer = compute_forecast(
         rounds=10, federation={"local_epochs": 4}, study={"seeds": [1, 2]}, artifacts={"keep_models": "last"}
     )
     assert (longer.runs, longer.known_runs) == (2, 2)
     assert longer.seconds == pytest.approx(2 * 10 * (4 * 3.0 + 2.0), rel=0.02)
-    assert longer.stored_bytes == 2 * 2 * measured["server"]
-    assert longer.traffic_bytes == 2 * 10 * 5 * measured["sent"]
+    assert longer.stored_bytes == 2 * 2 * measured_run["server"]
+    assert longer.traffic_bytes == 2 * 10 * 5 * measured_run["sent"]
     assert compute_forecast(2, rounds=10, study={"seeds": [1, 2]}).seconds == pytest.approx(10 * 5.0, rel=0.02)
     assert compute_forecast(rounds=4).seconds == pytest.approx(2 * 5.0, rel=0.02), "two rounds are there"
     assert compute_forecast(rounds=2).runs == 0
 
 
-def test_nothing_is_guessed_from_a_run_that_is_damaged(measured: dict[str, float]) -> None:
+def test_nothing_is_guessed_from_a_run_that_is_damaged(measured_run: dict[str, float]) -> None:
     (marker,) = Path("results/runs/fedavg").glob("*/joined/*/joined.json")
     marker.with_name("times.json").write_text("{}")
     result = compute_forecast(rounds=10)
     assert (result.runs, result.known_runs) == (1, 0)
 
 
-def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float]) -> None:
+def test_nothing_is_guessed_of_what_was_not_run_here(measured_run: dict[str, float]) -> None:
     other = compute_forecast(labels=("fedavg", "fedprox"), rounds=3)
     assert (other.runs, other.known_runs) == (2, 1)
     assert "1 of 2 remaining runs" in str(other)
@@ -72,7 +72,7 @@ def test_nothing_is_guessed_of_what_was_not_run_here(measured: dict[str, float])
     assert compute_forecast(model={"name": "cnn", "hidden": 16}).known_runs == 0
 
 
-def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -> None:
+def test_studies_in_a_folder_are_foreseen_together(measured_run: dict[str, float]) -> None:
     """Each run once, with its maximum number of rounds. Runs without available data are omitted."""
     for name, labels, rounds in (("short", ("fedavg",), 4), ("long", ("fedavg", "fedprox"), 10)):
         Path("studies", name).mkdir(parents=True)
@@ -90,7 +90,7 @@ def test_studies_in_a_folder_are_foreseen_together(measured: dict[str, float]) -
     assert "send 0 B" in shorter.stderr
 
 
-def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured: dict[str, float]) -> None:
+def test_hours_of_a_cell_are_those_of_the_nearest_kind(measured_run: dict[str, float]) -> None:
     """From another algorithm with the same model and data. Without a run of the model, there is no estimate."""
     studies.write(studies.settings(labels=("fedprox",), federation={"local_epochs": 2}, rounds=7), Path())
     plan = planner.make_plan()

@@ -16,7 +16,7 @@ from fedpipe.core.storage import layout
 from fedpipe.report import contents, plots
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from tests.papers.test_pages import BROWSER, Browser, seen
+from tests.papers.test_pages import BROWSER, Browser, list_problems
 from tests.report.conftest import PARTITION
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +162,7 @@ def count_pixels(page: Path, profile: Path) -> list[dict[str, int]]:
     """Number of pixels by color of each plot in a browser, which reports no error and requests no other file."""
     browser = Browser(profile)
     try:
-        assert seen(browser, page, 1280) == ([], [])
+        assert list_problems(browser, page, 1280) == ([], [])
         answer = browser("Runtime.evaluate", expression=COLORS, returnByValue=True, awaitPromise=True)
         event_names = {
             "Log.entryAdded",

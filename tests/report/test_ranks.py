@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.planning.rank_test import check_rank_test, count_needed_columns
+from fedpipe.planning.rank_test import check_rank_test, count_columns_for_significance
 from fedpipe.report import contents, ranks, tables
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
@@ -120,7 +120,7 @@ def test_groups_are_the_largest_runs_without_a_difference():
     [("nemenyi", 3, 3), ("nemenyi", 10, 2), ("holm", 3, 7), ("holm", 4, 8), ("holm", 5, 9)],
 )
 def test_the_needed_columns_are_the_fewest_with_which_a_test_can_find_something(rank_test, methods, columns):
-    assert count_needed_columns(rank_test, methods) == columns
+    assert count_columns_for_significance(rank_test, methods) == columns
     order = np.arange(methods)[:, None] + np.linspace(0, 0.5, columns)
 
     def finds_difference(count):
@@ -172,10 +172,10 @@ def test_ranks_csv_has_all_pairs(study):
 
 def test_the_first_metric_and_its_direction_count(study):
     study.change(metrics=("accuracy",))
-    best = ranks.build_ranked_table(StudyData(study.plan)).compare(study.plan).names[0]
+    best = ranks.build_ranked_table(StudyData(study.plan)).compare_methods(study.plan).names[0]
     data = StudyData(study.plan)
     flipped = dataclasses.replace(study.plan, metrics=("nll",))
-    assert ranks.build_ranked_table(data).compare(flipped).names[-1] == best == "fedper"
+    assert ranks.build_ranked_table(data).compare_methods(flipped).names[-1] == best == "fedper"
 
 
 def test_a_method_without_a_number_in_some_column_is_omitted(study):

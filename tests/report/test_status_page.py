@@ -21,7 +21,7 @@ from fedpipe.planning import planner
 from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
 from tests import small_studies as studies
-from tests.papers.test_pages import BROWSER, Browser, seen
+from tests.papers.test_pages import BROWSER, Browser, list_problems
 
 HOSTILE = """"><script>alert(1)</script><img src=x onerror='alert(2)'>'&amp;"""
 PAGE = Path("status.html")
@@ -96,7 +96,7 @@ def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path
     plan = planner.make_plan()
     runs, _ = status.load_progress(plan)
     for width in (1280, 375):
-        assert seen(browser, tmp_path / PAGE, width) == ([], [])
+        assert list_problems(browser, tmp_path / PAGE, width) == ([], [])
         assert browser.tell("document.scripts.length + document.images.length") == 0
         assert browser.tell("document.documentElement.scrollWidth") <= width
     browser.open(tmp_path / PAGE, 1280)

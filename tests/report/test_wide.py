@@ -462,7 +462,7 @@ def test_heads_of_new_clients_have_a_level_for_metrics():
     protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
     metrics = ["accuracy", "nll"] * 2
     empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [])
-    assert list(wide._render_head(empty))[2:] == [
+    assert list(wide._render_table_head(empty))[2:] == [
         r"& \multicolumn{4}{c}{personalized} \\",
         r"\cmidrule(lr){2-5}",
         r"& \multicolumn{2}{c}{seen} & \multicolumn{2}{c}{new} \\",

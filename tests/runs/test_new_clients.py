@@ -242,7 +242,7 @@ def test_a_stack_measures_new_clients_as_the_loop_does() -> None:
 # -- what new clients receive ------------------------------------------------------------------------------------------
 
 
-def receive(label: str) -> tuple[Run, State, State]:
+def make_download(label: str) -> tuple[Run, State, State]:
     """A run after its rounds, the server's state, and the download of a new client."""
     (run,) = studies.open_runs(prepare(label, held_out=[0, 2]), stack=1)
     run_all(run)
@@ -259,18 +259,18 @@ def receive(label: str) -> tuple[Run, State, State]:
 
 
 def test_cwfedavg_sends_the_mean_of_the_class_models() -> None:
-    _, server, download = receive("cwfedavg")
+    _, server, download = make_download("cwfedavg")
     for name, value in server["classes"].items():
         torch.testing.assert_close(download["upper"][name], value.mean(0))
 
 
 def test_cfl_sends_the_model_of_the_first_cluster() -> None:
-    _, server, download = receive("cfl")
+    _, server, download = make_download("cfl")
     assert all(torch.equal(download["model"][name], value[0]) for name, value in server["models"].items())
 
 
 def test_fedfomo_sends_the_uploaded_models_of_the_lowest_clients() -> None:
-    _, server, download = receive("fedfomo")
+    _, server, download = make_download("fedfomo")
     uploaded = torch.nonzero(server["seen"]).flatten()
     assert download["found"] == len(uploaded) >= 3
     for name, value in server["models"].items():
@@ -278,7 +278,7 @@ def test_fedfomo_sends_the_uploaded_models_of_the_lowest_clients() -> None:
 
 
 def test_fedpac_sends_the_initial_head() -> None:
-    run, server, download = receive("fedpac")
+    run, server, download = make_download("fedpac")
     initial = run.make_initial_model(0)
     assert all(torch.equal(value, initial[name]) for name, value in download["head"].items())
     assert all(torch.equal(value, server["body"][name]) for name, value in download["body"].items())

@@ -16,7 +16,7 @@ from fedpipe.engine.blocks import Block
 from fedpipe.engine.run import Run
 from fedpipe.planning import planner, run_settings
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.settings.base import field_omitted_at_default
+from fedpipe.settings.base import make_field_omitted_at_default
 from fedpipe.settings.federation import Federation, Schedule
 from tests import small_studies as studies
 
@@ -59,8 +59,8 @@ def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: 
     """The keys of runs that a later version does not change stay, and their run.yaml can still be read."""
 
     class LaterFederation(Federation):
-        prox: float = field_omitted_at_default(0.0, ge=0)
-        server_schedule: Schedule = field_omitted_at_default(Schedule())
+        prox: float = make_field_omitted_at_default(0.0, ge=0)
+        server_schedule: Schedule = make_field_omitted_at_default(Schedule())
 
     in_keys = set(Federation.model_fields) - {"held_out", "drift"}  # late fields
     assert set(Federation().model_dump(mode="json")) == in_keys, "all others are in keys"

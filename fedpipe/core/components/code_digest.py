@@ -90,7 +90,7 @@ def compute_code_digest(*objects: Any) -> Digest:
     followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
-    return _digest_names(map(_locate_definition, objects), is_component_module, map(_locate_definition, bases))
+    return _digest_code_of_names(map(_locate_definition, objects), is_component_module, map(_locate_definition, bases))
 
 
 def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
@@ -101,7 +101,7 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 @functools.cache
 def compute_shared_code_digest() -> str:
     """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
-    return _digest_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
+    return _digest_code_of_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
 
 
 def _list_shared_imports() -> Iterator[tuple[str, str]]:
@@ -123,7 +123,7 @@ def _list_shared_imports() -> Iterator[tuple[str, str]]:
 @functools.cache
 def compute_diagnostic_digest(kind: str) -> str:
     """Digest of the code of a kind of diagnostic, such as ``head-norms``, within `fedpipe.engine.diagnostics`."""
-    return _digest_names(
+    return _digest_code_of_names(
         [(DIAGNOSTIC_MODULES[kind], "compute_table")], lambda module: module.startswith("fedpipe.engine.diagnostics.")
     ).text
 
@@ -135,7 +135,7 @@ def _locate_definition(value: Any) -> tuple[str, str]:
 # -- the walk ----------------------------------------------------------------------------------------------------------
 
 
-def _digest_names(
+def _digest_code_of_names(
     names: Iterable[tuple[str, str]], is_followed: Callable[[str], bool], optional_names: Iterable[tuple[str, str]] = ()
 ) -> Digest:
     """Digest of names of modules. Optional names count if digests follow their module."""
@@ -144,7 +144,7 @@ def _digest_names(
     walk = _DependencyWalk(is_followed)
     for module, name in names:
         try:
-            walk.visit_entry(module, name)
+            walk.visit_entry_point(module, name)
         except (OSError, ModuleNotFoundError):
             raise SettingsError(f"'{module}.{name}' has no readable source. Define it in a file.") from None
     for module, name in optional_names:
@@ -165,7 +165,7 @@ class _DependencyWalk:
         self.texts: dict[str, str] = {}
         self.files: set[Path] = set()
 
-    def visit_entry(self, module: str, name: str) -> None:
+    def visit_entry_point(self, module: str, name: str) -> None:
         """Visit an entry point, or its complete module if the name is not bound there."""
         source = parse_module(module)
         if name in source.bindings or name in source.imports:
@@ -186,7 +186,7 @@ class _DependencyWalk:
         source = parse_module(module)
         for number, statement in enumerate(source.bindings.get(name, ())):
             self._visit_statement(source, f"{module}.{name}/{number}", statement)
-        self._visit_targets(f"{module}.{name}", source.imports.get(name, ()), [])
+        self._visit_imported_names(f"{module}.{name}", source.imports.get(name, ()), [])
         for star in source.star_imports:
             self.visit_name_if_followed(star, name)
             if self._is_followed(star) and is_first_party_module(
@@ -248,9 +248,9 @@ class _DependencyWalk:
             ):
                 self._visit_module_and_imports(source)
             if imported_targets:
-                self._visit_targets(f"{location}:{root}", statement_imports.get(root, ()), attributes)
+                self._visit_imported_names(f"{location}:{root}", statement_imports.get(root, ()), attributes)
                 if imported_targets != statement_imports.get(root):
-                    self._visit_targets(f"{source.name}.{root}", imported_targets, attributes)
+                    self._visit_imported_names(f"{source.name}.{root}", imported_targets, attributes)
                 if root in source.bindings:
                     self._visit_name(source.name, root)
             elif root in DYNAMIC_BUILTINS and root not in source.bindings:
@@ -328,12 +328,12 @@ class _DependencyWalk:
                 return True
         return False
 
-    def _visit_targets(self, location: str, targets: Iterable[str], attributes: list[str]) -> None:
+    def _visit_imported_names(self, location: str, targets: Iterable[str], attributes: list[str]) -> None:
         """Visit everything that an imported name may refer to."""
         for number, target in enumerate(targets):
-            self._visit_target(f"{location}/{number}" if number else location, target, attributes)
+            self._visit_imported_name(f"{location}/{number}" if number else location, target, attributes)
 
-    def _visit_target(self, location: str, target: str, attributes: list[str]) -> None:
+    def _visit_imported_name(self, location: str, target: str, attributes: list[str]) -> None:
         """Visit the object of an imported name. Code that digests do not follow enters only by name."""
         self.texts[location] = f"= {target}"
         if (target, *attributes) in self._visited_targets:  # also ends cycles of packages that import missing names
@@ -400,7 +400,7 @@ class _DependencyWalk:
         if first in source.bindings or first in source.imports or source.star_imports:
             if first in source.imports and first not in source.bindings:
                 self._visit_module(module)
-                self._visit_targets(f"{module}.{first}", source.imports[first], others)
+                self._visit_imported_names(f"{module}.{first}", source.imports[first], others)
             else:
                 self.visit_name_if_followed(module, first)
             if (

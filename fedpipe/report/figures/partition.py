@@ -82,7 +82,7 @@ def build_partition_figure(
         if not has_numbers:
             figure.colorbar(image, ax=[cells, bars], label="samples of a class", aspect=30, pad=0.02)
         figure.suptitle(textwrap.fill(_format_title(settings), page.characters_per_line), x=0.01, ha="left")
-        summary = _join_measures(str(heterogeneity.HeterogeneitySummary.from_counts(counts)))
+        summary = _join_heterogeneity_measures(str(heterogeneity.HeterogeneitySummary.from_counts(counts)))
         note = "Clients with a gray bar are held out, so they never train." if held_out else ""
         return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, summary])
 
@@ -107,7 +107,7 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
     return image
 
 
-def _join_measures(line: str) -> str:
+def _join_heterogeneity_measures(line: str) -> str:
     """Join the measures of heterogeneity, so that a line break is only between two of them."""
     measures = [measure.strip().replace(" ", "\u00a0") for measure in line.split("·")]
     return f"{measures[0][:1].upper()}{', '.join(measures)[1:]}."

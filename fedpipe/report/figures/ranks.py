@@ -27,7 +27,7 @@ def draw_ranks(data: StudyData, stem: Path) -> None:
         Too few methods have a number in each column.
     """
     table = build_ranked_table(data)
-    comparison = table.compare(data.plan)
+    comparison = table.compare_methods(data.plan)
     if comparison is None:
         raise ArtifactError(
             f"report.rank_test: {data.plan.report.rank_test} needs 3 methods with a number in each of 2 columns, but "
