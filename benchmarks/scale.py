@@ -10,8 +10,7 @@
   Snakemake and its executor for Slurm. Snakemake is killed after some submissions, and then all other runs get these
   results.
 
-Each command runs in a new process in a temporary folder. Seconds of commands are processor time, with what they start.
-Seconds of a round are those that the run records.
+Each command runs in a new process in a temporary folder. Seconds are processor time.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ import psutil
 import yaml
 from clients import ROOT, copy_workflow, measure_command, measure_size
 
-PHASES = ("train", "aggregate", "evaluate")
 SAMPLES = 20  #: of a client
 METHODS = ["fedavg", "fedprox", "scaffold", "fednova", "feddyn", "local", "fedper", "fedrep", "ditto", "fedbabu"]
 ALPHAS = [0.05, 0.1, 0.3, 0.5, 1.0]
@@ -85,15 +83,9 @@ def prepare_run(folder: Path) -> tuple[Path, dict[str, float]]:
     return folder / plan["runs"][0]["path"], seconds | {"partition": partition["cpu_seconds"]}
 
 
-def run_segment(folder: Path, run: Path, rounds: int) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Run all rounds of a run and merge them. Return the measured job, and the recorded seconds of each round."""
-    job = measure_command(folder, "segment", str(run.relative_to(folder)), "--stop", str(rounds), "--collect")
-    return job, json.loads((run / f"joined/{rounds:04d}/times.json").read_text())["rounds"]
-
-
-def average_phases(times: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the seconds of each phase over rounds."""
-    return {phase: sum(seconds[phase] for seconds in times) / len(times) for phase in PHASES}
+def run_segment(folder: Path, run: Path, rounds: int) -> dict[str, float]:
+    """Run all rounds of a run in one job, and merge them."""
+    return measure_command(folder, "segment", str(run.relative_to(folder)), "--stop", str(rounds), "--collect")
 
 
 def measure_clients(folder: Path, clients: int) -> dict[str, Any]:
@@ -104,12 +96,11 @@ def measure_clients(folder: Path, clients: int) -> dict[str, Any]:
     federation = {"clients": clients, "participation": 0.01, "rounds": 5, "batch_size": 5}
     write_study(folder, federation, dataset={"name": "npz", "path": "images.npz", "split": "pooled"})
     run, seconds = prepare_run(folder)
-    job, times = run_segment(folder, run, 5)
+    job = run_segment(folder, run, 5)
     return {
         "clients": clients,
         **{f"`fedpipe {name}` (s)": value for name, value in seconds.items()},
-        "job (s)": job["cpu_seconds"],
-        **{f"{phase} (s per round)": value for phase, value in average_phases(times[1:]).items()},
+        "five rounds (s)": job["cpu_seconds"],
         "memory (MB)": job["memory_mb"],
         "`fedpipe status` (s)": measure_command(folder, "status")["cpu_seconds"],
         **{f"{name} of the run": value for name, value in measure_size(run).items()},
@@ -120,14 +111,10 @@ def measure_rounds(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure a run with so many rounds."""
     write_study(folder, {"clients": 10, "participation": 0.2, "rounds": rounds})
     run, _ = prepare_run(folder)
-    job, times = run_segment(folder, run, rounds)
-    tenth = max(1, rounds // 10)
-    first, last = (1000 * sum(average_phases(part).values()) for part in (times[:tenth], times[-tenth:]))
+    job = run_segment(folder, run, rounds)
     return {
         "rounds": rounds,
-        "job (s)": job["cpu_seconds"],
-        "first tenth (ms per round)": first,
-        "last tenth (ms per round)": last,
+        "all rounds (s)": job["cpu_seconds"],
         "memory (MB)": job["memory_mb"],
         **{f"`fedpipe {name}` (s)": measure_command(folder, name)["cpu_seconds"] for name in ("table", "status")},
         **{f"{name} of the run": value for name, value in measure_size(run).items()},

@@ -209,7 +209,7 @@ def test_scale(tmp_path: Path) -> None:
     )
     assert (clients["clients"], rounds["rounds"], runs["runs"]) == ("10", "1", "10")
     assert int(runs["submissions"]) >= 3
-    assert all(float(cell.replace(',', '')) >= 0 for cell in (*clients.values(), *rounds.values(), *runs.values()))
+    assert all(float(cell.replace(",", "")) >= 0 for cell in (*clients.values(), *rounds.values(), *runs.values()))
 
 
 def run_gpu_script(**variables: str) -> tuple[int, Any]:
