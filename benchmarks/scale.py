@@ -5,7 +5,7 @@
 - Clients: a run of SCAFFOLD, which keeps a state of each client, with 1 % of the clients in a round. Each client has 20
   random images of 8x8 pixels.
 - Rounds: a run of SCAFFOLD on digits with ten clients, of which two train in a round.
-- Runs: ten methods, up to five values of alpha and ten learning rates, and ten seeds on digits. Slurm is simulated: its
+- Runs: ten methods, up to five values of alpha, ten learning rates and ten seeds on digits. Slurm is simulated: its
   commands are small scripts, and a submitted job has the results of another run at once. So the times are those of
   Snakemake and its executor for Slurm. Snakemake is killed after some submissions, and then all other runs get these
   results.
@@ -66,7 +66,6 @@ def write_study(folder: Path, federation: dict[str, Any], **sections: Any) -> No
         "federation": {"batch_size": 40, "learning_rate": 0.1} | federation,
         "evaluation": {"protocols": ["global-on-local", "global-on-global"]},
         "study": {"algorithms": ["scaffold"], "seeds": [0]},
-        "artifacts": {"keep_models": "last"},
     }
     (folder / "params.yaml").write_text(yaml.safe_dump(study | sections, sort_keys=False))
 
