@@ -74,13 +74,20 @@ def make_study(clients: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_command(folder: Path, *arguments: str) -> dict[str, float]:
-    """Run a command of fedpipe: wall time, CPU time, and maximum memory of a process."""
+def copy_workflow(folder: Path) -> None:
+    """Copy the files of a project to a folder, without a study."""
+    shutil.copy(ROOT / "Snakefile", folder)
+    for part in ("profiles", "workflow"):
+        shutil.copytree(ROOT / part, folder / part)
+
+
+def measure_command(folder: Path, *arguments: str, program: str = "fedpipe") -> dict[str, float]:
+    """Run a command of fedpipe or another program: wall time, CPU time, and maximum memory of a process."""
     begin = time.perf_counter()
     log = folder / "command.log"
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedpipe", *arguments],
+            [sys.executable, "-m", program, *arguments],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=stream,
@@ -88,7 +95,7 @@ def measure_command(folder: Path, *arguments: str) -> dict[str, float]:
         )
         _, status, usage = os.wait4(process.pid, 0)
     if status:
-        sys.exit(f"fedpipe {' '.join(arguments)} failed:\n{log.read_text()}")
+        sys.exit(f"{program} {' '.join(arguments)} failed:\n{log.read_text()}")
     return {
         "seconds": time.perf_counter() - begin,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -113,9 +120,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copy(ROOT / "Snakefile", folder)
-        for part in ("profiles", "workflow"):
-            shutil.copytree(ROOT / part, folder / part)
+        copy_workflow(folder)
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its memory would be that of the commands, too
             arguments = (folder / "writers.parquet", options.clients, options.samples)
             figures["samples"] = pool.submit(write_table, *arguments).result()

@@ -36,6 +36,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "versioning": ("versioning.py", "--json", "{json}"),
     "partitions": ("partitions.py",),
     "clients": ("clients.py",),
+    "scale": ("scale.py", "--markdown", "{markdown}"),
     "learns": ("learns.py",),
     "peers": ("peers.py", "--markdown", "{markdown}", "--figure", str(FIGURE)),
 }

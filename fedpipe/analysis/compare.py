@@ -23,8 +23,7 @@ from fedpipe.report import results, table_parts
 from fedpipe.report.contents import get_reported_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
-from fedpipe.report.tables import DASH
-from fedpipe.report.words import explain_metrics, format_metric
+from fedpipe.report.words import DASH, explain_metrics, format_metric
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: DVC's name for the current files

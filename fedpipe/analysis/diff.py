@@ -11,7 +11,7 @@ from fedpipe.core.storage.layout import PARAMS, RunFiles, StudyFiles
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results
-from fedpipe.report.tables import DASH
+from fedpipe.report.words import DASH
 
 MAX_LISTED_RUNS = 19  #: maximum number of runs listed for an unknown key
 

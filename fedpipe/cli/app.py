@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,11 +29,17 @@ __all__ = ["app", "main"]
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)  #: errors of a full disk or an exceeded quota
 
 
+@functools.cache
+def build_command() -> Callable[[], object]:
+    """Build the command line from all functions. The job server does this once for all jobs."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line. A user error prints one message and exits with status 2."""
     sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     try:
-        app()
+        build_command()()
     except UserError as error:
         typer.echo(f"fedpipe: {error}", err=True)
         sys.exit(2)

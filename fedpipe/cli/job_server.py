@@ -144,6 +144,7 @@ def main() -> None:
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
+    import_module("fedpipe.cli.app").build_command()
     import_module(
         "fedpipe.core.components.code_digest"
     ).compute_shared_code_digest()  # reads the code, once for all jobs

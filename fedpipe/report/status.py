@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +20,7 @@ from typing import Literal
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import is_stored, read_json
+from fedpipe.core.storage.files import is_stored, read_json, read_verified_bytes
 from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
@@ -279,13 +279,16 @@ def _measure_run_progress(
     snakemake_start: float | None,
     has_curves: bool,
 ) -> RunProgress:
-    """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
+    """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake.
+
+    A complete run is read from its merged files, because packs of thousands of runs take seconds to open.
+    """
+    if run.merged_files.marker.exists():
+        return _measure_complete_run(plan, run, name, has_curves)
     files, total_rounds = run.files, run.rounds
     complete_rounds = _count_complete_rounds(files, total_rounds)
     state: RunState
-    if run.merged_files.marker.exists() and complete_rounds == total_rounds:
-        state = "done"
-    elif any(job.has_failed and not job.is_stopped for job in jobs):
+    if any(job.has_failed and not job.is_stopped for job in jobs):
         state = "failed"
     elif jobs and all(job.has_failed for job in jobs):
         state = "stopped"
@@ -295,20 +298,38 @@ def _measure_run_progress(
         state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
     else:
         state = "stopped" if complete_rounds or jobs else "waiting"
-    if has_curves and state == "done":
-        marker = run.merged_files.marker
-        curves = _read_merged_curves(run.merged_files, marker.absolute(), marker.stat().st_mtime_ns)
-    else:
-        curves = _read_curves(files, complete_rounds, None if has_curves else 1)
+    curves = _read_curves(files, complete_rounds, None if has_curves else 1)
     return RunProgress(
         name,
         state,
         complete_rounds,
         total_rounds,
-        curves[max(curves)].get(plan.protocols[0], math.nan) if curves and run.path not in plan.draw_paths else None,
+        _get_last_accuracy(plan, run, curves),
         _read_round_seconds(files, complete_rounds),
         curves if has_curves else {},
     )
+
+
+def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bool) -> RunProgress:
+    """Get the progress of a complete run."""
+    files = run.merged_files
+    curves = _read_merged_curves(files, files.marker.absolute(), files.marker.stat().st_mtime_ns)
+    return RunProgress(
+        name,
+        "done",
+        run.rounds,
+        run.rounds,
+        _get_last_accuracy(plan, run, curves),
+        _average_seconds(read_json(files.times)["rounds"][-RECENT_ROUNDS:]),
+        curves if has_curves else {},
+    )
+
+
+def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
+    """Get the accuracy by the study's first protocol in the last evaluated round."""
+    if not curves or run.path in plan.draw_paths:
+        return None
+    return curves[max(curves)].get(plan.protocols[0], math.nan)
 
 
 def _join_distinct_texts(texts: Iterable[str]) -> str:
@@ -340,24 +361,34 @@ def _read_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> di
 @functools.cache
 def _read_merged_curves(files: MergedFiles, _: Path, modification_time: int) -> dict[int, dict[str, float]]:
     """Read the accuracies by round and protocol of a complete run. Cached until its files change."""
-    table = layout.read_merged_table(files.metrics).select(["round", "protocol", "correct", "total"])
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = read_verified_bytes(files.metrics, files.read_recorded_sha256(files.metrics))
+    metrics = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    columns = ["round", "protocol", "correct", "total"]  # reading all columns takes twice as long
+    table = metrics.read(columns, use_threads=False)
     sums = table.group_by(["round", "protocol"], use_threads=False).aggregate([("correct", "sum"), ("total", "sum")])
     curves: dict[int, dict[str, float]] = {}
     for row in sums.to_pylist():
+        accuracies = curves.setdefault(row["round"], {})
         if row["total_sum"]:
-            curves.setdefault(row["round"], {})[row["protocol"]] = row["correct_sum"] / row["total_sum"]
+            accuracies[row["protocol"]] = row["correct_sum"] / row["total_sum"]
     return curves
 
 
 def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
-    round_seconds: list[float] = []
+    times = []
     for number in range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1):
-        try:
-            times = read_json(files.round(number).times)
-            round_seconds.append(sum(times.get(name, 0) for name in results.TIMED_PHASES))
-        except ArtifactError:  # times have no checksum
-            continue
-    return sum(round_seconds) / len(round_seconds) if round_seconds else None
+        with suppress(ArtifactError):  # times have no checksum
+            times.append(read_json(files.round(number).times))
+    return _average_seconds(times)
+
+
+def _average_seconds(times: Sequence[Mapping[str, float]]) -> float | None:
+    """Average the seconds of rounds. None without any."""
+    seconds = [sum(round_times.get(name, 0) for name in results.TIMED_PHASES) for round_times in times]
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _read_logged_jobs() -> list[LoggedJob]:

@@ -17,8 +17,7 @@ from rich.text import Text
 from fedpipe.planning.plan import Plan
 from fedpipe.report import status
 from fedpipe.report.status import Failure, RunProgress
-from fedpipe.report.tables import DASH
-from fedpipe.report.words import format_duration, format_metric
+from fedpipe.report.words import DASH, format_duration, format_metric
 
 STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
 BAR_WIDTHS = range(5, 21)  #: characters of a progress bar

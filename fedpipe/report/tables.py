@@ -27,7 +27,7 @@ from fedpipe.report.table_notes import (
 )
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_parts
-from fedpipe.report.words import METRICS, explain_metrics, format_bytes, format_metric
+from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -37,7 +37,6 @@ PAGE_CSS = (  #: style of the page
 FORMULAS = tuple("=+-@\t\r＝＋－＠")  #: characters that begin a formula in a spreadsheet
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"  #: numbers, which are never formulas
 INFINITY = "∞"
-DASH = "–"  #: cell of a protocol that an algorithm lacks
 SELECTION_PHRASES = {"test": "test samples", "validation": "clients' validation samples"}
 
 

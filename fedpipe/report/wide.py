@@ -169,11 +169,11 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     def build_table_entry(labels: tuple[str, ...], point: tuple[str, ...], protocol: str, metric: Metric) -> Entry:
         key = shown_keys.get((labels, point))
         if key is None:
-            return Entry(MISSING if (labels, point) in planned_cells else tables.DASH)
+            return Entry(MISSING if (labels, point) in planned_cells else words.DASH)
         shown_protocol = plan.get_method_protocol(labels[0], protocol)
         cell = cells[*key, shown_protocol, metric]
         if not cell["seeds"]:
-            return Entry(tables.DASH)
+            return Entry(words.DASH)
         notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
         notes += [words.format_metric(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
@@ -209,7 +209,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         columns=heads,
         protocols=[protocol_name for _, protocol_name, _ in columns],
         metrics=[metric for _, _, metric in columns],
-        labels=[(plan.get_method_title(name), *(value or tables.DASH for value in values)) for name, *values in labels],
+        labels=[(plan.get_method_title(name), *(value or words.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         overrides=[row_overrides[name] for name in labels],
     )
@@ -252,7 +252,7 @@ def _get_row_grid_names(plan: Plan) -> list[str]:
 def _format_grid_header(name: str, short_name: str, value: str) -> str:
     """Format a value in the head of a column: the name of an axis's value, or a list's value with its key."""
     if not value:
-        return tables.DASH
+        return words.DASH
     return f"{short_name}={value}" if "." in name else value
 
 

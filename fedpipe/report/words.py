@@ -47,6 +47,7 @@ SAMPLES = {  #: text by the samples of a protocol
     "train": "Local training",
     "validation": "Local validation",
 }
+DASH = "–"  #: a protocol that an algorithm lacks
 
 
 def format_metric(protocol: str, metric: Metric = "accuracy") -> str:

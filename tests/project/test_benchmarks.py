@@ -30,6 +30,7 @@ SMALL = {
     "partitions": ("--seeds", "1"),
     "peers": ("--synthetic", "--samples", "1000", "--rounds", "1", "--threads", "1", "--case", "mnist"),
     "round": ("--samples", "1000", "--rounds", "1", "--threads", "1", "--device", "cpu"),
+    "scale": ("--clients", "10", "--rounds", "1", "--runs", "10", "--submissions", "3"),
     "startup": ("--repeats", "1", "--seeds", "1"),
     "versioning": ("--algorithms", "2", "--rounds", "1", "--megabytes", "0.1"),
 }
@@ -227,6 +228,21 @@ def test_thousands_of_clients(tmp_path: Path) -> None:
     assert all(figures[name]["seconds"] > 0 for name in ("download", "plan", "partition", "rounds", "table", "verify"))
     assert "cpu_seconds" in figures["status"]
     assert "cpu_seconds" not in figures["rounds"]
+
+
+@pytest.mark.slow
+def test_scale(tmp_path: Path) -> None:
+    """The tables of clients, rounds and runs have a row each, and Snakemake submits jobs to a simulated Slurm."""
+    run("scale", None, "--markdown", str(tmp_path / "tables.md"))
+    lines = [line.strip("| ").split(" | ") for line in (tmp_path / "tables.md").read_text().splitlines()]
+    clients, rounds, runs = (
+        dict(zip(heads, cells, strict=True))
+        for heads, cells in zip(lines, lines[2:], strict=False)
+        if heads[0] in ("clients", "rounds", "runs")
+    )
+    assert (clients["clients"], rounds["rounds"], runs["runs"]) == ("10", "1", "10")
+    assert int(runs["submissions"]) >= 3
+    assert all(float(cell.replace(",", "")) >= 0 for cell in (*clients.values(), *rounds.values(), *runs.values()))
 
 
 def run_gpu_script(**variables: str) -> tuple[int, Any]:

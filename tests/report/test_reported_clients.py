@@ -14,7 +14,7 @@ from fedpipe.planning import planner
 from fedpipe.planning.new_clients import list_reported_protocols
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
-from fedpipe.report import curves, tables, wide
+from fedpipe.report import curves, tables, wide, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import curves as curves_figure
 from fedpipe.settings.base import Protocol
@@ -73,8 +73,8 @@ def test_the_columns_of_new_clients_are_next_to_those_of_seen_clients(plan: NewP
     assert float(rows["FedAvg"][NEW]) == pytest.approx(
         compute_accuracy(plan, "fedavg", f"new-{PROTOCOLS[0]}"), abs=0.01
     )
-    assert rows["Local"][NEW] == tables.DASH
-    assert rows["Local"][heads[5]] != tables.DASH
+    assert rows["Local"][NEW] == words.DASH
+    assert rows["Local"][heads[5]] != words.DASH
 
 
 def test_a_table_has_the_clients_that_the_study_asks_for(plan: NewPlan) -> None:

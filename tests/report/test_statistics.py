@@ -16,7 +16,7 @@ from sklearn import metrics as sklearn
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
-from fedpipe.report import contents, statistics, tables
+from fedpipe.report import contents, statistics, tables, words
 from fedpipe.report.data import StudyData
 from fedpipe.settings.report import Report
 from tests import small_studies as studies
@@ -76,7 +76,7 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
     assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
     assert cells[2:] == [
         ["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"],
-        ["local", tables.DASH, tables.DASH],
+        ["local", words.DASH, words.DASH],
     ]
 
 
@@ -167,7 +167,7 @@ def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
     head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, fedavg, local)]
     assert cells[0] == ["algorithm", "worst tenth", "std of clients", "rounds to 50 %", "bytes to 50 %", "− fedavg"]
-    assert cells[1] == ["fedavg", "50.00 ± 0.00", "12.50 ± 17.68", "1.5 ± 0.7", "1.3 kB ± 141 B", tables.DASH]
+    assert cells[1] == ["fedavg", "50.00 ± 0.00", "12.50 ± 17.68", "1.5 ± 0.7", "1.3 kB ± 141 B", words.DASH]
     assert cells[2][0] == "local"
     assert cells[2][5].startswith("-")
     assert "mean ± half-width of the 95% confidence interval" in text

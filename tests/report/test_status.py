@@ -25,6 +25,7 @@ from fedpipe.report.status import RunProgress
 from tests import small_studies as studies
 
 LABELS = ("fedavg", "fedprox", "scaffold")
+TIMES = {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,9 @@ def plan() -> NewPlan:
     list(begun.run_segment(2))
     for run in (done, begun):
         for number in run.files.list_complete_rounds():
-            files.write_json(run.files.round(number).times, {"train": 1.0, "aggregate": 0.25, "evaluate": 0.75})
+            files.write_json(run.files.round(number).times, TIMES)
+    merged_files = plan.runs[0].merged_files
+    files.write_json(merged_files.times, files.read_json(merged_files.times) | {"rounds": [TIMES] * 3})
     return plan
 
 

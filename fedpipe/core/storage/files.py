@@ -11,6 +11,7 @@ that they replace are deleted.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -248,12 +249,26 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     """
     record_path = path.with_name(record) if record else path.with_suffix(".json")
     try:
-        sha256: str = read_json(record_path)[path.name]
+        sha256: str = read_record(record_path)[path.name]
     except (LookupError, TypeError):
         raise ArtifactError(
             f"{record_path} does not record the SHA-256 of {path.name}. Delete both and run again."
         ) from None
     return sha256
+
+
+def read_record(path: Path) -> Any:
+    """Read a JSON file that records several files. Cached until it changes, because each file is looked up in it."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return read_json(path)  # raises the error
+    return _read_record_cached(path, path.absolute(), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.cache
+def _read_record_cached(path: Path, _: Path, stat: tuple[int, ...]) -> Any:
+    return read_json(path)
 
 
 def is_intact(path: Path, sha256: str) -> bool:

@@ -22,6 +22,7 @@ from fedpipe.core.storage.files import (
     make_unreadable_file_error,
     read_json,
     read_parquet,
+    read_record,
     read_recorded_sha256,
     read_verified_bytes,
 )
@@ -159,7 +160,7 @@ class MergedFiles:
             The record is missing, damaged, or has another number of rounds.
         """
         recorded_sha256 = read_recorded_sha256(path, self.marker.name)
-        if (recorded_rounds := read_json(self.marker).get("rounds")) != self.round_count:
+        if (recorded_rounds := read_record(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
                 f"{self.marker} contains {recorded_rounds} rounds instead of {self.round_count}. Delete "
                 f"{self.path} and run again."
