@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedpipe.core import rng
-from fedpipe.planning.rungs import Candidate, PlannedSearch, PlannedTuning, Rung, RungSearch
+from fedpipe.planning.rungs import Candidate, PlannedSearch, PlannedTuning, RankedDraw, Rung, RungSearch
 from fedpipe.settings.tune import Range
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def rank_all_draws(search: PlannedSearch, results: Sequence[RungSearch]) -> list
 
     Draws of a later rung rank before the others, and within a rung as there. Draws that diverged rank last.
     """
-    ranked_draws = {}
+    ranked_draws: dict[tuple[str, ...], RankedDraw] = {}
     for ranked in (ranked for result in reversed(results) for ranked in result.ranking):
         ranked_draws.setdefault(search.draws[ranked.draw].keys, ranked)
     return [ranked.draw for ranked in sorted(ranked_draws.values(), key=lambda ranked: ranked.diverged)]
