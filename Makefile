@@ -78,5 +78,5 @@ benchmarks-peers: setup
 
 # Exact versions of everything, for all platforms, without index addresses. Tests use all of these extras.
 lock:
-	$(PYTHON) -m uv pip compile --universal --extra dev --extra huggingface --extra mlflow --extra tensorboard \
-		--extra timm --extra wandb pyproject.toml --no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock
+	$(PYTHON) -m uv pip compile --universal --extra dev --extra flwr-datasets --extra huggingface --extra mlflow \
+		--extra optuna --extra tensorboard --extra timm --extra wandb pyproject.toml --no-header --no-emit-index-url --no-emit-find-links -q -o requirements.lock

@@ -232,6 +232,7 @@ def rank_draws(
     ] = None,
 ) -> None:
     """Rank the draws of a rung of `tune`, and select those that continue, or the winners."""
+    from fedpipe.planning.rungs import encode_rung
     from fedpipe.planning.search import write_winner_settings
     from fedpipe.report import contents, tuning
 
@@ -239,8 +240,16 @@ def rank_draws(
     contents.require_same_search(study_plan, search)
     if rounds not in (study_plan.tuning.rungs if study_plan.tuning else ()):
         raise SettingsError(f"--rounds: {rounds} is not in tune.rungs of {params}.")
-    rung = tuning.rank_rung(study_plan, rounds)
-    write_bytes(study_plan.study_files.rung_result(rounds), tuning.encode_rung(rung))
+    if study_plan.tuning and study_plan.tuning.sampler == "tpe":
+        from fedpipe.planning import planner
+
+        new_plan = planner.make_plan(params, preset)
+        contents.require_same_search(new_plan, study_plan.search)
+        rung = tuning.rank_rung(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
+        planner.write_job_files(new_plan)
+    else:
+        rung = tuning.rank_rung(study_plan, rounds)
+    write_bytes(study_plan.study_files.rung_result(rounds), encode_rung(rung))
     write_winner_settings(study_plan)
 
 

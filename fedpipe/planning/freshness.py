@@ -76,10 +76,11 @@ def needs_planning(params: Path, preset: str) -> bool:
         plan = Plan.read(StudyFiles.from_params(params, preset).plan)
     except UserError:
         return True
+    runs = plan.resolve(has_draws=True).runs
     return (
         (plan.params, plan.preset) != (params, preset)
         or compare_source_hashes(plan).state != "fresh"
-        or not all(Path(name).is_file() for name in (*plan.files, *(str(run.files.settings) for run in plan.runs)))
+        or not all(map(Path.is_file, [*map(Path, plan.files), *(run.files.settings for run in runs)]))
         or any(run.dataset.startswith("generated-") for run in plan.runs)
     )
 

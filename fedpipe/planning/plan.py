@@ -9,7 +9,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -310,12 +310,13 @@ class Plan:
             return self
         cells = tuple(cell for cell in self.cells if cell.grid[TUNING] == UNTUNED)
         keys = {(cell.algorithm, cell.key) for cell in cells}
-        return replace(self, cells=cells, runs=tuple(run for run in self.runs if (run.algorithm, run.key) in keys))
+        runs = tuple(run for run in self.runs if (run.algorithm, run.key) in keys)
+        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws(()))
 
     @cached_property
     def search(self) -> str:
         """Hash of the search, which its results contain."""
-        tuning = asdict(self.tuning) if self.tuning else None
+        tuning = self.to_dict().get("tuning")
         return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
 
     @property
@@ -335,7 +336,7 @@ class Plan:
         return frozenset(
             RunFiles.from_key(search.algorithm, key).path
             for search in searches
-            for candidate in search.candidates
+            for candidate in search.draws
             for key in candidate.keys
         )
 
@@ -362,19 +363,19 @@ class Plan:
         if self.tuning is None:
             return self
         rungs = self.read_rungs() if rungs is None else rungs
-        is_complete = len(rungs) == len(self.tuning.rungs)
+        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
         runs = {(run.algorithm, run.key): run for run in self.untuned.runs}
-        for index, search in enumerate(self.tuning.searches):
+        for index, search in enumerate(tuning.searches):
             defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in self.untuned.cells if search.has_cell(cell)]
             results = [rung.searches[index] for rung in rungs]
             winners = list(self._list_winners(search, defaults, results[-1])) if is_complete else []
-            draws = list(self._list_draws(self.tuning, search, results)) if has_draws else []
+            draws = list(self._list_draws(tuning, search, results)) if has_draws else []
             for cell, run in (*winners, *defaults, *draws):
                 cells[cell.algorithm, cell.seed, str(cell.grid), cell.rounds] = cell
                 other = runs.get((run.algorithm, run.key), run)
                 runs[run.algorithm, run.key] = run if run.rounds > other.rounds else other
-        return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()))
+        return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()), tuning=tuning)
 
     def _list_winners(
         self, search: PlannedSearch, defaults: list[tuple[Cell, PlannedRun]], result: RungSearch
@@ -385,7 +386,7 @@ class Plan:
         """
         for position, (cell, run) in enumerate(defaults):
             if result.selected:
-                participants = search.candidates[result.selected[0]].participants
+                participants = search.draws[result.selected[0]].participants
                 run = replace(run, key=result.keys[position], rounds=cell.rounds, participants=participants)
             yield replace(cell, key=run.key, grid=search.grid | {TUNING: TUNED}), run
 
@@ -393,11 +394,10 @@ class Plan:
         self, tuning: PlannedTuning, search: PlannedSearch, results: list[RungSearch]
     ) -> Iterator[tuple[Cell, PlannedRun]]:
         """List the cells of a method's draws and their runs: one for each rung that a draw has reached."""
-        draws = [candidate.draw for candidate in search.candidates]
         for number, rounds in enumerate(tuning.rungs[: len(results) + 1]):
-            draws = [*results[number - 1].selected] if number else draws
+            draws = tuning.list_entrants(search, number, results[number - 1].selected if number else ())
             for draw, (position, seed) in itertools.product(draws, enumerate(tuning.seeds)):
-                candidate = search.candidates[draw]
+                candidate = search.draws[draw]
                 run = PlannedRun(
                     algorithm=search.algorithm,
                     seed=seed,

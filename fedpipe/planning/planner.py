@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 import fedpipe
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_code_digest
@@ -31,11 +33,12 @@ from fedpipe.planning.new_clients import check_new_clients, check_reported_clien
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.planning.rank_test import check_rank_test
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning
+from fedpipe.planning.rungs import TUNED, TUNING, UNTUNED, Candidate, PlannedSearch, PlannedTuning, Rung
 from fedpipe.settings import loader, methods, parser
-from fedpipe.settings.base import to_new_clients_protocol
+from fedpipe.settings.base import ValidationProtocol, to_new_clients_protocol
 from fedpipe.settings.dataset import format_download_command
 from fedpipe.settings.params import Params
+from fedpipe.settings.tune import Tune
 
 #: Mark in sources.json of a study with user modules, which is always replanned: a new module could shadow an old one,
 #: and hashes of files can't detect that.
@@ -45,6 +48,7 @@ PINNABLE_SECTIONS = {
     "partition",
     "model",
 }  #: sections with user files
+DrawPlanner = Callable[[int, dict[str, Any]], Candidate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,20 @@ class NewPlan(Plan):
     sample_counts: dict[str, tuple[int, int]]  #: estimated training samples and all samples, by partition
     source_hashes: dict[str, str]  #: source files of the plan, each with its SHA-256 or stat fingerprint
     unavailable_runs: dict[str, str]  #: missing data by path of runs that need a network
+    draw_planners: tuple[DrawPlanner, ...] = ()  #: plan a draw of each search from its number and values
+
+    @override
+    def read_rungs(self) -> tuple[Rung, ...]:
+        """Read the results of the complete rungs, until a draw of TPE has another key now.
+
+        For example, only these draws use a model whose code was edited.
+        """
+
+        def has_current_keys(rung: Rung) -> bool:
+            draws = (new for result in rung.searches for new in result.new_draws)
+            return all(key in self.run_settings for new in draws for key in new.keys)
+
+        return tuple(itertools.takewhile(has_current_keys, super().read_rungs()))
 
 
 def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str, Any] | None = None) -> NewPlan:
@@ -136,8 +154,13 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         sample_counts=draft.sample_counts,
         source_hashes=_hash_sources(path, draft.components) | draft.fingerprints,
         unavailable_runs=draft.unavailable_runs,
+        draw_planners=tuple(draft.draw_planners.values()),
     )
     check_rank_test(plan)
+    for rung in Plan.read_rungs(plan):
+        for plan_draw, result in zip(plan.draw_planners, rung.searches, strict=True):
+            for new in result.new_draws:
+                plan_draw(new.draw, new.values)
     return plan
 
 
@@ -161,6 +184,7 @@ class _PlanDraft:
     fingerprints: dict[str, str] = field(default_factory=dict)
     unavailable_runs: dict[str, str] = field(default_factory=dict)
     searches: dict[str, PlannedSearch] = field(default_factory=dict)  #: searches of section `tune`
+    draw_planners: dict[str, DrawPlanner] = field(default_factory=dict)  #: of these searches
 
     def add_grid_point(
         self, point: grid.GridPoint, settings_by_label: dict[str, tuple[Params, dict[str, Any]]]
@@ -220,25 +244,45 @@ class _PlanDraft:
             if name in self.searches:
                 continue
             protocol = search.get_protocol(tune, params, label)
-            candidates, partitions = [], dict[int, str]()
+            resolve = partial(resolve_draw, label)
+            plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
+            candidates = []
             for draw, values in enumerate(values_by_label[label]):
-                draw_params, keys = resolve_draw(label, values), []
-                self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
-                for seed in tune.seeds:
-                    settings = search.make_draw_run_settings(draw_params, label, seed, protocol)
-                    self._add_run_settings(label, draw_params, settings)
-                    partitions[seed] = self._add_partition(draw_params, settings, is_reported=False)
-                    keys.append(settings.key)
-                participants = draw_params.federation.participants
-                candidates.append(Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys)))
+                candidates.append(plan_draw(draw, values, is_assumed=draw >= tune.batch_sizes[0]))
+            if candidates and tune.sampler == "tpe":
+                for values in tune.list_extreme_values(label):
+                    resolve(values)
+            first_keys = candidates[0].keys if candidates else ()
             self.searches[name] = PlannedSearch(
                 algorithm=label,
                 grid=grid_values,
                 protocol=protocol,
                 dataset=params.dataset.dataset_path.stem,
-                partitions=tuple(partitions.values()),
+                partitions=tuple(digest_json(self.run_settings[key].partition_settings) for key in first_keys),
                 candidates=tuple(candidates),
             )
+
+    def _plan_draw(
+        self,
+        tune: Tune,
+        label: str,
+        params: Params,
+        protocol: ValidationProtocol,
+        resolve: Callable[[dict[str, Any]], Params],
+        draw: int,
+        values: dict[str, Any],
+        is_assumed: bool = False,
+    ) -> Candidate:
+        """Plan a draw of a method. No files are planned for a draw that is only assumed."""
+        draw_params, keys = resolve(values), []
+        self.components += [draw_params.model] if type(draw_params.model) is not type(params.model) else []
+        for seed in tune.seeds:
+            settings = search.make_draw_run_settings(draw_params, label, seed, protocol)
+            self._add_run_settings(label, draw_params, settings, is_assumed)
+            self._add_partition(draw_params, settings, is_reported=False)
+            keys.append(settings.key)
+        participants = draw_params.federation.participants
+        return Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys))
 
     def get_tuning(self) -> PlannedTuning | None:
         """Get the draws of section `tune`. None without that section."""
@@ -252,6 +296,7 @@ class _PlanDraft:
             seeds=tune.seeds,
             metric=self.study_params.evaluation.metrics[0],
             searches=tuple(self.searches.values()),
+            sampler=tune.sampler,
         )
 
     def _select_grid_values(self, point: grid.GridPoint, label: str, params: Params) -> dict[str, Any]:
@@ -279,9 +324,11 @@ class _PlanDraft:
         self.runs[label, run.key] = run if run.rounds > other.rounds else other
         return run
 
-    def _add_run_settings(self, label: str, params: Params, settings: RunSettings) -> None:
-        """Add the settings of a run, and what it lacks."""
+    def _add_run_settings(self, label: str, params: Params, settings: RunSettings, is_assumed: bool = False) -> None:
+        """Add the settings of a run, and what it lacks. A run that is only assumed has no file."""
         self.run_settings[settings.key] = settings
+        if is_assumed:
+            return
         files = layout.RunFiles.from_key(label, settings.key)
         if str(files.settings) not in self.file_texts:
             self.file_texts[str(files.settings)] = settings.to_yaml()
@@ -321,6 +368,13 @@ def list_presets(path: Path) -> list[str]:
     return [FULL_PRESET, *parser.parse_params(loader.read_params(path), format_download_command(path)).presets]
 
 
+def write_job_files(plan: NewPlan) -> None:
+    """Write the files of jobs that are missing or differ."""
+    for name, text in plan.file_texts.items():
+        if not Path(name).is_file() or Path(name).read_text() != text:
+            write_bytes(Path(name), text.encode())
+
+
 def write_plan(plan: NewPlan) -> None:
     """Write a study's plan, and missing files of jobs: ``run.yaml``, ``partition.yaml``.
 
@@ -333,9 +387,9 @@ def write_plan(plan: NewPlan) -> None:
         The path of the study is invalid. Nothing is written.
     """
     sources = plan.study_files.source_hashes
-    for name, text in plan.file_texts.items():
-        if not Path(name).is_file() or Path(name).read_text() != text:
-            write_bytes(Path(name), text.encode())
+    write_job_files(plan)
+    for rung in Plan.read_rungs(plan)[len(plan.read_rungs()) :]:
+        plan.study_files.rung_result(rung.rounds).unlink()
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)

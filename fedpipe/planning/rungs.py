@@ -1,25 +1,26 @@
 """The search of section `tune` in a study's plan, and the results of its rungs.
 
-The draws are known when the study is planned. How many rounds each of them needs is known after each rung, whose result
-is a file next to the study's tables.
+The draws of the Sobol sequence are known when the study is planned. How many rounds each of them needs is known after
+each rung, whose result is a file next to the study's tables. It also has the draws that TPE adds to the next rung.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from operator import not_
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from pydantic import ConfigDict, TypeAdapter, with_config
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import read_verified_bytes
+from fedpipe.core.storage.files import encode_json, read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
-from fedpipe.settings.tune import count_kept_draws
+from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
@@ -58,7 +59,15 @@ class PlannedSearch:
     protocol: ValidationProtocol  #: protocol that ranks the draws
     dataset: DatasetName
     partitions: tuple[Key, ...]  #: partition of each seed of `tune.seeds`
-    candidates: tuple[Candidate, ...]  #: empty if no key of `tune.over` concerns the method
+    #: Draws of the Sobol sequence. Empty if no key of `tune.over` concerns the method. With TPE, those after the first
+    #: batch are assumed in forecasts, until TPE's draws replace them.
+    candidates: tuple[Candidate, ...]
+    new_draws: Annotated[tuple[Candidate, ...], Field(exclude_if=not_)] = ()  #: those of TPE, after complete rungs
+
+    @cached_property
+    def draws(self) -> tuple[Candidate, ...]:
+        """All draws by number."""
+        return tuple({candidate.draw: candidate for candidate in (*self.candidates, *self.new_draws)}.values())
 
     def has_cell(self, cell: GridCell) -> bool:
         """Whether a cell has the default settings of this method at this point."""
@@ -66,7 +75,7 @@ class PlannedSearch:
 
     def list_run_files(self, draw: int) -> list[RunFiles]:
         """List the files of a draw's runs, one for each seed of `tune.seeds`."""
-        return [RunFiles.from_key(self.algorithm, key) for key in self.candidates[draw].keys]
+        return [RunFiles.from_key(self.algorithm, key) for key in self.draws[draw].keys]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +88,28 @@ class PlannedTuning:
     seeds: tuple[int, ...]
     metric: Metric
     searches: tuple[PlannedSearch, ...]
+    sampler: Annotated[Sampler, Field(exclude_if=lambda sampler: sampler == "sobol")] = "sobol"
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Number of new draws of each method in each rung."""
+        return split_draws(self.draws, self.rungs, self.sampler)
+
+    def get_batch(self, number: int) -> range:
+        """Get the numbers of the draws that are new in a rung, by its index. Empty after the last rung."""
+        return range(sum(self.batch_sizes[:number]), sum(self.batch_sizes[: number + 1]))
+
+    def list_entrants(self, search: PlannedSearch, number: int, selected: Sequence[int]) -> list[int]:
+        """List the draws of a search in a rung, by its index: those that continue, and new ones."""
+        return [*selected, *self.get_batch(number)] if search.candidates else []
+
+    def add_draws(self, rungs: Sequence[Rung]) -> PlannedTuning:
+        """Add the draws of TPE in the results of these rungs, instead of others."""
+        draws = [
+            [new for rung in rungs for new in rung.searches[index].new_draws] for index in range(len(self.searches))
+        ]
+        searches = zip(self.searches, draws, strict=True)
+        return replace(self, searches=tuple(replace(search, new_draws=tuple(new)) for search, new in searches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +130,7 @@ class RungSearch:
     ranking: tuple[RankedDraw, ...]  #: the draws of the rung, best first
     selected: tuple[int, ...]  #: the draws that continue, or the winner
     keys: tuple[Key, ...]  #: keys of the winner's runs with the study's seeds, after the last rung
+    new_draws: Annotated[tuple[Candidate, ...], Field(exclude_if=not_)] = ()  #: draws of TPE that enter the next rung
 
 
 @with_config(ConfigDict(strict=True))
@@ -151,26 +183,34 @@ def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Cal
         Gets the file of a rung from its number of rounds.
     """
     rungs: list[Rung] = []
-    draws = [[candidate.draw for candidate in planned.candidates] for planned in tuning.searches]
-    for rounds in tuning.rungs:
+    draws = [tuning.list_entrants(planned, 0, ()) for planned in tuning.searches]
+    for number, rounds in enumerate(tuning.rungs, start=1):
         try:
             rung = _get_adapter().validate_json(read_verified_bytes(get_path(rounds), None))
         except (ArtifactError, ValueError):  # missing, damaged, or from another version of fedpipe
             break
-        num_keys = num_seeds if rounds == tuning.rungs[-1] else 0
+        num_keys, batch = num_seeds if number == len(tuning.rungs) else 0, tuning.get_batch(number)
         is_valid = (rung.search, rung.rounds, len(rung.searches)) == (search, rounds, len(draws)) and all(
             (result.algorithm, result.grid) == (planned.algorithm, planned.grid)
             and sorted(ranked.draw for ranked in result.ranking) == sorted(entrants)
             and {*result.selected} <= {*entrants}
             and bool(result.selected) == bool(entrants)
             and len(result.keys) == (num_keys if entrants else 0)
+            and [new.draw for new in result.new_draws] == ([*batch] if entrants else [])
+            and all(len(new.keys) == len(tuning.seeds) for new in result.new_draws)
             for result, planned, entrants in zip(rung.searches, tuning.searches, draws, strict=True)
         )
         if not is_valid:
             break
         rungs.append(rung)
-        draws = [[*result.selected] for result in rung.searches]
+        results = zip(tuning.searches, rung.searches, strict=True)
+        draws = [tuning.list_entrants(planned, number, result.selected) for planned, result in results]
     return tuple(rungs)
+
+
+def encode_rung(rung: Rung) -> bytes:
+    """Encode the result of a rung as JSON."""
+    return encode_json(_get_adapter().dump_python(rung, mode="json"))
 
 
 @cache

@@ -1,13 +1,14 @@
 """Plans the search of section `tune`: the draws of each method, their runs, and the runs of the winners.
 
 A draw is a function of the first seed of `tune.seeds`, the ranges and the draw's number, so all methods try the same
-values of common keys. More draws continue the same sequence. The runs of draws are evaluated only by the protocol that
-ranks them.
+values of common keys. More draws continue the same sequence. With TPE, later draws also depend on the ranking of the
+method's earlier draws. The runs of draws are evaluated only by the protocol that ranks them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,8 @@ def check_tune_section(study_params: Params, preset_changes: dict[str, Any], gri
     tune, study = study_params.tune, study_params.study
     if tune is None:
         return
+    if tune.sampler == "tpe" and importlib.util.find_spec("optuna") is None:
+        raise SettingsError("tune.sampler: 'tpe' needs the library optuna. Run `pip install 'fedpipe[optuna]'`.")
     for key in tune.over:
         _check_key(key, study_params)
         other_keys = [
@@ -123,7 +126,7 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 def write_winner_settings(plan: Plan) -> None:
     """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
-    rungs = plan.read_rungs()
+    plan, rungs = plan.resolve(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
     for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
@@ -139,6 +142,8 @@ def assume_results(
 ) -> tuple[tuple[Rung, ...], dict[str, RunSettings]]:
     """Complete the results of the rungs, for a forecast: the draws with the lowest numbers continue.
 
+    Draws that TPE has not made yet are assumed to be those of the Sobol sequence.
+
     Returns
     -------
     tuple
@@ -147,12 +152,13 @@ def assume_results(
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     if plan.tuning is None:
         return (), {}
-    for rounds in plan.tuning.rungs[len(rungs) :]:
-        results = []
-        is_last = rounds == plan.tuning.rungs[-1]
-        for index, search in enumerate(plan.tuning.searches):
-            entrants = rungs[-1].searches[index].selected if rungs else range(len(search.candidates))
-            kept = select_draws(search.candidates, list(entrants), is_last)
+    tuning = plan.tuning.add_draws(rungs)
+    for number in range(len(rungs), len(tuning.rungs)):
+        results, rounds = [], tuning.rungs[number]
+        is_last = rounds == tuning.rungs[-1]
+        for index, search in enumerate(tuning.searches):
+            selected = rungs[-1].searches[index].selected if rungs else ()
+            kept = select_draws(search.draws, tuning.list_entrants(search, number, selected), is_last)
             runs = [
                 settings
                 for draw in (kept if is_last else ())
@@ -171,9 +177,9 @@ def describe_bound(plan: Plan) -> str:
     tuning = plan.tuning
     if tuning is None:
         return ""
-    counts = count_draws_by_rung(tuning.draws, len(tuning.rungs))
-    steps = [rung - previous for rung, previous in zip(tuning.rungs, (0, *tuning.rungs[:-1]), strict=True)]
-    rounds = sum(count * step for count, step in zip(counts, steps, strict=True))
+    counts = count_draws_by_rung(tuning.batch_sizes)
+    steps = zip(counts, tuning.batch_sizes, tuning.rungs, (0, *tuning.rungs[:-1]), strict=True)
+    rounds = sum(count * (rung - previous) + new_draws * previous for count, new_draws, rung, previous in steps)
     searches = sum(bool(planned.candidates) for planned in tuning.searches)
     seeds = len(tuning.seeds)
     return (

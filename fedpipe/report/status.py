@@ -248,7 +248,8 @@ def describe_search_progress(plan: Plan) -> list[str]:
         return []
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
-    draws = max(len(result.selected) for result in rungs[-1].searches) if rungs else tuning.draws
+    selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
+    draws = selected + len(tuning.get_batch(number))
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} draw{'s' if draws > 1 else ''} of each method until "
         f"round {tuning.rungs[number]}"

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.files import encode_json
 from fedpipe.core.storage.layout import MergedFiles
-from fedpipe.planning import search
+from fedpipe.planning import search, tpe
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import (
     TUNED,
     TUNING,
     UNTUNED,
+    Candidate,
     PlannedSearch,
     PlannedTuning,
     RankedDraw,
     Rung,
     RungSearch,
+    encode_rung,
     select_draws,
 )
+from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
 from fedpipe.report.words import METRICS, format_metric, join_words
@@ -42,46 +44,50 @@ class Measurement(NamedTuple):
     has_diverged: bool  #: whether a round had no finite update
 
 
-def rank_rung(plan: Plan, rounds: int) -> Rung:
+def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
     """Rank the draws of a rung, and select those that continue: the best third, or the winner.
 
     The score of a draw is the mean over its seeds in the last round of the rung. Draws that diverged rank last, and
-    draws with equal scores rank by their number.
+    draws with equal scores rank by their number. With TPE, new draws enter the next rung. ``plan_draw`` plans them. By
+    default they are those of the stored result, without keys if their values differ.
 
     Raises
     ------
     ArtifactError
         The result of the rung before or a file of a run is missing or damaged, or a method has no such score.
     """
-    tuning, earlier_rungs = _require_tuning(plan), plan.read_rungs()
+    tuning = _require_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
+    stored_tuning, earlier_rungs = _require_tuning(plan.resolve()), plan.read_rungs()[:number]
+    tuning = tuning.add_draws(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
     for index, planned in enumerate(tuning.searches):
-        draws = earlier_rungs[number - 1].searches[index].selected if number else range(len(planned.candidates))
+        draws = tuning.list_entrants(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
         files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
         ranking = rank_draws(measurements, METRICS[tuning.metric].improvement_sign)
-        selected = select_draws(planned.candidates, [ranked.draw for ranked in ranking], is_last)
+        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
         found.append(
             RungSearch(
                 algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=tuple(keys)
             )
         )
-    return Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+
+    def find_stored_draw(index: int, draw: int, values: dict[str, Any]) -> Candidate:
+        stored = stored_tuning.searches[index].draws[draw]
+        return stored if stored.values == values else replace(stored, values=values, keys=())
+
+    return tpe.add_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
 
 
 def build_rungs(plan: Plan) -> dict[Path, bytes]:
     """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
     rungs = plan.tuning.rungs if plan.tuning else ()
     return {plan.study_files.rung_result(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
-
-
-def encode_rung(rung: Rung) -> bytes:
-    """Encode the result of a rung as JSON."""
-    return encode_json(asdict(rung))
 
 
 def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
@@ -206,12 +212,20 @@ def describe_search(plan: Plan) -> str:
         plan.get_method_title(planned.algorithm) for planned in tuning.searches if not planned.candidates
     )
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
+    batches = [
+        f"{len(tuning.get_batch(number))} after round {rounds}" for number, rounds in enumerate(tuning.rungs[:-1], 1)
+    ]
+    sampler_note = (
+        f"Optuna's TPE drew {join_words(batches)} from the ranking until then, and the others are of a Sobol sequence. "
+        if tuning.sampler == "tpe"
+        else ""
+    )
     seeds = f"seed{'s' if len(tuning.seeds) > 1 else ''} {join_words([*map(str, tuning.seeds)])}"
     return (
         f"Rows with tuning `{UNTUNED}` use the settings of the study's file, and rows with `{TUNED}` the best of "
         f"{tuning.draws} draws. Every method with a range had {tuning.draws} draws: {earlier_rounds}the best draw "
-        f"after round {last} won. Draws were ranked by {measures}, over all validation samples, with {seeds}. "
-        f"{_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
+        f"after round {last} won. {sampler_note}Draws were ranked by {measures}, over all validation samples, "
+        f"with {seeds}. {_describe_test_samples(plan, tuning)} Ranges: {ranges}.{untuned_note}"
     )
 
 
@@ -242,5 +256,5 @@ def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
 
 def _get_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
     """Get the values of a draw by key of `tune.over`. None if a key does not concern the method."""
-    values = planned.candidates[draw].values
+    values = planned.draws[draw].values
     return {key: values.get(key) for key in _require_tuning(plan).over}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -15,6 +16,7 @@ KEPT_FRACTION = 3  #: one of so many draws continues after a rung
 SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
 Bound = Annotated[int | float, BeforeValidator(convert_to_number)]
 Scale = Literal["log", "linear", "choice"]
+Sampler = Literal["sobol", "tpe"]
 
 
 class Range(Section):
@@ -55,30 +57,38 @@ class Range(Section):
         """The scale that is set."""
         return cast(Scale, next(name for name in get_args(Scale) if getattr(self, name) is not None))
 
-    def get_value(self, fraction: float) -> Any:
-        """Get the value at a fraction in [0, 1) of the range.
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The bounds of numbers."""
+        return cast(tuple[float, float], self.log or self.linear)
 
-        Numbers are integers if both bounds are integers, and otherwise have three significant digits.
-        """
+    @property
+    def has_integers(self) -> bool:
+        """Whether its values are all integers between two bounds."""
+        return self.choice is None and all(isinstance(bound, int) for bound in self.bounds)
+
+    def get_value(self, fraction: float) -> Any:
+        """Get the value at a fraction in [0, 1) of the range."""
         if self.choice is not None:
             return self.choice[int(fraction * len(self.choice))]
-        is_logarithmic = self.log is not None
-        low, high = cast(tuple[float, float], self.log or self.linear)
-        is_integer = isinstance(low, int) and isinstance(high, int)
-        margin = 0.5 if is_integer else 0.0  # each integer has the same room
+        low, high = self.bounds
+        margin = 0.5 if self.has_integers else 0.0  # each integer has the same room
         start, stop = low - margin, high + margin
-        if is_logarithmic:
-            value = math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start)))
-        else:
-            value = start + fraction * (stop - start)
-        value = round(value) if is_integer else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-        return min(max(value, low), high)
+        if self.log is not None:
+            return self.round_number(math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start))))
+        return self.round_number(start + fraction * (stop - start))
+
+    def round_number(self, value: float) -> float:
+        """Round a number: to an integer if both bounds are integers, and otherwise to three significant digits."""
+        low, high = self.bounds
+        rounded_value = round(value) if self.has_integers else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return min(max(rounded_value, low), high)
 
     def is_near_bound(self, value: float) -> bool:
         """Whether a drawn value is in the lowest or highest tenth of its scale. False for a list of values."""
         if self.choice is not None:
             return False
-        low, high = cast(tuple[float, float], self.log or self.linear)
+        low, high = self.bounds
         if self.log is not None:
             low, high, value = math.log(low), math.log(high), math.log(value)
         fraction = (value - low) / (high - low)
@@ -98,7 +108,7 @@ class Tune(Section):
         "`{choice: [8, 16]}`. A key in `algorithms.LABEL` is for this method. All methods try the same values of other "
         "keys. Numbers are integers if both bounds are.",
     )
-    draws: int = Field(ge=2, le=10_000, description="Draws of each method, by a scrambled Sobol sequence.")
+    draws: int = Field(ge=2, le=10_000, description="Draws of each method.")
     rungs: tuple[Annotated[int, Field(ge=1, le=9999, strict=True)], ...] = Field(
         min_length=1,
         description="Numbers of rounds, such as `[20, 60, 180]`. After each, the best third of the different draws "
@@ -110,6 +120,12 @@ class Tune(Section):
     )
     seeds: tuple[int, ...] = Field(
         min_length=1, description="Seeds of the draws' runs, none of study.seeds. The score is the mean over them."
+    )
+    sampler: Sampler = Field(
+        "sobol",
+        description="How values are drawn. With `sobol` all draws are values of a scrambled Sobol sequence. With `tpe` "
+        "only the first batch is, and after each rung except the last, Optuna's TPE draws a batch from the ranking "
+        "(`pip install 'fedpipe[optuna]'`).",
     )
 
     _require_unique_seeds = field_validator("seeds")(require_unique)
@@ -123,6 +139,20 @@ class Tune(Section):
         return rungs
 
     @model_validator(mode="after")
+    def _require_batches(self) -> Tune:
+        if self.sampler == "tpe" and len(self.rungs) == 1:
+            raise ValueError(
+                f"sampler tpe can't be used with rungs {[*self.rungs]}, because new values are drawn after each rung "
+                "except the last. Use at least two rungs, or sampler sobol."
+            )
+        if self.batch_sizes[0] < 2:
+            raise ValueError(
+                f"{self.draws} draws can't be used with sampler tpe and {len(self.rungs)} rungs, because fewer than "
+                "two are in the first batch. Use more draws, or fewer rungs."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _require_several_draws_in_last_rung(self) -> Tune:
         if self.draw_counts[-1] < 2:
             needed = KEPT_FRACTION ** (len(self.rungs) - 1) + 1
@@ -133,15 +163,27 @@ class Tune(Section):
         return self
 
     @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Number of new draws of each method in each rung."""
+        return split_draws(self.draws, self.rungs, self.sampler)
+
+    @property
     def draw_counts(self) -> tuple[int, ...]:
         """Number of draws of each method in each rung."""
-        return count_draws_by_rung(self.draws, len(self.rungs))
+        return count_draws_by_rung(self.batch_sizes)
 
     def select_ranges(self, label: str) -> dict[str, Range]:
         """Select the ranges that a method draws from. Those of all methods are the first, sorted by key."""
         common_keys = [key for key in sorted(self.over) if not key.startswith("algorithms.")]
         own_keys = [key for key in sorted(self.over) if key.startswith(f"algorithms.{label}.")]
         return {key: self.over[key] for key in (*common_keys, *own_keys)}
+
+    def list_extreme_values(self, label: str) -> Iterator[dict[str, Any]]:
+        """List values at both bounds of all ranges of a method, and between them, so that each choice is in one."""
+        ranges = self.select_ranges(label)
+        steps = max(len(one.choice or ()) for one in ranges.values()) or 1
+        for fraction in (*(step / steps for step in range(steps)), math.nextafter(1, 0)):
+            yield {key: one.get_value(fraction) for key, one in ranges.items()}
 
     def draw_values(self, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Draw values by a scrambled Sobol sequence that all methods share, so that they try the same common values.
@@ -170,15 +212,36 @@ class Tune(Section):
         }
 
 
-def count_draws_by_rung(draws: int, num_rungs: int) -> tuple[int, ...]:
-    """Count the draws of a method in each rung, if all are different.
+def split_draws(draws: int, rungs: Sequence[int], sampler: Sampler) -> tuple[int, ...]:
+    """Split the draws of a method into the batches that are new in each rung.
+
+    New draws train from round 0 until the end of the rung. With TPE, all batches have about the same number of rounds.
 
     Examples
     --------
-    >>> count_draws_by_rung(27, 3)
-    (27, 9, 3)
+    >>> split_draws(27, [10, 20, 40], "sobol")
+    (27, 0, 0)
+    >>> split_draws(27, [10, 20, 40], "tpe")
+    (17, 7, 3)
     """
-    return tuple(itertools.accumulate(range(num_rungs - 1), lambda count, _: count_kept_draws(count), initial=draws))
+    if sampler == "sobol":
+        return draws, *(0 for _ in rungs[1:])
+    scale = sum(Fraction(1, rounds) for rounds in rungs)
+    later_sizes = [max(1, int(draws / (rounds * scale))) for rounds in rungs[1:]]
+    return draws - sum(later_sizes), *later_sizes
+
+
+def count_draws_by_rung(batch_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Count the draws of a method in each rung, if all are different: those that continue, and new ones.
+
+    Examples
+    --------
+    >>> count_draws_by_rung((27, 0, 0))
+    (27, 9, 3)
+    >>> count_draws_by_rung((17, 7, 3))
+    (17, 13, 8)
+    """
+    return tuple(itertools.accumulate(batch_sizes, lambda count, new_draws: count_kept_draws(count) + new_draws))
 
 
 def count_kept_draws(draws: int) -> int:

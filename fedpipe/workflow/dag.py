@@ -231,10 +231,9 @@ class Dag:
             earlier = [number for number in rungs if number < rounds]
             if earlier:
                 self._wait_for_rung(plan, max(earlier), checkpoints)
-            cells = plan.resolve(has_draws=True).cells
-            merged = (
-                cell.merged_files for cell in cells if cell.files.path in plan.draw_paths and cell.rounds == rounds
-            )
+            resolved = plan.resolve(has_draws=True)
+            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_paths)
+            merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
                 *(str(plan.study_files.rung_result(number)) for number in earlier),
                 *dict.fromkeys(str(path) for files in merged for path in (files.metrics, files.rounds, files.marker)),

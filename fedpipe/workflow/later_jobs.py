@@ -18,17 +18,18 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
     if plan.tuning is None:
         return counts
     results, rungs = plan.read_rungs(), plan.tuning.rungs
-    for index, search in enumerate(plan.tuning.searches):
-        draws = results[-1].searches[index].selected if results else tuple(range(len(search.candidates)))
+    tuning = plan.tuning.add_draws(results)
+    for index, search in enumerate(tuning.searches):
+        selected = results[-1].searches[index].selected if results else ()
+        draws = tuning.list_entrants(search, len(results), selected)
         for rung in range(len(results) + 1, len(rungs)):
-            draws = select_draws(search.candidates, draws, is_last=False)
+            selected = select_draws(search.draws, draws, is_last=False)
+            draws = tuning.list_entrants(search, rung, selected)
             for draw in draws:
-                counts += _multiply(
-                    count_run_jobs(execution, search.candidates[draw].participants, rungs[rung - 1], rungs[rung]),
-                    len(plan.tuning.seeds),
-                )
+                start, participants = rungs[rung - 1] if draw in selected else 0, search.draws[draw].participants
+                counts += _multiply(count_run_jobs(execution, participants, start, rungs[rung]), len(tuning.seeds))
         if draws and len(results) < len(rungs):
-            participants = max(search.candidates[draw].participants for draw in draws)
+            participants = max(search.draws[draw].participants for draw in draws)
             for cell in plan.untuned.cells:
                 if search.has_cell(cell):
                     counts += count_run_jobs(execution, participants, 0, cell.rounds)

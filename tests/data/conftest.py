@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_telemetry() -> Iterator[None]:
+    """Flower's library reports its use at each call. Without a network, the process waits for it at its end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_TELEMETRY_ENABLED", "0")  # read when the library is imported
+        yield
 
 
 @pytest.fixture

@@ -16,8 +16,6 @@ from fedpipe.planning import planner
 from tests import small_studies as studies
 from tests.data.repositories import write_repository
 
-pytest.importorskip("flwr_datasets")
-
 LABELS = np.random.default_rng(0).integers(0, 10, 1200)
 TEST = np.arange(1200) >= 1000
 DISTRIBUTION = np.random.default_rng(1).lognormal(0, 2, (10, 2)).tolist()

@@ -81,13 +81,18 @@ def test_a_search_from_draws_to_the_table(project: Project) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["sobol", "tpe"])
 @pytest.mark.parametrize("execution", [{}, {"rounds_per_job": 1, "clients_per_job": 3}], ids=["runs", "rounds"])
-def test_a_search_that_is_killed_continues_with_the_same_winners(project: Project, execution: dict[str, Any]) -> None:
-    write_study(project)
+def test_a_search_that_is_killed_continues_with_the_same_winners(
+    project: Project, execution: dict[str, Any], sampler: str
+) -> None:
+    """With TPE, 3 draws of each method enter the first rung. One of them continues, and a new one is added."""
+    tune = TUNE | {"sampler": sampler}
+    write_study(project, tune=tune)
     project.snakemake("runs")
     rungs, hashes = read_rungs(project), project.hash_results()
     project.run("rm", "-r", "results/runs", "results/tables", "results/.provenance", "results/plan.json")
-    write_study(project, execution=execution)
+    write_study(project, execution=execution, tune=tune)
     with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
         wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
         killed.kill()
@@ -97,6 +102,10 @@ def test_a_search_that_is_killed_continues_with_the_same_winners(project: Projec
     project.snakemake("runs")
     assert read_rungs(project) == rungs
     assert project.hash_results() == hashes
+    assert [len(found.get("new_draws", [])) for found in rungs[0]["searches"]] == (
+        [1, 1] if sampler == "tpe" else [0, 0]
+    )
+    assert NOTHING in project.snakemake("runs")
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ def test_every_tracker_has_a_class_and_an_extra() -> None:
     assert (
         {*callbacks.TRACKERS}
         == {*trackers.TRACKER_CLASSES}
-        == {*extras} - {"dev", "flwr-datasets", "huggingface", "timm"}
+        == {*extras} - {"dev", "flwr-datasets", "huggingface", "optuna", "timm"}
     )
     ignored = (studies.ROOT / ".gitignore").read_text().splitlines()
     assert {"/dvclive/", "/mlflow.db", "/mlruns/", "/tensorboard/", "/wandb/"} <= {*ignored}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
+from fedpipe.planning.rungs import encode_rung
 from fedpipe.report import tuning
 from fedpipe.report.data import StudyData
 from fedpipe.report.tuning import Measurement, rank_draws
@@ -60,7 +63,7 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
         compute(made, rounds)
         path = made.study_files.rung_result(rounds)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(tuning.encode_rung(tuning.rank_rung(made, rounds)))
+        path.write_bytes(encode_rung(tuning.rank_rung(made, rounds)))
     search.write_winner_settings(made)
     plan = Plan.read(made.study_files.plan)
     compute(plan, 2)
@@ -88,6 +91,56 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert isinstance(by_row, pd.Series)
 
 
+def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draws 4 and 5 are of TPE, and draw 4 wins. In the second folder, the jobs run backwards."""
+    over = {
+        "federation.learning_rate": {"log": [0.0001, 0.3]},
+        "federation.batch_size": {"choice": [20, "full"]},
+        "federation.local_epochs": {"linear": [1, 2]},
+    }
+    tune = {"over": over, "draws": 6, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [5], "sampler": "tpe"}
+    settings = studies.settings(rounds=2, tune=tune, dataset={"validation_fraction": 0.2})
+    outcomes = []
+    for name in ("forwards", "backwards"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        path = studies.prepare(settings).study_files.plan
+        for rounds in (1, 2):
+            compute(Plan.read(path), rounds, is_reversed=name == "backwards")
+            run_rank(rounds)
+        plan = Plan.read(path)
+        compute(plan, 2)
+        files = {path: path.read_bytes() for path in plan.rung_files}
+        assert tuning.build_rungs(plan) == files, "`fedpipe verify` draws again"
+        outcomes.append(files)
+    assert outcomes[0] == outcomes[1]
+    assert plan.tuning is not None
+    (planned,) = plan.tuning.searches
+    draws = tuning.build_draws_frame(plan).query("rounds == 2").set_index("rank")
+    assert draws["draw"].tolist()[0] == 4
+    assert {*draws["draw"]} > {4, 5}
+    values = planned.new_draws[0].values
+    assert {key: draws.loc[1, key] for key in over} == values
+    sentence, table = tuning.build_search_parts(plan)[:2]
+    assert "the best of 6 draws" in sentence
+    assert isinstance(table, tuning.TextTable)
+    assert table.frame.loc[0, ["learning_rate", "batch_size", "local_epochs", "draws"]].tolist() == [
+        *(str(values[key]) for key in over),
+        "6",
+    ]
+    (cell,) = (cell for cell in plan.cells if cell.grid == {"tuning": "tuned"})
+    federation = read_generated_yaml(cell.files.settings)["federation"]
+    assert {key: federation[key.partition(".")[2]] for key in over} == values
+
+    rung = json.loads(plan.rung_files[0].read_text())
+    rung["searches"][0]["new_draws"][0]["values"]["federation.learning_rate"] = 0.5
+    plan.rung_files[0].write_text(json.dumps(rung))
+    assert tuning.build_rungs(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
+
+
 @pytest.mark.parametrize(
     ("dataset", "partition", "has_other_samples"),
     [({}, {}, False), ({"split": "pooled"}, {}, True), ({"split": "pooled"}, {"seed": 3}, False)],
@@ -110,13 +163,21 @@ def test_samples_of_draws_may_be_test_samples_of_other_seeds(
     assert "with seeds 7 and 8. " in sentence
 
 
-def compute(plan: Plan, rounds: int) -> None:
+def run_rank(rounds: int) -> None:
+    """Run `fedpipe rank` in this process."""
+    from fedpipe.cli import stages
+
+    stages.rank(rounds, Path("params.yaml"), "full", None)
+
+
+def compute(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
     """Compute the rounds of all runs that are known to need them, and partitions."""
     from fedpipe.engine.run import Run
     from fedpipe.planning import partition
     from fedpipe.settings.execution import Execution
 
-    for planned in plan.resolve(has_draws=True).runs:
+    runs = plan.resolve(has_draws=True).runs
+    for planned in runs[::-1] if is_reversed else runs:
         if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
             partition.partition_dataset(planned.partition)
         if planned.rounds >= rounds or planned.path not in plan.draw_paths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,13 @@ def test_the_best_third_continues() -> None:
     assert Tune.model_validate(settings | {"draws": 10}).draw_counts == (10, 4, 2)
 
 
+def test_batches_of_tpe_have_about_the_same_rounds() -> None:
+    """Batches of 16, 7 and 4 draws have 16, 14 and 12 rounds. A third of 16 draws continues, and then of 6 + 7."""
+    tune = Tune.model_validate(TUNE | {"draws": 27, "rungs": [1, 2, 3], "sampler": "tpe"})
+    assert tune.batch_sizes == (16, 7, 4)
+    assert tune.draw_counts == (16, 6 + 7, 5 + 4)
+
+
 @pytest.mark.parametrize(("value", "is_near"), [(0.0101, True), (0.0159, False), (0.62, False), (0.64, True)])
 def test_a_winner_in_the_outer_tenth_of_its_range_is_near_a_bound(value: float, is_near: bool) -> None:
     assert Range(log=(0.01, 1)).is_near_bound(value) == is_near
@@ -77,6 +85,13 @@ def test_a_winner_in_the_outer_tenth_of_its_range_is_near_a_bound(value: float, 
         ({"rungs": [1, 2, 3]}, r"^tune: 4 draws can't be used with 3 rungs, .* round 3\. Use at least 10 draws"),
         ({"rungs": [1, 5]}, r"^tune\.rungs: 5 is more than federation\.rounds \(4\)"),
         ({"draws": 1}, r"^tune\.draws: 1 "),
+        ({"sampler": "random"}, r"^tune\.sampler: 'random' "),
+        ({"sampler": "tpe", "rungs": [2]}, r"^tune: sampler tpe can't be used with rungs \[2\], .* at least two rungs"),
+        ({"sampler": "tpe", "draws": 2}, r"^tune: 2 draws can't be used with sampler tpe and 2 rungs, "),
+        (
+            {"sampler": "tpe", "over": {"federation.momentum": {"linear": [0, 1.0]}}},
+            r"^federation\.momentum: .* \(with federation\.momentum: 1\.0, which tune\.over draws for fedavg\)",
+        ),
         ({"drawz": 1}, r"^tune\.drawz: unknown key\. Did you mean 'draws'"),
         ({"over": {}}, r"^tune\.over: \{\} "),
         ({"over": {"mu": {"linear": [0, 1]}}}, r"^tune\.over: 'mu' .* algorithms\.fedprox\.mu"),
@@ -122,6 +137,12 @@ def test_a_mistake_is_an_error(tune: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         plan_study(tune)
     assert re.search(message, str(error.value))
+
+
+def test_tpe_without_its_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SettingsError, match=r"^tune\.sampler: 'tpe' .* `pip install 'fedpipe\[optuna\]'`"):
+        plan_study({"sampler": "tpe"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Draws of Optuna's TPE: a function of ranking and seed, in the plan after each rung, and within its bound."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpipe.core.storage.files import write_bytes
+from fedpipe.planning import freshness, planner, search, tpe
+from fedpipe.planning.plan import Plan
+from fedpipe.planning.planner import NewPlan
+from fedpipe.planning.run_settings import RunSettings
+from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_draws
+from fedpipe.report import forecast, status
+from fedpipe.report.tuning import Measurement, describe_search, rank_draws
+from fedpipe.settings.tune import Range, Tune
+from fedpipe.workflow.later_jobs import count_later_jobs
+from tests import small_studies as studies
+
+OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
+#: Batches of 8, 4 and 2 draws.
+TUNE = {"over": OVER, "draws": 14, "rungs": [1, 2, 4], "by": "personal-on-validation", "seeds": [100, 101]}
+RANGES = {
+    "log": Range(log=(0.001, 1)),
+    "linear": Range(linear=(0.0, 1.0)),
+    "integer": Range(linear=(1, 5)),
+    "log integer": Range(log=(1, 500)),
+    "choice": Range(choice=([8], "full", None)),
+    "constant": Range(choice=(3,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def plan_study(**tune: Any) -> NewPlan:
+    settings = {"dataset": {"validation_fraction": 0.2}, "study": {"seeds": [0, 1]}}
+    studies.write(studies.settings(("fedavg", "fedprox"), tune=TUNE | {"sampler": "tpe"} | tune, **settings), Path())
+    plan = planner.make_plan()
+    planner.write_plan(plan)
+    return plan
+
+
+def finish_rung(target: float) -> Rung:
+    """Finish the next rung as `fedpipe rank` does. The best learning rate is the nearest to a target."""
+    plan = planner.make_plan()
+    rungs, tuning = plan.read_rungs(), plan.resolve().tuning
+    assert tuning is not None
+    number, found = len(rungs), []
+    for index, planned in enumerate(tuning.searches):
+        draws = tuning.list_entrants(planned, number, rungs[-1].searches[index].selected if rungs else ())
+        rates = {draw: planned.draws[draw].values["federation.learning_rate"] for draw in draws}
+        scores = {draw: [Measurement(abs(math.log(rate / target)), False)] for draw, rate in rates.items()}
+        ranking, is_last = rank_draws(scores, -1), number + 1 == len(tuning.rungs)
+        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
+        keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
+        found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
+    rung = Rung(search=plan.search, rounds=tuning.rungs[number], searches=tuple(found))
+    rung = tpe.add_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
+    write_bytes(plan.study_files.rung_result(rung.rounds), encode_rung(rung))
+    planner.write_plan(planner.make_plan())
+    return rung
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
+    values = {
+        number: {key: one.get_value((number + 0.5) / 12) for key, one in RANGES.items()}
+        for number in range(12)[::order]
+    }
+    return tpe.draw_by_tpe(RANGES, values, count, seed)
+
+
+def test_values_are_a_function_of_ranking_and_seed() -> None:
+    drawn = draw()
+    assert draw() == drawn
+    assert draw(3) == drawn[:3]
+    assert draw(seed=2) != drawn
+    assert draw(order=-1) != drawn
+
+
+def test_values_are_in_their_ranges() -> None:
+    for values in draw(20):
+        assert values.keys() == RANGES.keys()
+        assert 0.001 <= values["log"] <= 1
+        assert 0 <= values["linear"] <= 1
+        assert all(float(f"{values[key]:.3g}") == values[key] for key in ("log", "linear"))
+        assert values["integer"] in range(1, 6)
+        assert values["log integer"] in range(1, 501)
+        assert all(isinstance(values[key], int) for key in ("integer", "log integer"))
+        assert values["choice"] in ([8], "full", None)
+        assert values["constant"] == 3
+
+
+def test_values_are_near_the_best_draws() -> None:
+    over = {"federation.learning_rate": {"log": [0.001, 10]}}
+    settings = TUNE | {"over": over, "draws": 16}
+    sobol = Tune.model_validate(settings).draw_values(["fedavg"])["fedavg"]
+
+    def get_distance(values: dict[str, Any]) -> float:
+        return abs(math.log10(values["federation.learning_rate"] / 0.1))
+
+    ranking = sorted(range(16), key=lambda number: get_distance(sobol[number]))
+    ranges = {key: Range.model_validate(one) for key, one in over.items()}
+    drawn = tpe.draw_by_tpe(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
+    assert sum(map(get_distance, drawn)) / 8 < sum(map(get_distance, sobol)) / 16 / 2
+
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_has_the_first_batch_and_a_bound() -> None:
+    plan, sobol = plan_study(), plan_study(sampler="sobol")
+    assert plan.tuning is not None
+    assert sobol.tuning is not None
+    assert plan.tuning.batch_sizes == (8, 4, 2)
+    assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
+    assert plan.search != sobol.search
+    draws = [run for run in plan.resolve(has_draws=True).runs if run.path in plan.draw_paths]
+    assert len(draws) == 2 * 8 * 2
+    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_paths) == len(draws)
+    # 8 draws of each method until round 1, then 3 of them and 4 new ones, and then 3 of these and 2 new ones.
+    rounds = 8 + 3 + 4 * 2 + 3 * 2 + 2 * 4
+    assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_bound(plan)
+    remaining = forecast.forecast_remaining_work(plan)
+    assert (remaining.runs, remaining.rounds) == (56 + 8, 4 * rounds + 8 * 4), "two settings, methods and seeds"
+    # Jobs of the draws in rungs 2 and 3, and of the winners.
+    assert count_later_jobs(plan, plan.execution) == {"segment": 4 * (7 + 5) + 4}
+    sentence = "Optuna's TPE drew 4 after round 1 and 2 after round 2 from the ranking until then, and the others are"
+    assert sentence in describe_search(plan)
+
+
+def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
+    plan = plan_study()
+    content = plan.study_files.plan.read_bytes()
+    first = finish_rung(target=0.1)
+    fedavg, fedprox = first.searches
+    assert [new.draw for new in fedavg.new_draws] == [new.draw for new in fedprox.new_draws] == [8, 9, 10, 11]
+    assert fedavg.new_draws != fedprox.new_draws
+    resolved = Plan.read(plan.study_files.plan)
+    assert resolved.tuning is not None
+    rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.resolve(has_draws=True).cells}
+    assert {int(name[5:]) for name, last in rounds.items() if last == 2} == {
+        *(draw for result in first.searches for draw in result.selected),
+        *(8, 9, 10, 11),
+    }
+    (line,) = status.describe_search_progress(resolved)
+    assert line == "tune: rung 2 of 3, 7 draws of each method until round 2"
+    for new in fedprox.new_draws:
+        settings = RunSettings.read(Path("results/runs/fedprox", new.keys[1], "run.yaml"))
+        assert settings.federation["learning_rate"] == new.values["federation.learning_rate"]
+        assert settings.algorithm["mu"] == new.values["algorithms.fedprox.mu"]
+        assert (settings.seed, settings.evaluation["protocols"]) == (101, ["personal-on-validation"])
+    finish_rung(target=0.1)
+    last = finish_rung(target=0.1)
+    assert not any(result.new_draws for result in last.searches)
+    resolved = Plan.read(plan.study_files.plan)
+    assert not resolved.is_searching
+    assert resolved.tuning is not None
+    assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]
+    assert plan.study_files.plan.read_bytes() == content, "plan.json does not depend on the results"
+    assert resolved.search == plan.search
+    assert not count_later_jobs(resolved, resolved.execution)
+    assert not freshness.needs_planning(Path("params.yaml"), "full")
+    Path("results/runs/fedprox", fedprox.new_draws[0].keys[0], "run.yaml").unlink()
+    assert freshness.needs_planning(Path("params.yaml"), "full")
+
+
+def test_draws_depend_on_the_ranking_and_the_first_seed() -> None:
+    plan_study()
+    first, again = finish_rung(target=0.1), planner.make_plan()
+    again.study_files.rung_result(1).unlink()
+    assert finish_rung(target=0.1) == first
+    again.study_files.rung_result(1).unlink()
+    assert finish_rung(target=0.5) != first
+    plan_study(seeds=[100, 102])
+    values = [[new.values for new in result.new_draws] for result in first.searches]
+    assert [[new.values for new in result.new_draws] for result in finish_rung(target=0.1).searches] == values
+
+
+def test_draws_of_later_rungs_rank_first_and_diverged_draws_last() -> None:
+    plan = plan_study()
+    assert plan.tuning is not None
+    planned = plan.tuning.searches[0]
+
+    def make_result(*scores: tuple[int, bool]) -> RungSearch:
+        measurements = {number: [Measurement(-position, bad)] for position, (number, bad) in enumerate(scores)}
+        ranking = rank_draws(measurements, 1)
+        return RungSearch(algorithm="fedavg", grid={}, ranking=ranking, selected=(), keys=())
+
+    results = [make_result((2, False), (1, False), (0, True)), make_result((4, False), (1, False), (3, True))]
+    assert tpe.rank_all_draws(planned, results) == [4, 1, 2, 3, 0]
+
+
+def test_a_draw_with_another_key_counts_as_missing_when_the_study_is_planned() -> None:
+    plan = plan_study()
+    finish_rung(target=0.1)
+    path = plan.study_files.rung_result(1)
+    content = json.loads(path.read_text())
+    content["searches"][0]["new_draws"][0]["keys"][0] = "0" * 12
+    path.write_text(json.dumps(content))
+    assert len(Plan.read(plan.study_files.plan).read_rungs()) == 1
+    edited = planner.make_plan()
+    assert edited.read_rungs() == ()
+    assert forecast.forecast_remaining_work(edited).runs == 56 + 8
+    planner.write_plan(edited)
+    assert not path.exists()
