@@ -96,5 +96,7 @@ def _make_distribution(one: Range) -> BaseDistribution:
 
     if one.choice is not None:
         return distributions.CategoricalDistribution(range(len(one.choice)))
-    kind = distributions.IntDistribution if one.has_integers else distributions.FloatDistribution
-    return kind(*one.bounds, log=one.log is not None)
+    (low, high), is_log = one.bounds, one.log is not None
+    if one.has_integers:
+        return distributions.IntDistribution(int(low), int(high), log=is_log)
+    return distributions.FloatDistribution(low, high, log=is_log)
