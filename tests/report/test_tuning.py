@@ -167,7 +167,7 @@ def run_rank(rounds: int) -> None:
     """Run `fedpipe rank` in this process."""
     from fedpipe.cli import stages
 
-    stages.rank(rounds, Path("params.yaml"), "full", None)
+    stages.rank_draws(rounds, Path("params.yaml"), "full", None)
 
 
 def compute(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
