@@ -30,11 +30,11 @@ def find_run(key: str) -> RunFiles:
         if run_folders:
             folder_list = ", ".join(map(str, run_folders))
             raise SettingsError(f"'{key}' is the beginning of several keys: {folder_list}. Type more of the key.")
-        raise SettingsError(f"'{key}' is not the beginning of a run's key. {_describe_known_keys()}")
+        raise SettingsError(f"'{key}' is not the beginning of a run's key. {_describe_planned_runs()}")
     return RunFiles(run_folders[0])
 
 
-def _describe_known_keys() -> str:
+def _describe_planned_runs() -> str:
     """Advice for an unknown key: the planned runs of params.yaml, if there are few."""
     try:
         lines = Plan.read(StudyFiles.from_params(PARAMS).plan).run_descriptions

@@ -295,7 +295,7 @@ def draw_figure(
     if name in study_plan.metrics_by_curves_figure:
         contents.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
-        contents.write_matrices_figure(StudyData(study_plan))
+        contents.write_class_relations_figure(StudyData(study_plan))
     elif name == "ranks":
         contents.write_ranks_figure(StudyData(study_plan))
     elif key is not None:

@@ -116,21 +116,21 @@ class PaperStudy:
         return pd.concat([self.get_run(cell).accuracies.assign(run=run) for run, cell in cells.items()])
 
     @cached_property
-    def _reported_accuracies(self) -> dict[Any, float]:
+    def _measured_percentages_by_run(self) -> dict[Any, float]:
         report = self.plan.report
         frame = results.compute_reported_accuracies(self.accuracies, report.round, report.last_k)
         return dict(100 * frame.set_index(["run", "protocol"])["accuracy"])
 
     def get_accuracy(self, cell: Cell) -> float | None:
         """The accuracy in percent that the study's table shows of a cell. None if the method has no such model."""
-        return self._reported_accuracies.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
+        return self._measured_percentages_by_run.get((_format_run_id(cell), self.get_protocol(cell.algorithm)))
 
     def get_selection_accuracy(self, cell: Cell) -> float:
         """The accuracy by which the best value of a grid is chosen: on test or validation samples."""
         protocol = self.get_protocol(cell.algorithm)
         if self.plan.report.best_on == "validation":
             protocol = base.to_validation_protocol(protocol)
-        return self._reported_accuracies.get((_format_run_id(cell), protocol), -math.inf)
+        return self._measured_percentages_by_run.get((_format_run_id(cell), protocol), -math.inf)
 
     def load_curve(self, cell: Cell) -> pd.DataFrame:
         """A cell's accuracies by round, ``x``, as ``value`` in percent."""
@@ -182,12 +182,12 @@ class PaperStudy:
         return files.read_json(path) if path.is_file() else {}
 
     @cached_property
-    def _failures(self) -> list[status.Failure]:
+    def _failed_jobs(self) -> list[status.Failure]:
         return status.load_progress(self.plan)[1]
 
     def _describe_failure(self, run: PlannedRun) -> str:
         """The last line of the failed job of a run, or of its data or partition."""
-        for failure in self._failures:
+        for failure in self._failed_jobs:
             if any(part in failure.log.name for part in (run.key, run.partition, run.dataset)):
                 last = failure.lines[-1].strip() if failure.lines else "its log is empty"
                 return f"{failure.rule} failed: {last[:160]}"

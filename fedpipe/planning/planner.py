@@ -342,7 +342,7 @@ class _PlanDraft:
             self.partitions.setdefault(key, settings.partition_settings)
             self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
         if key not in self.sample_counts:
-            self.sample_counts[key] = _estimate_sample_counts(params)
+            self.sample_counts[key] = _estimate_train_and_total_samples(params)
             partition_file = layout.get_assignment_path(key).with_name("partition.yaml")
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
@@ -406,7 +406,7 @@ def write_plan(plan: NewPlan) -> None:
     write_json(plan.study_files.unavailable_runs, plan.unavailable_runs)
 
 
-def _estimate_sample_counts(params: Params) -> tuple[int, int]:
+def _estimate_train_and_total_samples(params: Params) -> tuple[int, int]:
     """Estimate the number of training samples, and of all samples."""
     data = params.dataset
     size = data.subset or data.dataset_info.size

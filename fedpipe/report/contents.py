@@ -94,7 +94,7 @@ def write_partition_figure(plan: Plan, key: str) -> None:
     partition.draw_partition(plan, key, stem)
 
 
-def write_matrices_figure(data: StudyData) -> None:
+def write_class_relations_figure(data: StudyData) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 

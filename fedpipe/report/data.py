@@ -84,13 +84,13 @@ class StudyData:
         )
 
     @cached_property
-    def left_out_update_counts(self) -> pd.DataFrame:
+    def divergence_by_cell(self) -> pd.DataFrame:
         """Updates that were not finite, one row per cell.
 
         ``left_out``: number of omitted updates. ``diverged``: first round without a finite update, 0 if there is none.
         """
 
-        def count_left_out_updates(cell: Cell) -> dict[str, int]:
+        def summarize_divergence(cell: Cell) -> dict[str, int]:
             rounds = self._rounds_by_run[cell.merged_files]
             left_out, participants, numbers = (
                 rounds[name].to_numpy() for name in ("left_out", "participants", "round")
@@ -98,7 +98,7 @@ class StudyData:
             diverged = min(numbers[left_out == participants], default=0)
             return {"left_out": int(left_out.sum()), "diverged": int(diverged)}
 
-        return self.tabulate_cells(count_left_out_updates)
+        return self.tabulate_cells(summarize_divergence)
 
     @cached_property
     def round_times(self) -> pd.DataFrame:
@@ -187,8 +187,8 @@ class StudyData:
         ):
             cells = cells.merge(pd.DataFrame({name: list(values)}), how="cross")
         bytes_sent = self.mean_traffic.groupby(rows, sort=False)[TRAFFIC_COLUMNS].mean().reset_index()
-        left_out_update_counts = self.left_out_update_counts.assign(diverged=lambda frame: frame["diverged"] > 0)
-        failure_counts = left_out_update_counts.groupby(rows, sort=False)[["left_out", "diverged"]].sum().reset_index()
+        divergence_by_cell = self.divergence_by_cell.assign(diverged=lambda frame: frame["diverged"] > 0)
+        failure_counts = divergence_by_cell.groupby(rows, sort=False)[["left_out", "diverged"]].sum().reset_index()
         table = cells.merge(seed_means, how="left", on=[*cell_columns, "round"])
         table = table.merge(bytes_sent, how="left", on=rows).merge(failure_counts, how="left", on=rows)
         return table.assign(seeds=table["seeds"].fillna(0).astype(int))

@@ -59,7 +59,7 @@ def format_grid_point(plan: Plan, cell: GridCell) -> dict[str, str]:
     return {name: _format_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
-def shorten_names(names: Iterable[str]) -> list[str]:
+def shorten_dotted_keys(names: Iterable[str]) -> list[str]:
     """Shorten dotted keys to their last part, unless it is ambiguous or the name of another column."""
     names = list(names)
     last_parts = [name.rpartition(".")[2] for name in names]
@@ -73,7 +73,7 @@ def shorten_names(names: Iterable[str]) -> list[str]:
 def describe_grid_point(point: Mapping[str, str]) -> str:
     """Describe a grid point, such as ``alpha=0.1, mu=1``, without values that do not concern the algorithm."""
     return ", ".join(
-        f"{name}={value}" for name, value in zip(shorten_names(point), point.values(), strict=True) if value
+        f"{name}={value}" for name, value in zip(shorten_dotted_keys(point), point.values(), strict=True) if value
     )
 
 

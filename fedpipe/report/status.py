@@ -20,7 +20,7 @@ from typing import Literal
 from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import is_stored, read_json, read_verified_bytes
+from fedpipe.core.storage.files import is_stored, read_json
 from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
@@ -197,7 +197,7 @@ def describe_runs(plan: Plan) -> list[dict[str, str]]:
         | {"seed": str(run.seed)}
         for run in sort_runs(plan)
     ]
-    heads = dict(zip(plan.grid, results.shorten_names(plan.grid), strict=True)) | {"seed": "seed"}
+    heads = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True)) | {"seed": "seed"}
     varied = [name for name in heads if len({description[name] for description in descriptions}) > 1]
     return [
         {"run": plan.get_method_title(run.algorithm)} | {heads[name]: description[name] for name in varied}
@@ -362,13 +362,8 @@ def _read_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> di
 @functools.cache
 def _read_merged_curves(files: MergedFiles, _: Path, modification_time: int) -> dict[int, dict[str, float]]:
     """Read the accuracies by round and protocol of a complete run. Cached until its files change."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    data = read_verified_bytes(files.metrics, files.read_recorded_sha256(files.metrics))
-    metrics = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
     columns = ["round", "protocol", "correct", "total"]  # reading all columns takes twice as long
-    table = metrics.read(columns, use_threads=False)
+    table = layout.read_merged_table(files.metrics, columns)
     sums = table.group_by(["round", "protocol"], use_threads=False).aggregate([("correct", "sum"), ("total", "sum")])
     curves: dict[int, dict[str, float]] = {}
     for row in sums.to_pylist():

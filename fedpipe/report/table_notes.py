@@ -128,7 +128,7 @@ def warn_about_grid_edges(data: StudyData) -> list[str]:
         key for key, cells in data.reported_rows.groupby(data.row_columns, sort=False) if cells["seeds"].any()
     }
     rows = [dict(zip(data.row_columns, map(str, key), strict=True)) for key in data.table_rows if key in measured_keys]
-    for name, short_name in zip(plan.grid, results.shorten_names(plan.grid), strict=True):
+    for name, short_name in zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True):
         numbers = [value for value in plan.grid[name] if "." in name and type(convert_to_number(value)) in (int, float)]
         if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
             continue
@@ -169,7 +169,7 @@ def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, s
 def describe_failures(data: StudyData) -> list[str]:
     """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
-    for key, cells in data.left_out_update_counts.groupby(data.row_columns, sort=False):
+    for key, cells in data.divergence_by_cell.groupby(data.row_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(
             plan.get_method_title(algorithm), dict(zip(plan.grid, values, strict=True))

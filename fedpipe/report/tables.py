@@ -91,7 +91,9 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         rows.append(
             {
                 "algorithm": plan.get_method_title(str(algorithm)),
-                **dict(zip(results.shorten_names(plan.grid), (str(value) or DASH for value in point), strict=True)),
+                **dict(
+                    zip(results.shorten_dotted_keys(plan.grid), (str(value) or DASH for value in point), strict=True)
+                ),
                 **seeds.get(key, {}),
                 **_format_reported_column(plan, cells),
                 **{
@@ -219,7 +221,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
         rows.append(
             {
                 "algorithm": plan.get_method_title(algorithm),
-                **dict(zip(results.shorten_names(plan.grid), (value or DASH for value in point), strict=True)),
+                **dict(zip(results.shorten_dotted_keys(plan.grid), (value or DASH for value in point), strict=True)),
                 **({"metric": format_metric(protocol)} if plan.method_protocols else {}),
                 **{
                     column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))

@@ -167,7 +167,7 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
     if len(rungs) < len(plan.tuning.rungs):
         return [describe_search(plan)]
     metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
-    heads = dict(zip(plan.tuning.over, results.shorten_names(plan.tuning.over), strict=True))
+    heads = dict(zip(plan.tuning.over, results.shorten_dotted_keys(plan.tuning.over), strict=True))
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         title, point = plan.get_method_title(planned.algorithm), _format_point(plan, planned)
         winner = result.ranking[0] if result.ranking else None
@@ -181,7 +181,11 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
         rows.append(
             {
                 "algorithm": title,
-                **dict(zip(results.shorten_names(point), (value or NO_VALUE for value in point.values()), strict=True)),
+                **dict(
+                    zip(
+                        results.shorten_dotted_keys(point), (value or NO_VALUE for value in point.values()), strict=True
+                    )
+                ),
                 **{heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()},
                 "draws": str(len(planned.candidates)),
                 f"validation {metric.name_with_unit}": NO_VALUE

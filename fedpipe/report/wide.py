@@ -193,7 +193,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         for head, column_entries in entries_by_column.items()
         if any(column_entry.number is not None for column_entry in column_entries)
     ] or points
-    short_names = dict(zip(plan.grid, results.shorten_names(plan.grid), strict=True))
+    short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
     heads = [
         (
             *(

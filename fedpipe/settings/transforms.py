@@ -20,7 +20,7 @@ def _convert_to_list(value: Any) -> Any:
     return [number] if isinstance(number, (int, float)) and not isinstance(number, bool) else value
 
 
-def _make_per_channel_field(**limits: float) -> tuple[Any, ...]:
+def _make_number_or_list_annotations(**limits: float) -> tuple[Any, ...]:
     """One number, or a list of numbers."""
     number = {"type": "number", **limits}
     return BeforeValidator(_convert_to_list), WithJsonSchema({"anyOf": [number, {"type": "array", "items": number}]})
@@ -29,11 +29,11 @@ def _make_per_channel_field(**limits: float) -> tuple[Any, ...]:
 class Transforms(Section):
     """Normalization of all images, and random augmentation of training images."""
 
-    mean: Annotated[tuple[float, ...], *_make_per_channel_field()] = Field(
+    mean: Annotated[tuple[float, ...], *_make_number_or_list_annotations()] = Field(
         (), description="Mean that is subtracted from pixels in [0, 1]: one number, or one per channel."
     )
-    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_make_per_channel_field(exclusiveMinimum=0)] = Field(
-        (), description="Standard deviation by which pixels are divided: one number, or one per channel."
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], *_make_number_or_list_annotations(exclusiveMinimum=0)] = (
+        Field((), description="Standard deviation by which pixels are divided: one number, or one per channel.")
     )
     crop: int = Field(0, ge=0, description="Padding in pixels for a random crop to the original size.")
     flip: bool = Field(False, description="Random horizontal flip with probability 0.5.")

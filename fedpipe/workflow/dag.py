@@ -342,7 +342,7 @@ class Dag:
         return any(file.startswith(own_prefixes) for file in locked_files)
 
     @property
-    def run_names(self) -> dict[Path, str]:
+    def titles_by_run_path(self) -> dict[Path, str]:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
@@ -350,8 +350,8 @@ class Dag:
         if "names" not in self._cache:
             names_by_plan = map(status.format_run_names, plans)
             self._cache["names"] = {path: name for names in names_by_plan for path, name in names.items()}
-        run_names: dict[Path, str] = self._cache["names"]
-        return run_names
+        titles_by_run_path: dict[Path, str] = self._cache["names"]
+        return titles_by_run_path
 
     def describe_work(self) -> str:
         """Describe how many runs are to do."""
@@ -367,7 +367,7 @@ class Dag:
     def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:
         """Describe a job by its rule and what it makes, such as "segment FedAvg seed 0"."""
         if "algorithm" in wildcards:
-            subject = self.run_names[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
+            subject = self.titles_by_run_path[RunFiles.from_key(wildcards["algorithm"], wildcards["key"]).path]
         elif "key" in wildcards:
             names = (plan.partition_names.get(wildcards["key"]) for plan in self.plan.plans)
             runs = (run for run in self.plan.runs.values() if run.partition == wildcards["key"])
@@ -427,7 +427,7 @@ def format_lock_message(arguments: Sequence[str]) -> str:
     )
 
 
-def format_error_message(arguments: Sequence[str]) -> str:
+def format_resume_advice(arguments: Sequence[str]) -> str:
     """Format the message after a failure or Ctrl+C, which Snakemake does not distinguish."""
     message = (
         "fedpipe: Snakemake ended before all jobs were done. Complete rounds are kept. To continue after them, type"

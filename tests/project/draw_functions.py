@@ -2,7 +2,8 @@
 
     python tests/project/draw_functions.py --seed 1 --count 100
 
-Each line is a module with the function's class, name and arguments. Cover the docstring: what does the function do?
+Each line is a module with the function's class, name and arguments, and the type that it returns. Properties have no
+parentheses. Cover the docstring: what does the function do?
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def list_functions(node: ast.AST, prefix: str) -> Iterator[str]:
     """Yield the functions, methods and nested functions below a node, without dunder methods."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not child.name.startswith("__"):
-            yield f"{prefix}{child.name}({', '.join(list_arguments(child.args))})"
+            is_property = any("property" in ast.unparse(decorator) for decorator in child.decorator_list)
+            arguments = "" if is_property else f"({', '.join(list_arguments(child.args))})"
+            returns = f" -> {ast.unparse(child.returns)}" if child.returns else ""
+            yield f"{prefix}{child.name}{arguments}{returns}"
         is_scope = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         yield from list_functions(child, f"{prefix}{child.name}." if is_scope else prefix)
 

@@ -16,7 +16,9 @@ class Mean:
     def update(self, value):
         def weigh(one): ...
     @classmethod
-    async def from_table(cls, table): ...
+    async def from_table(cls, table) -> list[int]: ...
+    @cached_property
+    def weights(self) -> Floats: ...
 if True:
     def subtract(): ...
 """
@@ -30,7 +32,8 @@ def test_every_function_can_be_drawn(tmp_path: Path) -> None:
         "package.room.sums  add(a, b, *others, scale, **options)",
         "package.room.sums  Mean.update(value)",
         "package.room.sums  Mean.update.weigh(one)",
-        "package.room.sums  Mean.from_table(table)",
+        "package.room.sums  Mean.from_table(table) -> list[int]",
+        "package.room.sums  Mean.weights -> Floats",
         "package.room.sums  subtract()",
     }
     assert set(draw_functions.draw_functions(package, 1, 100)) == expected

@@ -230,7 +230,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
-    contents.write_matrices_figure(StudyData(tree.plan))
+    contents.write_class_relations_figure(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     has_note = [f">Overrides of {name}: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
     assert has_note == [True, True, False], "only for the drawn algorithms"
@@ -465,13 +465,13 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: contents.write_matrices_figure(StudyData(four.plan)), "matrices")
+    first, second = twice(lambda: contents.write_class_relations_figure(StudyData(four.plan)), "matrices")
     assert first == second
 
 
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
-    contents.write_matrices_figure(StudyData(four.plan))
+    contents.write_class_relations_figure(StudyData(four.plan))
     svg = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in svg
     assert "feddw, SL" in svg
@@ -486,7 +486,7 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
     tree.change(cells=cells)
     for run in (0, 1):
         tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
-    contents.write_matrices_figure(StudyData(tree.plan))
+    contents.write_class_relations_figure(StudyData(tree.plan))
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
@@ -499,7 +499,7 @@ def test_matrices_without_fedavg_are_of_the_first_global_models(four):
 
 def test_no_global_model_is_said(four):
     four.change(algorithms=("local",))
-    contents.write_matrices_figure(StudyData(four.plan))
+    contents.write_class_relations_figure(StudyData(four.plan))
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.build_matrices_figure({}, [], NEURIPS).get_supxlabel()
 

@@ -94,10 +94,10 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     )
     left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
-    left_out_update_counts = StudyData(plan).left_out_update_counts
-    assert left_out_update_counts["algorithm"].tolist() == ["faulty", "fedavg"]
-    assert left_out_update_counts["left_out"].tolist() == [10, 0]
-    assert left_out_update_counts["diverged"].tolist() == [2, 0]  # the round in which nobody was left
+    divergence_by_cell = StudyData(plan).divergence_by_cell
+    assert divergence_by_cell["algorithm"].tolist() == ["faulty", "fedavg"]
+    assert divergence_by_cell["left_out"].tolist() == [10, 0]
+    assert divergence_by_cell["diverged"].tolist() == [2, 0]  # the round in which nobody was left
     table = StudyData(plan).table
     text = tables.render_markdown(StudyData(plan))
     assert "faulty: 10 updates were not finite and were omitted. 1 of 1 run diverged, first in round 2" in text

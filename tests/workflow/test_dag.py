@@ -346,8 +346,8 @@ def test_a_lock_is_reported_if_it_is_of_these_studies() -> None:
         assert graph.has_locked_files() == is_own, locked
     message = dag.format_lock_message(["all", "--config", "params=studies/two words.yaml"])
     assert "    snakemake all --config 'params=studies/two words.yaml'\n" in message
-    assert dag.format_error_message(["all"]).endswith(":\n    snakemake all")
-    assert dag.format_error_message(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")
+    assert dag.format_resume_advice(["all"]).endswith(":\n    snakemake all")
+    assert dag.format_resume_advice(["all", dag.PROGRESS_OPTION]).endswith(" the same command again.")
     assert "`fedpipe show --params 'studies/two words.yaml'`" in graph.format_done_message()
     assert " results/studies/two words/tables/results.md," in graph.format_done_message()
 

@@ -87,7 +87,7 @@ if workflow.is_main_process and not UNLOCKS and STUDY_DAG.has_locked_files():
 
 onerror:
     if workflow.is_main_process:
-        print(dag.format_error_message(WORDS), file=sys.stderr)
+        print(dag.format_resume_advice(WORDS), file=sys.stderr)
         # The pages show a dash with the reason for each missing number.
         if MAKES_PAPERS:
             subprocess.run(

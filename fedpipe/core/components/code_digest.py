@@ -26,9 +26,9 @@ from fedpipe.core.components.module_graph import (
     find_dynamic_imports,
     find_source_file,
     followed_packages,
-    is_component_module,
     is_external_package,
     is_first_party_module,
+    is_hashed_module,
     is_shared_module,
     parse_module,
     read_data_file_list,
@@ -90,7 +90,7 @@ def compute_code_digest(*objects: Any) -> Digest:
     followed_packages.clear()  # a digest must not depend on earlier digests
     followed_packages.update(item.__module__.partition(".")[0] for item in objects)
     bases = [base for item in objects if isinstance(item, type) for base in item.__mro__[1:]]
-    return _digest_code_of_names(map(_locate_definition, objects), is_component_module, map(_locate_definition, bases))
+    return _digest_code_of_names(map(_locate_definition, objects), is_hashed_module, map(_locate_definition, bases))
 
 
 def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:

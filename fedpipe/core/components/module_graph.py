@@ -127,7 +127,7 @@ def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, .
         raise SettingsError(
             f"{path} can't be read as Python ({error}). Fix it, because a component imports it."
         ) from None
-    if path is not None and path.suffix == ".py" and is_component_module(module):
+    if path is not None and path.suffix == ".py" and is_hashed_module(module):
         _reject_stale_bytecode(path)
     return parsed_module
 
@@ -174,7 +174,7 @@ def _find_stdlib_folders() -> tuple[Path, ...]:
     return tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
 
 
-def is_component_module(module: str) -> bool:
+def is_hashed_module(module: str) -> bool:
     """Whether digests follow a module: a user's module, or one of fedpipe's that defines components."""
     if module.partition(".")[0] == PACKAGE:
         return any(
@@ -186,7 +186,7 @@ def is_component_module(module: str) -> bool:
 
 def is_shared_module(module: str) -> bool:
     """Whether a module is part of the code that all runs share."""
-    return module.partition(".")[0] == PACKAGE and not is_component_module(module)
+    return module.partition(".")[0] == PACKAGE and not is_hashed_module(module)
 
 
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:

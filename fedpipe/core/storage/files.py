@@ -20,7 +20,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -185,22 +185,22 @@ def read_json(path: Path, sha256: str | None = None) -> Any:
     return _call_reader(path, lambda: json.loads(data))
 
 
-def read_parquet(path: Path, sha256: str | None = None) -> pa.Table:
-    """Read a Parquet file, checked."""
+def read_parquet(path: Path, sha256: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a Parquet file, checked, or some columns of it."""
     import pyarrow as pa
 
     data = read_verified_bytes(path, sha256)
-    return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data)))
+    return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data), columns))
 
 
-def decode_parquet(source: Any) -> pa.Table:
-    """Decode Parquet data in this thread only.
+def decode_parquet(source: Any, columns: Sequence[str] | None = None) -> pa.Table:
+    """Decode Parquet data, or some columns, in this thread only.
 
     A process in which Arrow has started threads sometimes aborts at its end (see also :func:`table_to_frame`).
     """
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(source, pre_buffer=False).read(use_threads=False)
+    return pq.ParquetFile(source, pre_buffer=False).read(columns, use_threads=False)
 
 
 def table_to_frame(table: pa.Table) -> pd.DataFrame:

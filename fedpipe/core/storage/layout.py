@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -450,9 +450,9 @@ def get_heterogeneity_path(key: str) -> Path:
     return get_assignment_path(key).with_name("heterogeneity.parquet")
 
 
-def read_merged_table(path: Path) -> pa.Table:
-    """Read a merged table, checked against its ``joined.json``."""
-    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path))
+def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a merged table, or some columns, checked against its ``joined.json``."""
+    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path), columns)
 
 
 def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
