@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
+import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedpipe.core.errors import SettingsError, find_nearest_name
 
+BROKEN_CLASSES = "__broken_classes__"  #: attribute of a module that lacks classes: their errors by name
+
 
 def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
-    """Import a class or function.
+    """Import a class or function, although other classes of the module may raise an error.
 
     Parameters
     ----------
@@ -33,7 +40,9 @@ def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advic
     """
     module_name, _, member = path.rpartition(".")
     try:
-        module = importlib.import_module(module_name)
+        module = _import_module(module_name)
+        if broken := getattr(module, BROKEN_CLASSES, {}).get(member):
+            raise broken
     except Exception as error:  # a user's module may raise anything
         reason, advice = _explain_import_failure(error, module_name, advice)
         raise SettingsError(f"{key}: '{path}' can't be imported ({reason}). {advice}") from error
@@ -50,6 +59,51 @@ def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advic
         elif names:
             advice = f"Use one of: {', '.join(f'{module_name}.{name}' for name in names)}."
         raise SettingsError(f"{key}: '{path}' can't be imported ({error}). {advice}") from error
+
+
+def _import_module(name: str) -> ModuleType:
+    """Import a module. If it fails, import it without the classes that raise an error."""
+    try:
+        return importlib.import_module(name)
+    except SyntaxError:
+        raise
+    except Exception:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ImportError:  # of its package
+            spec = None
+        if spec is None or not spec.has_location:
+            raise
+        return _import_intact_classes(spec)
+
+
+def _import_intact_classes(spec: ModuleSpec) -> ModuleType:
+    """Execute a module statement by statement, and record the errors of its classes.
+
+    Raises
+    ------
+    Exception
+        Another statement raised it, or uses a class that raised it.
+    """
+    path, module, errors = Path(str(spec.origin)), importlib.util.module_from_spec(spec), dict[str, Exception]()
+    sys.modules[spec.name] = module
+    tree = ast.parse(path.read_bytes())
+    future_imports = [
+        statement
+        for statement in tree.body
+        if isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+    ]
+    for statement in tree.body:
+        body = [*future_imports, statement]  # they change how a statement is compiled
+        try:
+            exec(compile(ast.Module(body, []), path, "exec", dont_inherit=True), vars(module))
+        except Exception as error:
+            if not isinstance(statement, ast.ClassDef):
+                del sys.modules[spec.name]
+                raise next(iter(errors.values()), error) from None
+            errors[statement.name] = error
+    setattr(module, BROKEN_CLASSES, errors)
+    return module
 
 
 def _explain_import_failure(error: Exception, module: str, advice: str) -> tuple[str, str]:

@@ -96,6 +96,9 @@ def test_an_update_replaces_files_and_keeps_yours(folder: Path) -> None:
     warning = project.get_outdated_warning(folder)
     assert warning
     assert re.search(f"fedpipe 0.0.1, .*{re.escape(fedpipe.__version__)} .*`fedpipe init . --update`", warning)
+    record = folder / project.RECORD_PATH
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"version": fedpipe.__version__}))
+    assert "another commit of fedpipe" in project.get_outdated_warning(folder)
     assert project.update_project(folder) == (["Snakefile", "workflow/rules/gone.smk"], ["workflow/rules/data.smk"])
     assert (folder / "Snakefile").read_bytes() == (ROOT / "Snakefile").read_bytes()
     assert not (folder / "workflow/rules/gone.smk").exists()

@@ -158,6 +158,22 @@ def test_other_arrays_of_an_npz_are_no_columns() -> None:
     assert files.read_pt(layout.get_dataset_path(run.dataset)).keys() == {"x", "y", "test"}, "stored as it always was"
 
 
+def test_the_index_of_pandas_is_no_column() -> None:
+    """`to_parquet` writes it after a shuffle. So the only other column is that of the clients."""
+    frame = pd.DataFrame(PIXELS, columns=[f"p{column}" for column in range(64)])
+    frame.assign(digit=LABELS, writer=WRITERS).sample(frac=1, random_state=0).to_parquet("own.parquet")
+    dataset = {"name": "parquet", "path": "own.parquet", "input": [*frame.columns], "label": "digit"}
+    declare(dataset, {"scheme": "natural", "minimum": 10})
+    (run,) = planner.make_plan(Path("params.yaml")).runs
+    assert [*store.load_samples(layout.get_dataset_path(run.dataset)).columns] == ["writer"]
+
+
+def test_labels_that_are_python_objects_are_an_error_with_advice() -> None:
+    np.savez("own.npz", x=PIXELS, y=LABELS.astype(str).astype(object))
+    with pytest.raises(ArtifactError, match=r"own.npz can't be read as .npz .*dtype=str"):
+        declare({"name": "npz", "path": "own.npz"}, {"scheme": "iid"})
+
+
 def test_folders_may_have_a_split_and_deeper_folders() -> None:
     rows = {"train/cat/ann/1.png": 1, "train/dog/bob/old/1.png": 2, "test/dog/ann/1.png": 3}
     for name, row in rows.items():

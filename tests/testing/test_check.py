@@ -444,3 +444,39 @@ def test_what_a_class_calls_itself_is_no_misspelling(project: Path) -> None:
         " def local_passes(self):\n  return Train(self.loss), Update(self.step)"
     )
     assert checks.check_names(import_module(project, body).Own()) == []
+
+
+BROKEN_CLASSES = """
+@dataclass
+class Unfrozen(FedAvg):
+    mu: float = 1
+
+
+class Derived(Unfrozen):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    mu: float = 1.0
+"""
+
+
+def test_a_class_that_raises_an_error_does_not_block_others(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "own.py").write_text(HEAD + BROKEN_CLASSES)
+    status, output, _ = run_check(capsys, monkeypatch, "own.Own")
+    assert (status, "own.Own passes all checks." in output) == (0, True)
+    status, output, _ = run_check(capsys, monkeypatch, "own.Unfrozen")  # in the process that has imported own.Own
+    assert (status, "Write `@dataclass(frozen=True, kw_only=True)` above class Unfrozen." in output) == (1, True)
+    status, output, _ = run_check(capsys, monkeypatch, "own.Derived")
+    assert (status, "name 'Unfrozen' is not defined, own.py, line" in output) == (1, True)
+
+
+def test_a_statement_that_needs_a_broken_class_names_the_error_of_the_class(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "own.py").write_text(f"{HEAD}{BROKEN_CLASSES}\nMETHODS = [Unfrozen, Own]\n")
+    status, output, _ = run_check(capsys, monkeypatch, "own.Own")
+    assert (status, "above class Unfrozen." in output) == (1, True)

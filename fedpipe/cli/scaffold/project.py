@@ -144,9 +144,14 @@ def get_outdated_warning(folder: Path) -> str | None:
     if {name: _hash_bytes(data) for name, data in _read_updatable_files().items()} == recorded_hashes:
         return None
     version = json.loads((folder / RECORD_PATH).read_text()).get("version")
+    difference = (
+        f"are from fedpipe {version}, but {__version__} is installed"
+        if version != __version__
+        else f"are from another commit of fedpipe {version}"
+    )
     return (
-        f"the workflow files of this project are from fedpipe {version}, but {__version__} is installed. Type "
-        "`fedpipe init . --update` to update them, except those that you edited."
+        f"the workflow files of this project {difference}. Type `fedpipe init . --update` to update them, except those "
+        "that you edited."
     )
 
 

@@ -40,7 +40,8 @@ class HuggingFace(TableDataset):
     Parameters
     ----------
     path
-        Name of the repository, such as flwrlabs/femnist, or a folder.
+        Name of the repository, such as flwrlabs/femnist, or a folder of Parquet files, as ``Dataset.to_parquet`` writes
+        them (not ``save_to_disk``).
     config
         Name of the configuration (also called subset), if the repository has several.
     revision

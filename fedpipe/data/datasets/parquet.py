@@ -12,7 +12,7 @@ from fedpipe.data.datasets.base import Samples, TableDataset, UserDataset
 
 @dataclass(frozen=True, kw_only=True)
 class Parquet(TableDataset, UserDataset):
-    """Your own table with the columns label, text or image (encoded), and split ("train", "test").
+    """Your own table with the columns label, text or image (bytes of PNG or JPEG), and split ("train", "test").
 
     You can use other columns: ``input: pixels, label: digit`` for texts or images, or ``input: [age, weight]`` for
     numbers. Without a column split there is no test set. Labels are integers from 0, or values that can be sorted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import BytesIO
@@ -54,7 +55,8 @@ def read_npz(path: Path) -> Samples:
             arrays = {name: file[name] for name in file.files if name in NPZ_ARRAYS}
             other_arrays = _read_other_arrays(file)
     except Exception as error:  # any error of zip, NumPy or the system
-        raise ArtifactError(f"{path} can't be read as .npz ({format_error(error)}).") from error
+        advice = " Save texts as arrays with dtype=str." if "Object arrays" in str(error) else ""
+        raise ArtifactError(f"{path} can't be read as .npz ({format_error(error)}).{advice}") from error
     if unpaired := {"x_test", "y_test"} & arrays.keys() and {"x_test", "y_test"} - arrays.keys():
         raise ArtifactError(f"{path} lacks {unpaired.pop()}. Use both x_test and y_test, or neither.")
     if {"x_train", "y_train"} <= arrays.keys():
@@ -258,7 +260,10 @@ def _read_other_columns(table: pa.Table, sample_columns: Sequence[str]) -> dict[
     for name in table.column_names:
         kind = table.schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if name in sample_columns or pa.types.is_nested(kind) or table.column_names.count(name) > 1:
+        is_pandas_index = re.fullmatch(
+            r"__index_level_\d+__", name
+        )  # to_parquet writes it after a shuffle or selection
+        if name in sample_columns or is_pandas_index or pa.types.is_nested(kind) or table.column_names.count(name) > 1:
             continue
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_null(kind)):
             column, class_names = Column.from_values(table[name]), read_class_names(table, name)
