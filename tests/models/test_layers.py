@@ -48,6 +48,24 @@ def test_the_gradient_goes_through_the_batchs_statistics():
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("channels", [3, 8, 17])
+def test_images_with_channels_last_have_the_same_results_and_stay_channels_last(channels):
+    """With 3 channels, the layer computes by rows."""
+    theirs, ours, mode = make_batch_norms(channels)
+    x = torch.randn(5, channels, 4, 4, dtype=torch.float64)
+    last = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    torch.testing.assert_close(ours(last), copy.deepcopy(theirs).eval()(x), rtol=1e-12, atol=1e-12)
+    with mode.activate(True) as recorded:
+        y = ours(last)
+    (gradient,) = torch.autograd.grad(y.square().mul(x).sum(), last)
+    x.requires_grad_()
+    expected = theirs(x)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, *torch.autograd.grad(expected.square().mul(x.detach()).sum(), x))
+    torch.testing.assert_close(recorded["0.running_var"], theirs.running_var, rtol=1e-12, atol=0)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("mask", [None, torch.ones(5, dtype=torch.float64)])
 def test_a_layer_that_is_called_twice_moves_its_statistics_twice(mask):
     theirs, ours, mode = make_batch_norms()
