@@ -70,9 +70,9 @@ def _import_module(name: str) -> ModuleType:
     except Exception:
         try:
             spec = importlib.util.find_spec(name)
-        except ImportError:  # of its package
+        except (ImportError, ValueError):  # of its package, or an empty name
             spec = None
-        if spec is None or not spec.has_location:
+        if spec is None or not str(spec.origin).endswith(".py"):
             raise
         return _import_intact_classes(spec)
 
