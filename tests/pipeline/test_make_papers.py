@@ -63,7 +63,7 @@ def test_from_studies_to_pages_also_where_a_run_fails(project: Project, tmp_path
     smoke = {
         "federation.rounds": 2,
         "federation.local_epochs": 1,
-        "dataset.subset": 300,
+        "dataset.subset": 600,
         "dataset.on_missing": "generate",
     }
     edit(project, "table5", smoke=smoke, **{"federation.participation": [0.3]})
