@@ -4,8 +4,8 @@
 
 The study is studies/gallery.yaml (10 clients, 20 rounds, and its hyperparameters) with all clients in every round, at
 Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, as means over seeds. Each
-algorithm should have 80% at Dirichlet(0.3). The gain is in the protocol of the algorithm's paper at Dirichlet(0.1), with the
-number of seeds in which it is positive. Its sign is that of the paper's claim if the algorithm is better than FedAvg.
+algorithm should have 80% at Dirichlet(0.3). The gain is in the protocol of the algorithm's paper at Dirichlet(0.1). It is
+positive if the algorithm is better than FedAvg, which most papers claim. Another column counts the seeds in which it is.
 """
 
 from __future__ import annotations
