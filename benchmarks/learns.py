@@ -4,8 +4,8 @@
 
 The study is studies/gallery.yaml (10 clients, 20 rounds, and its hyperparameters) with all clients in every round, at
 Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, as means over seeds. Each
-algorithm should have 80% at Dirichlet(0.3). The gain is in the protocol of the algorithm's paper at Dirichlet(0.1). It is
-positive if the algorithm is better than FedAvg, which most papers claim. Another column counts the seeds in which it is.
+algorithm should have 80% at Dirichlet(0.3). The gain is in the protocol of the algorithm's paper at Dirichlet(0.1). It
+is positive if the algorithm is better than FedAvg, which most papers claim. The last but one column counts such seeds.
 """
 
 from __future__ import annotations
