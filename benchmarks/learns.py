@@ -86,7 +86,7 @@ def build_rows(plan: Plan) -> list[dict[str, Any]]:
     data = StudyData(plan)
     frame = results.compute_reported_accuracies(data.accuracies)
     frame = frame[frame["average"] == "sample"]
-    accuracies = 100 * frame.set_index(["algorithm", "partition.alpha", "protocol", "seed"])["accuracy"]
+    accuracies = 100 * frame.set_index(["algorithm", "partition.alpha", "protocol", "seed"])["accuracy"].sort_index()
     times = data.total_times
     seconds = (
         pd.Series(times[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), times["algorithm"]).groupby(level=0).mean()
