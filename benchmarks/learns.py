@@ -1,11 +1,11 @@
-"""Check that every algorithm learns: its accuracy on digits, and the gain of personalization over FedAvg.
+"""Check that every algorithm learns: its accuracy on digits, and its gain over FedAvg.
 
     python benchmarks/learns.py [--seeds N] [--algorithms NAME ...] [--rounds N] [--json FILE]
 
 The study is studies/gallery.yaml (10 clients, 20 rounds, and its hyperparameters) with all clients in every round, at
 Dirichlet(0.3) and Dirichlet(0.1). Accuracies are over all test samples after the last round, as means over seeds. Each
-algorithm should have 80% at Dirichlet(0.3). A personalized method should be 2 points above FedAvg's local accuracy at
-Dirichlet(0.1). The table marks other numbers.
+algorithm should have 80% at Dirichlet(0.3). The gain is in the protocol of the algorithm's paper at Dirichlet(0.1). It
+is positive if the algorithm is better than FedAvg, which most papers claim. The last but one column counts such seeds.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ def measure(settings: dict[str, Any], workers: int) -> Plan:
 
 
 def build_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row per algorithm: accuracies in percent by its protocol, and the gain over FedAvg's local accuracy."""
+    """One row per algorithm: accuracies in percent by its protocol, and the gain over FedAvg in the same protocol."""
     data = StudyData(plan)
     frame = results.compute_reported_accuracies(data.accuracies)
     frame = frame[frame["average"] == "sample"]
-    means = 100 * frame.groupby(["algorithm", "partition.alpha", "protocol"])["accuracy"].mean()
+    accuracies = 100 * frame.set_index(["algorithm", "partition.alpha", "protocol", "seed"])["accuracy"].sort_index()
     times = data.total_times
     seconds = (
         pd.Series(times[list(results.TIMED_PHASES)].sum(axis=1).to_numpy(), times["algorithm"]).groupby(level=0).mean()
@@ -94,14 +94,16 @@ def build_rows(plan: Plan) -> list[dict[str, Any]]:
 
     def build_row(name: str) -> dict[str, Any]:
         protocol = PROTOCOLS.get(name, LOCAL)
-        easy, hard = (float(means[name, str(alpha), protocol]) for alpha in (EASY, HARD))
-        gain = None if protocol.startswith("global") else hard - float(means["fedavg", str(HARD), LOCAL])
+        easy, hard = (accuracies[name, str(alpha), protocol] for alpha in (EASY, HARD))
+        # FedAvg has no prototypes, so FedProto is compared with its model
+        gains = hard - accuracies["fedavg", str(HARD), LOCAL if protocol.startswith("prototype") else protocol]
         return {
             "algorithm": name,
             "protocol": protocol,
-            f"Dir({EASY})": easy,
-            f"Dir({HARD})": hard,
-            f"over FedAvg at Dir({HARD})": gain,
+            f"Dir({EASY})": float(easy.mean()),
+            f"Dir({HARD})": float(hard.mean()),
+            f"over FedAvg at Dir({HARD})": float(gains.mean()),
+            "seeds above FedAvg": f"{(gains > 0).sum()} of {len(gains)}",
             "seconds a run": float(seconds[name]),
         }
 
