@@ -280,14 +280,11 @@ def _measure_run_progress(
     snakemake_start: float | None,
     has_curves: bool,
 ) -> RunProgress:
-    """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake.
-
-    A complete run is read from its merged files, because packs of thousands of runs take seconds to open.
-    """
-    if run.merged_files.marker.exists():
-        return _measure_complete_run(plan, run, name, has_curves)
+    """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
     files, total_rounds = run.files, run.rounds
     complete_rounds = _count_complete_rounds(files, total_rounds)
+    if run.merged_files.marker.exists() and complete_rounds == total_rounds:
+        return _measure_complete_run(plan, run, name, has_curves)
     state: RunState
     if any(job.has_failed and not job.is_stopped for job in jobs):
         state = "failed"
@@ -312,7 +309,7 @@ def _measure_run_progress(
 
 
 def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bool) -> RunProgress:
-    """Get the progress of a complete run."""
+    """Get the progress of a complete run from its merged files, which are faster to read than a pack."""
     files = run.merged_files
     curves = _read_merged_curves(files, files.marker.absolute(), files.marker.stat().st_mtime_ns)
     return RunProgress(

@@ -279,9 +279,10 @@ def test_pfps_lwcs_baselines_have_their_own_papers_parameters() -> None:
         for (method, *_), run in settings(study).items():
             parameters = {
                 "fedproto": {"penalty": 0.1},
-                "pfedme": {"attraction": 15, "inner_steps": 5},
+                "pfedme": {"attraction": 15, "inner_steps": 5, "inner_rate": 0.01},
             }
             assert {name: run["algorithm"][name] for name in parameters.get(method, {})} == parameters.get(method, {})
+            assert run["federation"]["momentum"] == (0 if method == "pfedme" else 0.9), "D36"
 
 
 def test_the_curves_of_pfps_lwcs_figure_5_are_those_of_its_four_panels() -> None:
