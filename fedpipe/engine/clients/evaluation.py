@@ -13,6 +13,7 @@ result (``kept.parquet``) is used until the client trains again. So this model i
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -263,6 +264,8 @@ def has_common_model(
         model = common.get("model")
         if client_parts or not isinstance(model, Tensors) or not has_same_bits({"": model}, {"": global_model}):
             return False
+        if type(algorithm).start is Algorithm.start:
+            return True
         received_state = move_state(common, clients.device)
         for client in clients.ids:
             kept_state = move_state(get_kept_state(client), clients.device)
@@ -303,39 +306,42 @@ class ModelScorer:
 
     def score_server(self) -> dict[Test, Score]:
         """Score the model on the global test set."""
-        return {"global": self._make_scorer(self._clients.global_test)(self._clients.global_test)}
+        return {"global": self._score_subsets([self._clients.global_test])[0]}
 
     def score_clients(self, tests: Sequence[Test]) -> dict[int, dict[Test, Score]]:
         """Score the model on test sets of each client. Empty without test sets."""
         scores: dict[int, dict[Test, Score]] = {client: {} for client in self._clients.ids if tests}
         for test in tests:
-            indices = {client: self._clients.get_evaluation_indices(client, test) for client in self._clients.ids}
-            score = self._make_scorer(np.unique(np.concatenate([*indices.values()])))
-            for client, client_indices in indices.items():
-                scores[client][test] = score(client_indices)
+            subsets = [self._clients.get_evaluation_indices(client, test) for client in scores]
+            distinct_subsets = subsets[:1] if test == "global" else subsets
+            subset_scores = itertools.cycle(self._score_subsets(distinct_subsets))
+            for client, score in zip(scores, subset_scores, strict=False):
+                scores[client][test] = score
         return scores
 
-    def _make_scorer(self, indices: Integers) -> Callable[[Integers], Score]:
-        """Make a function that scores subsets of these samples, which ascend."""
-        return _make_scorer(self._settings, self._clients, *self._compute_logits(indices))
-
-
-def _make_scorer(
-    settings: Evaluation, clients: FederatedData, sample_indices: Integers, logits: Tensor
-) -> Callable[[Integers], Score]:
-    """Make a function that scores a subset of these samples (ascending) from their logits."""
-    labels = clients.get_labels(sample_indices)
-    predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
-    loss = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
-
-    def score_subset(indices: Integers) -> Score:
-        rows = np.searchsorted(sample_indices, indices)
-        hits = rows[predictions[rows] == targets[rows]]
-        counts = [
-            np.bincount(class_ids, minlength=clients.classes)
-            for class_ids in (targets[hits], targets[rows], predictions[rows])
+    def _score_subsets(self, subsets: Sequence[Integers]) -> list[Score]:
+        """Score the model on each of several subsets of the samples, from one computation of the logits."""
+        sizes, classes = [len(subset) for subset in subsets], self._clients.classes
+        indices, logits = self._compute_logits(np.unique(np.concatenate(subsets)))
+        rows = np.searchsorted(indices, np.concatenate(subsets))
+        logits, labels = logits[rows], self._clients.get_labels(indices[rows])
+        losses = F.cross_entropy(logits, labels, reduction="none").double().cpu().numpy()
+        predictions, targets = logits.argmax(-1).cpu().numpy(), labels.cpu().numpy()
+        owners, is_correct = np.repeat(np.arange(len(sizes)), sizes), predictions == targets
+        members = (owners[is_correct], targets[is_correct]), (owners, targets), (owners, predictions)
+        counts = [np.bincount(owner * classes + ids, minlength=len(sizes) * classes) for owner, ids in members]
+        counts_by_subset = torch.as_tensor(np.stack(counts, 1)).reshape(len(sizes), classes, 3).mT
+        return [
+            Score.from_counts(
+                subset_counts,
+                float(subset_losses.sum()),
+                **compute_probability_metrics(self._settings.recorded_metrics, subset_logits, subset_labels),
+            )
+            for subset_counts, subset_losses, subset_logits, subset_labels in zip(
+                counts_by_subset,
+                np.split(losses, np.cumsum(sizes)[:-1]),
+                torch.split(logits, sizes),
+                torch.split(labels, sizes),
+                strict=True,
+            )
         ]
-        measured = compute_probability_metrics(settings.recorded_metrics, logits[rows], labels[rows])
-        return Score.from_counts(torch.as_tensor(np.stack(counts)), float(loss[rows].sum()), **measured)
-
-    return score_subset
