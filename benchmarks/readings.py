@@ -31,8 +31,9 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.report import results
 
 PAGE = Path(__file__).parents[1] / "docs/readings.md"
-HEAD = ("method", "point", "seed", "protocol", "accuracy", "published", "key", "commit")
-OPTIONAL_COLUMNS = ("point", "seed", "protocol")  #: omitted if all rows have the same value
+HEAD = ("method", "point", "seed", "protocol", "accuracy", "second half", "published", "key", "commit")
+OPTIONAL_COLUMNS = ("point", "seed", "protocol", "second half")  #: omitted if all rows have the same value
+MIN_ROUNDS = 4  #: evaluated rounds of which the second half is shown
 PUBLISHED = re.compile(r"# Published: (?:(?P<label>\w+): )?(?P<table>[^,]+), (?P<row>[^,]+), (?P<column>.+)")
 
 
@@ -88,7 +89,7 @@ def render_study(study: Path) -> str:
             point = results.describe_grid_point(results.format_grid_point(plan, cell))
             text = next((entry.text for entry in references if entry.has_cell(cell.algorithm, point)), DASH)
             names = (plan.get_method_title(cell.algorithm), point, str(cell.seed))
-            rows += [(*names, *values[:2], text, *values[2:]) for values in _iterate_values(run_store, plan, cell)]
+            rows += [(*names, *values[:3], text, *values[3:]) for values in _iterate_values(run_store, plan, cell)]
     columns = [
         index
         for index, name in enumerate(HEAD)
@@ -99,16 +100,16 @@ def render_study(study: Path) -> str:
     return f"**{read_title(study)}** ([{study.name}](../{study}))\n\n{table}"
 
 
-def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str]]:
-    """Protocol, accuracy, key and commit of each stored run of a cell, the newest first, or dashes."""
+def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str, str]]:
+    """Protocol, accuracies, key and commit of each stored run of a cell, the newest first, or dashes."""
     settings = stored_runs.digest_settings(vars(plan.run_settings[cell.key]))
     runs = run_store.find(settings, cell.rounds, plan.report.average)
     method_protocol = plan.method_protocols.get(cell.algorithm)
     for run, protocol in itertools.product(runs, [method_protocol] if method_protocol else plan.protocols):
         if accuracy := _format_accuracy(run, protocol, plan):
-            yield protocol, accuracy, f"`{run.key[:8]}`", run.commit
+            yield protocol, accuracy, _format_second_half(run, protocol), f"`{run.key[:8]}`", run.commit
     if not runs:
-        yield method_protocol or plan.protocols[0], "not run", DASH, DASH
+        yield method_protocol or plan.protocols[0], "not run", DASH, DASH, DASH
 
 
 def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
@@ -119,6 +120,15 @@ def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
     )
     texts = [f"{100 * accuracy:.2f}{' (diverged)' if run.is_diverged else ''}" for accuracy in frame["accuracy"]]
     return texts[0] if texts else ""
+
+
+def _format_second_half(run: StoredRun, protocol: str) -> str:
+    """Format the mean of the accuracies in the second half of the evaluated rounds, with the lowest and the highest."""
+    accuracies = 100 * run.accuracies.query("protocol == @protocol").sort_values("round")["accuracy"]
+    if len(accuracies) < MIN_ROUNDS:
+        return DASH
+    half = accuracies[len(accuracies) // 2 :]
+    return f"{half.mean():.1f} ({half.min():.1f} to {half.max():.1f})"
 
 
 def write_tables(page: str) -> str:

@@ -11,6 +11,9 @@ import pytest
 
 from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun, digest_settings
 from fedpipe.planning import planner
+from tests import small_studies as studies
+from tests.analysis.conftest import finish
+from tests.docs.page_blocks import blocks
 from tests.small_studies import ROOT
 
 READING = Path("studies/papers/pfps_lwc/readings/p2.yaml")
@@ -99,3 +102,20 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
     READING.write_text(STUDY.replace("Table 2, FedPer, 0.1", "Table 2, FedBer, 0.1"))
     with pytest.raises(ValueError, match=r"p2\.yaml: '# Published: Table 2, FedBer, 0\.1/0\.3 at alpha=0\.1' is not"):
         program.write_tables(page)
+
+
+def test_the_program_for_feddws_gradients_prints_two_norms_for_each_participant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = finish(studies.settings(("feddw",), rounds=2))
+    (program,) = (block.text for block in blocks("docs/readings.md") if block.language == "python")
+    capsys.readouterr()
+    program = program.replace("studies/papers/feddw/readings/regularizer.yaml", "params.yaml")
+    exec(program.replace("round=20", "round=2"), {})
+    clients, risks, regularizers = zip(*map(str.split, capsys.readouterr().out.splitlines()), strict=True)
+    (run,) = studies.open_runs(plan)
+    assert list(map(int, clients)) == run.participants(2)
+    assert len(set(risks)) == len(clients), "each client has other samples"
+    assert len(set(regularizers)) == 1, "the regularizer depends on the global model only"
+    assert 0 < float(regularizers[0]) < min(map(float, risks))
