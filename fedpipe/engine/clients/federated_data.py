@@ -163,7 +163,7 @@ class FederatedData:
         rows = torch.as_tensor(indices, device=self.device)
         x = self.x[rows]
         if x.dtype == torch.uint8:
-            x = x.to(self.dtype) / 255
+            x = x.to(self.dtype).div_(255)
         elif not x.is_floating_point():
             return x.long(), self.y[rows]
         return self._normalization(x), self.y[rows]

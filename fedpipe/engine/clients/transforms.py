@@ -25,10 +25,10 @@ class Normalization:
         self._mean, self._std = to_channel_tensor(settings.mean), to_channel_tensor(settings.std)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalize images of shape (..., c, h, w)."""
+        """Normalize images of shape (..., c, h, w) in place, and return them."""
         if self._mean is not None:
-            x = x - self._mean
-        return x if self._std is None else x / self._std
+            x.sub_(self._mean)
+        return x if self._std is None else x.div_(self._std)
 
 
 def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
@@ -36,23 +36,26 @@ def transform_images(settings: Transforms, x: Tensor, key: Tensor) -> Tensor:
     if not settings.is_random:
         return x
     draws = generate_uniform(key, (len(x), 4)).T  # by sample, so that padding does not change the numbers
-    if settings.crop:
-        x = _crop_images(x, settings.crop, draws[0], draws[1])
-    if settings.flip:
-        x = torch.where((draws[2] < 0.5).reshape(-1, 1, 1, 1), x.flip(-1), x)
+    if settings.crop or settings.flip:
+        x = _select_pixels(x, settings.crop, draws[0], draws[1], draws[2] < 0.5 if settings.flip else None)
     if settings.rotation:
         x = _rotate_images(x, (2 * draws[3] - 1) * math.radians(settings.rotation))
     return x
 
 
-def _crop_images(x: Tensor, padding: int, vertical_offset: Tensor, horizontal_offset: Tensor) -> Tensor:
-    """Pad the images with ``padding`` zeros and crop random windows."""
+def _select_pixels(
+    x: Tensor, padding: int, vertical_offset: Tensor, horizontal_offset: Tensor, is_flipped: Tensor | None
+) -> Tensor:
+    """Pad the images with ``padding`` zeros, crop random windows, and flip some of them, in one copy."""
     height, width = x.shape[-2:]
-    padded_images = F.pad(x, (padding, padding, padding, padding))
-    rows = (vertical_offset * (2 * padding + 1)).long().unsqueeze(1) + torch.arange(height, device=x.device)
-    columns = (horizontal_offset * (2 * padding + 1)).long().unsqueeze(1) + torch.arange(width, device=x.device)
-    row_windows = padded_images.gather(2, rows[:, None, :, None].expand(-1, x.shape[1], -1, width + 2 * padding))
-    return row_windows.gather(3, columns[:, None, None, :].expand(-1, x.shape[1], height, -1))
+    columns = torch.arange(width, device=x.device).unsqueeze(0)
+    if is_flipped is not None:
+        columns = torch.where(is_flipped.unsqueeze(1), columns.flip(1), columns)
+    columns = columns + (horizontal_offset * (2 * padding + 1)).long().unsqueeze(1)
+    rows = torch.arange(height, device=x.device) + (vertical_offset * (2 * padding + 1)).long().unsqueeze(1)
+    pixels = (rows.unsqueeze(2) * (width + 2 * padding) + columns.unsqueeze(1)).flatten(1)
+    padded_images = F.pad(x, (padding, padding, padding, padding)).flatten(2)
+    return padded_images.gather(2, pixels.unsqueeze(1).expand(-1, x.shape[1], -1)).reshape(x.shape)
 
 
 def _rotate_images(x: Tensor, angle: Tensor) -> Tensor:
