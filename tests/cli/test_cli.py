@@ -355,6 +355,24 @@ def test_plan_takes_another_study() -> None:
     assert not Path("results/plan.json").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("plan", "plan --dry-run", "plan --dry-run -S federation.rounds=2", "download", "download digits"),
+        *("partition --preview", "run -n", "run -S federation.rounds=2", "show", "status", "table"),
+    ],
+)
+def test_no_command_accepts_a_study_outside_its_folder(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its results would be in results/studies/other, like those of studies/other.yaml."""
+    Path("other.yaml").write_text(yaml.safe_dump(studies.settings()))
+    error = read_error(monkeypatch, capsys, *command.split(), "--params", "other.yaml")
+    assert error.startswith("other.yaml: not the path of a study")
+    assert "studies/other.yaml" in error
+    assert [path.name for path in Path().iterdir()] == ["other.yaml"], "nothing is written"
+
+
 def test_a_plan_that_can_not_be_read_is_a_warning_because_it_costs_disk() -> None:
     """All runs keep every state, because the unreadable study may need it."""
     studies.write(studies.settings(artifacts={"keep_models": "last"}), Path())

@@ -285,7 +285,7 @@ class StudyFiles:
         parts = (*params.parts[1:-1], name)
         if params.parts[:1] != STUDIES.parts or name == params.name or not all(part.strip(".") for part in parts):
             raise SettingsError(
-                f"{params}: not the path of a study. Use {PARAMS}, or NAME.yaml in the folder {STUDIES}."
+                f"{params}: not the path of a study. Use {PARAMS}, or move the file to {STUDIES / params.stem}.yaml."
             )
         for parent, part in itertools.pairwise(parts):
             if part.lower() in RESERVED_NAMES:
