@@ -68,6 +68,7 @@ def partition_data(
     params: StudyFile = PARAMS,
 ) -> None:
     """Partition the samples of a data set among the clients."""
+    from fedpipe.data.assignment import Assignment
     from fedpipe.planning import partition as stage
 
     if preview:
@@ -80,12 +81,14 @@ def partition_data(
         for name, settings, assignment, class_names, held_out, unused_keys in previews:
             counts, clients = assignment.class_counts, assignment.names
             typer.echo(render_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
-            if warning := stage.describe_untested_clients(name, settings, assignment):
+            for warning in stage.describe_omitted_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
         raise SettingsError("KEY: missing. Use a partition of the plan (--preview prints all of them).")
     else:
-        stage.partition_dataset(key)
+        assignment = Assignment.read(stage.partition_dataset(key))
+        for warning in stage.describe_omitted_clients(key, stage.read_partition_settings(key), assignment):
+            typer.echo(f"fedpipe: warning: {warning}", err=True)
 
 
 @app.command("segment", rich_help_panel=STAGES_PANEL)

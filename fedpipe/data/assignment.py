@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
 
 NO_CLIENT = -1  #: client id of a sample that is only in the global test set
 NAMES_METADATA = b"client_names"  #: metadata of an assignment's table with the clients' names, if they have names
+DROPPED_METADATA = b"dropped_clients"  #: metadata with the `DroppedClients`, if there are any
+
+
+class DroppedClients(NamedTuple):
+    """Clients of the data set that have fewer samples than the scheme's minimum."""
+
+    clients: int
+    samples: int  #: their samples, without the official test set
+    all_clients: int  #: clients of the data set
+    all_samples: int  #: samples of all of them
 
 
 def assign_samples(
@@ -89,7 +99,7 @@ def assign_samples(
         One row for each pair of a sample and its client, sorted by both: ``sample`` (int64, index into the data set),
         ``client`` (int32, -1 for a test sample of no client), ``label`` (int64), ``split`` ("train", "validation" or
         "test"). A sample has one row, except if the scheme overlaps. The global test set is all samples of "test". If
-        the scheme reads a column, the metadata contains the clients' names.
+        the scheme reads a column, the metadata contains the clients' names and how many clients it drops.
 
     Raises
     ------
@@ -105,7 +115,7 @@ def assign_samples(
             f"dataset.split: 'official' needs a test set, but the {len(test)} samples contain no test sample. Use "
             "'pooled', or a larger dataset.subset if the data set has a test set."
         )
-    samples = np.flatnonzero(~test) if is_official else np.arange(len(labels))
+    samples = _select_partitioned_samples(test, "official" if is_official else "pooled")
     column = scheme.find_column(columns) if isinstance(scheme, ColumnScheme) else None
     (sample, client, sample_split), client_values = _partition_samples(
         scheme, column, labels, samples, num_clients, seed
@@ -140,7 +150,11 @@ def assign_samples(
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))
-    names = None if column is None else name_clients([column.names[value] for value in client_values])
+    metadata: dict[bytes, str] = {}
+    if isinstance(scheme, ColumnScheme) and column is not None:
+        metadata[NAMES_METADATA] = json.dumps(name_clients([column.names[value] for value in client_values]))
+        if dropped_clients := _count_dropped_clients(scheme, column.codes[samples], client_values):
+            metadata[DROPPED_METADATA] = json.dumps(dropped_clients._asdict())
     return pa.table(
         {
             "sample": pa.array(sample[order], pa.int64()),
@@ -148,7 +162,7 @@ def assign_samples(
             "label": pa.array(labels[sample[order]], pa.int64()),
             "split": pa.array(sample_split[order], pa.string()),
         },
-        metadata=names and {NAMES_METADATA: json.dumps(names)},
+        metadata=metadata or None,
     )
 
 
@@ -156,7 +170,7 @@ def list_client_values(
     scheme: ColumnScheme,
     labels: Integers,
     test: npt.NDArray[np.bool_],
-    num_clients: int | None,
+    num_clients: int,
     split: str,
     seed: int,
     columns: Mapping[str, Column],
@@ -165,10 +179,8 @@ def list_client_values(
 
     Parameters
     ----------
-    scheme, labels, test, split, seed, columns
+    scheme, labels, test, num_clients, split, seed, columns
         Arguments of :func:`assign_samples`.
-    num_clients
-        Number of clients N. None: one for each value that the scheme ``natural`` accepts.
 
     Raises
     ------
@@ -176,13 +188,22 @@ def list_client_values(
         The scheme can't partition these samples.
     """
     column = scheme.find_column(columns)
-    samples = np.flatnonzero(~test) if split == "official" else np.arange(len(labels))
-    if num_clients is None:
-        sizes = np.bincount(column.codes[samples], minlength=len(column.names))
-        return [name for name, size in zip(column.names, sizes, strict=True) if size >= getattr(scheme, "minimum", 1)]
+    samples = _select_partitioned_samples(test, split)
     seed = seed if scheme.seed is None else scheme.seed
     _, client_values = _partition_samples(scheme, column, labels, samples, num_clients, seed)
     return [column.names[value] for value in client_values]
+
+
+def count_samples_by_value(
+    scheme: ColumnScheme, test: npt.NDArray[np.bool_], split: str, columns: Mapping[str, Column]
+) -> dict[str, int]:
+    """Count the samples to partition for each value in the scheme's column.
+
+    The parameters are arguments of :func:`assign_samples`.
+    """
+    column = scheme.find_column(columns)
+    sizes = np.bincount(column.codes[_select_partitioned_samples(test, split)], minlength=len(column.names))
+    return dict(zip(column.names, sizes.tolist(), strict=True))
 
 
 def read_client_names(table: pa.Table, num_clients: int) -> tuple[str, ...]:
@@ -215,6 +236,7 @@ class Assignment:
     global_test: Integers  #: all test samples, including those of no client
     class_counts: Integers  #: training samples of each client and class, shape (N, C)
     names: tuple[str, ...]  #: names of the clients, N of them
+    dropped_clients: DroppedClients | None = None  #: None without any
 
     @classmethod
     def read(cls, path: Path, sha256: str | None = None) -> Assignment:
@@ -233,8 +255,11 @@ class Assignment:
         )
         counts = np.zeros((clients, int(label.max()) + 1), dtype=np.int64)
         np.add.at(counts, (client[sample_split == "train"], label[sample_split == "train"]), 1)
-        names = read_client_names(table, clients)
-        return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts, names)
+        names, metadata = read_client_names(table, clients), table.schema.metadata or {}
+        dropped_clients = (
+            DroppedClients(**json.loads(metadata[DROPPED_METADATA])) if DROPPED_METADATA in metadata else None
+        )
+        return cls(train, validation, test, np.unique(sample[sample_split == "test"]), counts, names, dropped_clients)
 
     @property
     def sizes(self) -> Integers:
@@ -271,6 +296,20 @@ def _partition_samples(
         sample[order], client[order].astype(np.int64), None if sample_split is None else sample_split[order]
     )
     return pairs, client_values
+
+
+def _select_partitioned_samples(test: npt.NDArray[np.bool_], split: str) -> Integers:
+    """Select the samples that a scheme partitions: those outside the official test set, or all of them."""
+    return np.flatnonzero(~test) if split == "official" else np.arange(len(test))
+
+
+def _count_dropped_clients(scheme: ColumnScheme, values: Integers, client_values: Integers) -> DroppedClients | None:
+    """Count the values of samples that have too few samples to be clients. None if there are none."""
+    sizes = np.bincount(values)
+    is_dropped = (sizes > 0) & (sizes < getattr(scheme, "minimum", 1)) & ~np.isin(np.arange(len(sizes)), client_values)
+    if not is_dropped.any():
+        return None
+    return DroppedClients(int(is_dropped.sum()), int(sizes[is_dropped].sum()), int((sizes > 0).sum()), len(values))
 
 
 def name_clients(values: Sequence[str]) -> list[str]:

@@ -86,21 +86,27 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     return settings
 
 
-def describe_untested_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> str | None:
-    """Warning about clients without test samples, which local protocols omit. None if there are none."""
+def describe_omitted_clients(key: str, settings: dict[str, Any], assignment: Assignment) -> list[str]:
+    """Warnings about clients that the scheme drops, and about clients without test samples."""
+    warnings = []
+    if dropped := assignment.dropped_clients:
+        warnings.append(
+            f"partition.minimum: {settings['partition']['minimum']} leaves out {dropped.clients} of the data set's "
+            f"{dropped.all_clients} clients, with {dropped.samples} of {dropped.all_samples} samples (partition {key})."
+        )
     untested = [name for name, samples in zip(assignment.names, assignment.test, strict=True) if not len(samples)]
-    if not untested:
-        return None
-    client_list = ", ".join(untested[:LISTED]) + (", …" if len(untested) > LISTED else "")
-    seed = f", seed {settings['seed']}" if "seed" in settings else ""
-    return (
-        f"{len(untested)} of {len(assignment.test)} clients have no test sample in partition {key} (scheme "
-        f"{settings['partition']['scheme']}{seed}): {client_list}."
-    )
+    if untested:
+        client_list = ", ".join(untested[:LISTED]) + (", …" if len(untested) > LISTED else "")
+        seed = f", seed {settings['seed']}" if "seed" in settings else ""
+        warnings.append(
+            f"{len(untested)} of {len(assignment.test)} clients have no test sample in partition {key} (scheme "
+            f"{settings['partition']['scheme']}{seed}): {client_list}."
+        )
+    return warnings
 
 
-def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
-    """Collect :func:`describe_untested_clients` for the partitions of a plan whose data are stored.
+def collect_omitted_client_warnings(partitions: dict[str, dict[str, Any]], texts: dict[str, str]) -> Iterator[str]:
+    """Collect :func:`describe_omitted_clients` for the partitions of a plan whose data are stored.
 
     For partitions that differ only in their seed, only the first one is checked. ``texts`` are the files of the plan.
     """
@@ -116,8 +122,7 @@ def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], text
         with suppress(ArtifactError):  # jobs report it
             samples = store.load_samples(path)
             table = make_assignment_table(settings, samples)
-            if warning := describe_untested_clients(key, settings, Assignment.from_table(table)):
-                yield warning
+            yield from describe_omitted_clients(key, settings, Assignment.from_table(table))
 
 
 def make_assignment_table(settings: dict[str, Any], samples: Samples | store.StoredSamples) -> pa.Table:

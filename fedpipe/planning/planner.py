@@ -106,7 +106,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
-    draft.warnings += partition.collect_untested_client_warnings(draft.partitions, draft.file_texts)
+    draft.warnings += partition.collect_omitted_client_warnings(draft.partitions, draft.file_texts)
     planned_diagnostics = diagnostics.plan_diagnostics(study_params, draft.cells.values())
     draft.file_texts |= {
         str(diagnostic.files.settings): diagnostics.format_diagnostic_settings(study_params, diagnostic)

@@ -87,24 +87,28 @@ def _parse_dataset_and_partition(settings: dict[str, Any]) -> tuple[Data, Compon
     return dataset, scheme
 
 
-def _list_client_values(dataset: Data, scheme: Component, num_clients: int | None, seed: int) -> list[str]:
-    """List the value of each client (:func:`~fedpipe.data.assignment.list_client_values`) in a stored data set."""
-    assert isinstance(scheme, ColumnScheme)
+def _load_columns(dataset: Data) -> tuple[Any, Any, dict[str, Column]]:
+    """Load the labels, the mask of the test set and the columns of a stored data set, or of its subset."""
     samples = store.load_samples(dataset.dataset_path)
     labels, test = np.asarray(samples.y), np.asarray(samples.test)
     subset = dataset.subset
     indices = np.arange(len(labels)) if subset is None else assignment.select_sample_subset(labels, test, subset)
     columns = {name: Column(column.codes[indices], column.names) for name, column in samples.columns.items()}
-    return assignment.list_client_values(
-        scheme, labels[indices], test[indices], num_clients, dataset.split, seed, columns
-    )
+    return labels[indices], test[indices], columns
+
+
+def _count_samples_by_value(dataset: Data, scheme: ColumnScheme) -> dict[str, int]:
+    """Count the samples of each value in a column (:func:`~fedpipe.data.assignment.count_samples_by_value`)."""
+    _, test, columns = _load_columns(dataset)
+    return assignment.count_samples_by_value(scheme, test, dataset.split, columns)
 
 
 def _count_clients(dataset: Data, scheme: Component) -> int:
     """Count the clients of the data set with the scheme ``natural``."""
-    if values := _list_client_values(dataset, scheme, None, 0):
-        return len(values)
-    minimum = vars(scheme)["minimum"]
+    assert isinstance(scheme, ColumnScheme)
+    minimum: int = vars(scheme)["minimum"]
+    if count := sum(size >= minimum for size in _count_samples_by_value(dataset, scheme).values()):
+        return count
     raise SettingsError(f"partition.minimum: no client of the data set has {minimum} samples. Use a smaller minimum.")
 
 
@@ -120,7 +124,11 @@ def _find_client_numbers(
         )
     seeds = _to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
     seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
-    draws = {tuple(_list_client_values(dataset, scheme, num_clients, seed)) for seed in seeds or [0]}
+    labels, test, columns = _load_columns(dataset)
+    draws = {
+        tuple(assignment.list_client_values(scheme, labels, test, num_clients, dataset.split, seed, columns))
+        for seed in seeds or [0]
+    }
     if len(draws) > 1:
         raise SettingsError(
             f"{key}: names can't be used, because the seeds draw different clients. Set partition.seed, or remove "
@@ -132,9 +140,20 @@ def _find_client_numbers(
     for client in clients:
         matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]
         if isinstance(client, str) and not matches:
-            raise SettingsError(f"{key}: '{client}' is not a client. {_suggest_listed_name(client, [*names, *values])}")
+            reason = _explain_missing_client(client, dataset, scheme) or _suggest_listed_name(client, [*names, *values])
+            raise SettingsError(f"{key}: '{client}' is not a client. {reason}")
         numbers += matches or [client]
     return numbers
+
+
+def _explain_missing_client(value: str, dataset: Data, scheme: ColumnScheme) -> str | None:
+    """Explain why a value of the scheme's column is not a client. A sentence with advice. None if it is not a value."""
+    size, minimum = _count_samples_by_value(dataset, scheme).get(value), getattr(scheme, "minimum", 1)
+    if not size:
+        return None
+    if size < minimum:
+        return f"It has {size} samples, but partition.minimum is {minimum}. Use at most {size}, or remove the name."
+    return "The seed has drawn other clients. Remove federation.clients to use all clients of the data set."
 
 
 def _replace_class_names_by_numbers(label_map: Mapping[Any, Any], dataset: Data) -> dict[Any, Any]:

@@ -359,6 +359,17 @@ def test_names_are_in_the_preview_the_warning_and_the_results() -> None:
     assert np.array_equal(np.sort(owned), np.flatnonzero(WRITERS == "w07"))
 
 
+def test_clients_below_the_minimum_are_counted() -> None:
+    """In the preview, in the plan, whose warnings are in tables, in the job of the partition and in its file."""
+    declare(write_npz(), {"scheme": "natural", "minimum": 30})
+    warning = "warning: partition.minimum: 30 leaves out 4 of the data set's 18 clients, with 86 of 600 samples"
+    plan = studies.prepare(planner.loader.read_params(Path("params.yaml")))
+    (key,) = plan.partitions
+    for command in ("partition --preview", "plan", f"partition {key}"):
+        assert warning in CliRunner().invoke(app.app, command.split(), catch_exceptions=False).stderr, command
+    assert read_assignment(plan).dropped_clients == (4, 86, 18, 600)
+
+
 # -- names and the number of clients in params.yaml --------------------------------------------------------------------
 
 
@@ -437,8 +448,16 @@ def test_the_name_of_a_domain_means_all_of_its_clients() -> None:
             f"dataset.sha256: {'0' * 64} is declared, but own.parquet has the SHA-256",
         ),
         ({"federation": {"clients": 0, "held_out": ["w03"]}}, "federation.clients: 0 can't be used."),
+        (
+            {"partition": {"minimum": 4}, "federation": {"held_out": ["few"]}},
+            "federation.held_out: 'few' is not a client. It has 3 samples, but partition.minimum is 4. Use at most 3,",
+        ),
+        (
+            {"partition": {"seed": 1}, "federation": {"clients": 6, "held_out": sorted({*WRITERS})}},
+            "federation.held_out: 'few' is not a client. The seed has drawn other clients.",
+        ),
     ],
-    ids=["client", "seeds", "class", "no-names", "not-stored", "clients"],
+    ids=["client", "seeds", "class", "no-names", "not-stored", "clients", "below-minimum", "not-drawn"],
 )
 def test_a_mistake_about_names_is_one_message(sections: dict[str, Any], problem: str) -> None:
     declare(write_images(), {"scheme": "natural"}, model={"name": "mlp", "hidden": [16]})
