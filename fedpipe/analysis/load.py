@@ -92,12 +92,9 @@ class Results:
         study have ``auc``, and sums by bin of the confidence: ``bin_samples``, ``bin_hits`` and ``bin_confidences``.
         """
         with self._enter_folder():
-            metrics = self._data.metrics
-            partitions = {run.partition: stored_files.read_client_names(run.partition) for run in self.plan.runs}
-        names = {run.key: partitions[run.partition] for run in self.plan.runs}
-        client_names = [names[key][client] for key, client in zip(metrics["key"], metrics["client"], strict=True)]
+            metrics, client_names = self._data.metrics, self._data.name_clients(self._data.metrics)
         accuracy = metrics["correct"] / metrics["total"].where(metrics["total"] > 0)
-        return metrics.assign(accuracy=accuracy, client_name=pd.Categorical(client_names))
+        return metrics.assign(accuracy=accuracy, client_name=client_names)
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
@@ -157,7 +154,7 @@ class Results:
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(stored_files.get_class_names(run.dataset)))
-                client_names = frame["client"].map(stored_files.read_client_names(run.partition))
+                client_names = frame["client"].map(self._data.client_names[run.partition])
                 frames.append(frame.assign(class_name=frame["label"].map(names), client_name=client_names))
         all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return all_partitions

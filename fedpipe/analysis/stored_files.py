@@ -8,9 +8,8 @@ from pathlib import Path
 from fedpipe.core.components import pinned_files
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import read_json, read_parquet, read_recorded_sha256
+from fedpipe.core.storage.files import read_json
 from fedpipe.core.storage.layout import RunFiles, StudyFiles
-from fedpipe.data import assignment
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Plan
 
@@ -27,14 +26,6 @@ def get_class_names(dataset: str) -> tuple[str, ...]:
     return _read_class_names(
         dataset, pinned_files.compute_stat_fingerprint(layout.get_dataset_path(dataset).absolute())
     )
-
-
-def read_client_names(partition: str) -> dict[int, str]:
-    """Name of each client of a stored partition by number. Client -1 is the server."""
-    path = layout.get_assignment_path(partition)
-    table = read_parquet(path, read_recorded_sha256(path))
-    names = assignment.read_client_names(table, int(table["client"].to_numpy().max()) + 1)
-    return {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
 
 
 def require_stored_state(files: RunFiles, round_number: int, client: int | None = None) -> None:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.data import assignment
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Cell, Plan
@@ -143,6 +144,23 @@ class StudyData:
             table = files.read_parquet(path, files.read_recorded_sha256(path, "assignment.json"))
             summaries[key] = HeterogeneitySummary.from_table(table)
         return summaries
+
+    @cached_property
+    def client_names(self) -> dict[str, dict[int, str]]:
+        """Name of each client by number, by key of the partition. Client -1 is the server."""
+        names_by_partition = {}
+        for key in dict.fromkeys(run.partition for run in self.plan.runs):
+            path = layout.get_assignment_path(key)
+            table = files.read_parquet(path, files.read_recorded_sha256(path))
+            names = assignment.read_client_names(table, int(table["client"].to_numpy().max()) + 1)
+            names_by_partition[key] = {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
+        return names_by_partition
+
+    def name_clients(self, frame: pd.DataFrame) -> pd.Series[str]:
+        """Name the client of each row, given the columns ``key`` of its run and ``client``."""
+        names = {run.key: self.client_names[run.partition] for run in self.plan.runs}
+        client_names = [names[key][client] for key, client in zip(frame["key"], frame["client"], strict=True)]
+        return pd.Series(pd.Categorical(client_names), index=frame.index)
 
     @cached_property
     def shared_code_notes(self) -> list[str]:

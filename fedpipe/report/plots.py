@@ -41,8 +41,9 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples) and ``accuracy`` in percent. Clients
-        without test samples and models of the server are omitted.
+        ``line``, ``seed``, ``protocol``, ``client``, ``samples`` (test samples), ``accuracy`` in percent and
+        ``client_name`` (its value in the partition's column, or its number). Clients without test samples and models of
+        the server are omitted.
     """
     frame = data.metrics
     frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
@@ -51,8 +52,9 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
         line=_describe_configurations(data, frame),
         samples=frame["total"],
         accuracy=100 * frame["correct"] / frame["total"],
+        client_name=data.name_clients(frame),
     )
-    frame = frame[["line", "seed", "protocol", "client", "samples", "accuracy"]]
+    frame = frame[["line", "seed", "protocol", "client", "samples", "accuracy", "client_name"]]
     return frame.sort_values(["line", "seed", "protocol", "client"], kind="stable")
 
 

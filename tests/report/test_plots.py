@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from fedpipe.cli.docs import pages
 from fedpipe.core.storage import layout
+from fedpipe.data.assignment import NAMES_METADATA
 from fedpipe.report import contents, plots
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
@@ -41,11 +44,22 @@ def test_lines_of_a_grid_name_their_point(make: Any) -> None:
 
 
 def test_clients_are_those_with_test_samples_in_the_last_round(two: Any) -> None:
+    write_partition(two)
     frame = plots.build_client_accuracies(StudyData(two.plan))
     first = frame[(frame["line"] == "fedavg") & (frame["seed"] == 0) & (frame["protocol"] == "personal-on-local")]
     assert first[["client", "samples", "accuracy"]].to_numpy().tolist() == [[0, 2, 50.0], [1, 8, 50.0]]
     second = frame[(frame["line"] == "fedavg") & (frame["seed"] == 1) & (frame["protocol"] == "personal-on-local")]
     assert list(second["accuracy"]) == [100.0, 50.0]
+    assert list(frame["client_name"].unique()) == ["0", "1"]
+
+
+def test_clients_have_their_names_next_to_their_numbers(two: Any) -> None:
+    write_partition(two, ["writer 7", "Ann"])
+    contents.write_report_files(contents.build_plot_data_files(StudyData(two.plan)))
+    header, first, second, *_ = Path("results/plots/clients.csv").read_text().splitlines()
+    assert header == "line,seed,protocol,client,samples,accuracy,client_name", "numbers in the columns they had"
+    assert first == "fedavg,0,personal-on-local,0,2,50.0,writer 7"
+    assert second == "fedavg,0,personal-on-local,1,8,50.0,Ann"
 
 
 def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
@@ -58,13 +72,15 @@ def test_cells_of_the_matrices_are_the_last_measured_ones(two: Any) -> None:
     assert list(frame[frame["matrix"] == "SL"]["value"]) == pytest.approx([0.3] * 4)
 
 
-def write_partition(tree: Any) -> None:
+def write_partition(tree: Any, names: Sequence[str] = ()) -> None:
     """Write a partition of five samples to two clients, and empty matrices, which the plots need."""
     for run in range(len(tree.runs)):
         tree.write_matrices(run, None)
     assignment = {"sample": [0, 1, 2, 3, 4], "client": [0, 0, 1, 1, 1], "label": [0, 0, 0, 1, 1]}
     split = ["train", "train", "train", "train", "test"]
-    tree.write_table(layout.get_assignment_path(PARTITION), pa.table(assignment | {"split": split}), "assignment.json")
+    metadata = {NAMES_METADATA: json.dumps(names)} if names else None
+    table = pa.table(assignment | {"split": split}, metadata=metadata)
+    tree.write_table(layout.get_assignment_path(PARTITION), table, "assignment.json")
 
 
 def test_partitions_tell_samples_of_clients_and_classes(two: Any) -> None:
