@@ -126,13 +126,16 @@ class ProgressPrinter:
 
     def _print_work(self, stats: Mapping[str, int]) -> None:
         self._remaining = Counter({rule: count for rule, count in stats.items() if rule not in ("total", TARGET_RULE)})
-        later_jobs = Counter(study.count_later_jobs(self._remaining.keys()) if study and not self._is_dry_run else ())
-        self._remaining += later_jobs
+        later_jobs = Counter(study.count_later_jobs(self._remaining.keys()) if study else ())
+        known_jobs = self._remaining.total()
+        all_jobs = known_jobs + later_jobs.total()
+        self._remaining += Counter() if self._is_dry_run else later_jobs
         self._total = self._remaining.total()
         work = f"{study.describe_work()}, " if study else ""
         work += "at most " if later_jobs else ""
+        known = f", of which {known_jobs} are known" if later_jobs and self._is_dry_run else ""
         if self._total and not self._is_quiet:
-            self._print(f"{work}{self._total} job{'s' if self._total > 1 else ''}")
+            self._print(f"{work}{all_jobs} job{'s' if all_jobs > 1 else ''}{known}")
 
     def _begin_job(self, fields: Any) -> None:
         if fields.rule_name == TARGET_RULE:

@@ -203,7 +203,7 @@ class Plan:
         points: dict[tuple[str, str], list[str]] = {}
         plan = self.resolve(has_draws=True)
         for cell in plan.cells:
-            values = cell.own if cell.files.path in self.draw_paths else {}
+            values = cell.own if cell.files.path in plan.draw_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
         points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}

@@ -103,6 +103,21 @@ class PlannedTuning:
         """List the draws of a search in a rung, by its index: those that continue, and new ones."""
         return [*selected, *self.get_batch(number)] if search.candidates else []
 
+    def count_later_runs(self, complete_rungs: int, num_seeds: int) -> int:
+        """Count the runs that follow from rungs that are not complete, at most: new draws of TPE, and the winners.
+
+        Parameters
+        ----------
+        complete_rungs
+            Number of complete rungs.
+        num_seeds
+            Number of the study's seeds.
+        """
+        if complete_rungs == len(self.rungs):
+            return 0
+        new_draws = sum(self.batch_sizes[complete_rungs + 1 :])
+        return sum(bool(search.candidates) for search in self.searches) * (new_draws * len(self.seeds) + num_seeds)
+
     def add_draws(self, rungs: Sequence[Rung]) -> PlannedTuning:
         """Add the draws of TPE in the results of these rungs, instead of others."""
         draws = [

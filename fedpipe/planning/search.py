@@ -182,9 +182,11 @@ def describe_bound(plan: Plan) -> str:
     rounds = sum(count * (rung - previous) + new_draws * previous for count, new_draws, rung, previous in steps)
     searches = sum(bool(planned.candidates) for planned in tuning.searches)
     seeds = len(tuning.seeds)
+    later_runs = tuning.count_later_runs(len(plan.read_rungs()), len(plan.seeds))
     return (
         f"tune: at most {searches * tuning.draws * seeds:,} runs with {searches * rounds * seeds:,} rounds for the "
         f"draws. Runs of the winners: {searches * len(plan.seeds):,}"
+        f"{f'. At most {later_runs:,} later runs are planned after the rungs' if later_runs else ''}"
     )
 
 

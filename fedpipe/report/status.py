@@ -241,7 +241,7 @@ def summarize_progress(runs: list[RunProgress], width: int | None = None) -> lis
 
 
 def describe_search_progress(plan: Plan) -> list[str]:
-    """Describe the rung of `tune` that is computed now, in one line. Empty without `tune`."""
+    """Describe the rung of `tune` that is computed now, and count the runs that follow. Empty without `tune`."""
     tuning, rungs = plan.tuning, plan.read_rungs()
     number = len(rungs)
     if tuning is None:
@@ -249,10 +249,11 @@ def describe_search_progress(plan: Plan) -> list[str]:
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
     selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
-    draws = selected + len(tuning.get_batch(number))
+    draws, later_runs = selected + len(tuning.get_batch(number)), tuning.count_later_runs(number, len(plan.seeds))
     return [
-        f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} draw{'s' if draws > 1 else ''} of each method until "
-        f"round {tuning.rungs[number]}"
+        f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} of {tuning.draws} draws of each method until round "
+        f"{tuning.rungs[number]}",
+        f"tune: at most {later_runs} later runs",
     ]
 
 

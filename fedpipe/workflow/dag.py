@@ -354,10 +354,16 @@ class Dag:
         return titles_by_run_path
 
     def describe_work(self) -> str:
-        """Describe how many runs are to do."""
+        """Describe how many runs are to do, and how many more can follow from the results of `tune`."""
         runs = self.plan.runs.values()
         count = sum(not run.merged_files.marker.is_file() for run in runs)
-        return f"{count} of {len(runs)} run{'' if len(runs) == 1 else 's'} to do"
+        later_runs = sum(
+            plan.tuning.count_later_runs(len(plan.read_rungs()), len(plan.seeds))
+            for plan in self.plan.plans
+            if plan.tuning
+        )
+        later = f", at most {later_runs} later runs" if later_runs else ""
+        return f"{count} of {len(runs)} run{'' if len(runs) == 1 else 's'} to do{later}"
 
     def count_later_jobs(self, rules: Collection[str]) -> Counter[str]:
         """Count the jobs that `tune` adds after its rungs, at most, by rule. ``rules`` are those of the known jobs."""

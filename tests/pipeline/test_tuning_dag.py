@@ -96,7 +96,7 @@ def test_a_search_that_is_killed_continues_with_the_same_winners(
     with subprocess.Popen(["snakemake", "runs", *LOCAL], cwd=project.folder, env=ENVIRONMENT) as killed:
         wait_until((project.folder / RUNGS[0]).exists, killed, f"{RUNGS[0]} existed")
         killed.kill()
-    assert "tune: rung 2 of 2, 2 draws of each method until round 2" in project.run("fedpipe", "status")
+    assert "tune: rung 2 of 2, 2 of 4 draws of each method until round 2" in project.run("fedpipe", "status")
     assert "not complete" in project.run("fedpipe", "show", check=False)
     project.snakemake("runs", "--unlock")
     project.snakemake("runs")

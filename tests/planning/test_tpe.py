@@ -18,7 +18,9 @@ from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_draws
 from fedpipe.report import forecast, status
 from fedpipe.report.tuning import Measurement, describe_search, rank_draws
 from fedpipe.settings.tune import Range, Tune
+from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.later_jobs import count_later_jobs
+from fedpipe.workflow.selection import StudySelection
 from tests import small_studies as studies
 
 OVER = {"federation.learning_rate": {"log": [0.01, 1]}, "algorithms.fedprox.mu": {"log": [0.01, 1]}}
@@ -118,7 +120,7 @@ def test_values_are_near_the_best_draws() -> None:
 
 
 def test_the_plan_has_the_first_batch_and_a_bound() -> None:
-    plan, sobol = plan_study(), plan_study(sampler="sobol")
+    sobol, plan = plan_study(sampler="sobol"), plan_study()
     assert plan.tuning is not None
     assert sobol.tuning is not None
     assert plan.tuning.batch_sizes == (8, 4, 2)
@@ -134,6 +136,13 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert (remaining.runs, remaining.rounds) == (56 + 8, 4 * rounds + 8 * 4), "two settings, methods and seeds"
     # Jobs of the draws in rungs 2 and 3, and of the winners.
     assert count_later_jobs(plan, plan.execution) == {"segment": 4 * (7 + 5) + 4}
+    # Later draws of TPE, and winners, with two methods and seeds. The plan, the jobs and the status count them alike.
+    later_runs = "at most 28 later runs"
+    assert f". {later_runs.capitalize()} " in search.describe_bound(plan)
+    progress = status.describe_search_progress(plan)
+    assert progress == ["tune: rung 1 of 3, 8 of 14 draws of each method until round 1", f"tune: {later_runs}"]
+    graph = Dag.from_selection(StudySelection.from_config({}))
+    assert graph.describe_work() == f"36 of 36 runs to do, {later_runs}"
     sentence = "Optuna's TPE drew 4 after round 1 and 2 after round 2 from the ranking until then, and the others are"
     assert sentence in describe_search(plan)
 
@@ -152,8 +161,8 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
         *(draw for result in first.searches for draw in result.selected),
         *(8, 9, 10, 11),
     }
-    (line,) = status.describe_search_progress(resolved)
-    assert line == "tune: rung 2 of 3, 7 draws of each method until round 2"
+    line, _ = status.describe_search_progress(resolved)
+    assert line == "tune: rung 2 of 3, 7 of 14 draws of each method until round 2"
     for new in fedprox.new_draws:
         settings = RunSettings.read(Path("results/runs/fedprox", new.keys[1], "run.yaml"))
         assert settings.federation["learning_rate"] == new.values["federation.learning_rate"]
@@ -166,6 +175,10 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert not resolved.is_searching
     assert resolved.tuning is not None
     assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]
+    assert "later runs" not in search.describe_bound(resolved)
+    new_draws = [line for line in resolved.run_descriptions if "tuning=draw 13" in line]
+    assert len(new_draws) == 4
+    assert all("federation.learning_rate=" in line for line in new_draws), "also the values of TPE's draws"
     assert plan.study_files.plan.read_bytes() == content, "plan.json does not depend on the results"
     assert resolved.search == plan.search
     assert not count_later_jobs(resolved, resolved.execution)

@@ -114,9 +114,9 @@ def test_records_that_cannot_be_written_are_mentioned_once() -> None:
     assert Path("good.txt").exists()
 
 
-def build_printer(stream: io.StringIO, **stats: int) -> progress.ProgressPrinter:
+def build_printer(stream: io.StringIO, is_dry_run: bool = False, **stats: int) -> progress.ProgressPrinter:
     """The console after Snakemake's table of jobs."""
-    printer = progress.ProgressPrinter(stream, is_dry_run=False, is_quiet=False)
+    printer = progress.ProgressPrinter(stream, is_dry_run=is_dry_run, is_quiet=False)
     stats |= {"all": 1, "total": sum(stats.values()) + 1}
     printer.print_record(logging.makeLogRecord({"event": LogEvent.RUN_INFO, "stats": stats}))
     return printer
@@ -183,6 +183,9 @@ def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPat
     stream = io.StringIO()
     build_printer(stream, segment=2)
     assert stream.getvalue() == "2 of 2 runs to do, 2 jobs\n"
+    stream = io.StringIO()
+    build_printer(stream, is_dry_run=True, segment=1, rank=1)
+    assert stream.getvalue() == "2 of 2 runs to do, at most 4 jobs, of which 2 are known\n"
 
 
 def test_a_job_that_succeeds_in_another_attempt_is_no_failure() -> None:
