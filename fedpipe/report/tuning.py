@@ -44,6 +44,15 @@ class Measurement(NamedTuple):
     has_diverged: bool  #: whether a round had no finite update
 
 
+class Winner(NamedTuple):
+    """The winner of a search."""
+
+    search: PlannedSearch
+    values: dict[str, Any]  #: by key of `tune.over`. None if a key does not concern the method
+    texts: dict[str, str]  #: these values, the number of draws and the validation score, by the head of a column
+    has_diverged: bool
+
+
 def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Rung:
     """Rank the draws of a rung, and select those that continue: the best third, or the winner.
 
@@ -159,40 +168,39 @@ def build_draws_frame(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def list_winners(plan: Plan) -> list[Winner]:
+    """List the winner of each method at each point of the study's grid. Empty until the search is complete."""
+    rungs = plan.read_rungs()
+    if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
+        return []
+    winners, metric, heads = [], METRICS[plan.tuning.metric], _get_heads(plan.tuning)
+    for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
+        ranked = result.ranking[0] if result.ranking else None
+        values = _get_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
+        texts = {heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()}
+        score = None if ranked is None or ranked.score is None else f"{metric.factor * ranked.score:.2f}"
+        texts |= {"draws": str(len(planned.candidates)), f"validation {metric.name_with_unit}": score or NO_VALUE}
+        winners.append(Winner(planned, values, texts, ranked is not None and ranked.diverged))
+    return winners
+
+
 def build_search_parts(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
-    rungs = plan.read_rungs()
-    if len(rungs) < len(plan.tuning.rungs):
-        return [describe_search(plan)]
-    metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
-    heads = dict(zip(plan.tuning.over, results.shorten_dotted_keys(plan.tuning.over), strict=True))
-    for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
-        title, point = plan.get_method_title(planned.algorithm), _format_point(plan, planned)
-        winner = result.ranking[0] if result.ranking else None
-        values = _get_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
-        failed += [results.describe_configuration(title, point)] if winner and winner.diverged else []
+    rows, failed, near_bounds, heads = [], [], [], _get_heads(plan.tuning)
+    for winner in list_winners(plan):
+        title, point = plan.get_method_title(winner.search.algorithm), _format_point(plan, winner.search)
+        failed += [results.describe_configuration(title, point)] if winner.has_diverged else []
         near_bounds += [
             f"{heads[key]} of {results.describe_configuration(title, point)}"
-            for key, value in values.items()
+            for key, value in winner.values.items()
             if value is not None and Range.model_validate(plan.tuning.over[key]).is_near_bound(value)
         ]
-        rows.append(
-            {
-                "algorithm": title,
-                **dict(
-                    zip(
-                        results.shorten_dotted_keys(point), (value or NO_VALUE for value in point.values()), strict=True
-                    )
-                ),
-                **{heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()},
-                "draws": str(len(planned.candidates)),
-                f"validation {metric.name_with_unit}": NO_VALUE
-                if winner is None or winner.score is None
-                else f"{metric.factor * winner.score:.2f}",
-            }
-        )
+        point_texts = zip(results.shorten_dotted_keys(point), point.values(), strict=True)
+        rows.append({"algorithm": title, **{name: text or NO_VALUE for name, text in point_texts}, **winner.texts})
+    if not rows:
+        return [describe_search(plan)]
     warning = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
     bound_note = (
         [f"Some winners are near a bound of their range: {join_words(near_bounds)}. Try a wider range."]
@@ -208,7 +216,8 @@ def describe_search(plan: Plan) -> str:
     protocols = dict.fromkeys(planned.protocol for planned in tuning.searches)
     measures = join_words([format_metric(protocol, tuning.metric) for protocol in protocols])
     *earlier, last = map(str, tuning.rungs)
-    earlier_rounds = f"the best third continued after round {join_words(earlier)}, and " if earlier else ""
+    plural = "s" if len(earlier) > 1 else ""
+    earlier_rounds = f"the best third continued after round{plural} {join_words(earlier)}, and " if earlier else ""
     ranges = ", ".join(
         f"{key} {scale} {list(values)}" for key, bounds in tuning.over.items() for scale, values in bounds.items()
     )
@@ -251,6 +260,11 @@ def _require_tuning(plan: Plan) -> PlannedTuning:
     if plan.tuning is None:
         raise ArtifactError(f"{plan.params}: the study has no section `tune`. Type `fedpipe plan`, and run again.")
     return plan.tuning
+
+
+def _get_heads(tuning: PlannedTuning) -> dict[str, str]:
+    """Get the head of the column of each key of `tune.over`."""
+    return dict(zip(tuning.over, results.shorten_dotted_keys(tuning.over), strict=True))
 
 
 def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
+from fedpipe.planning.rungs import TUNED, TUNING
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
-from fedpipe.report.tuning import describe_search
+from fedpipe.report.table_parts import TextTable
+from fedpipe.report.tuning import build_search_parts, list_winners
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 MISSING = "…"  #: cell of incomplete runs
@@ -52,6 +54,7 @@ class WideTable(NamedTuple):
     labels: list[tuple[str, ...]]
     rows: list[list[Entry]]
     overrides: list[str]  #: overrides of each row
+    winners: list[dict[str, str]]  #: the winners of `tune` in each row, by the head of a column
 
 
 def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
@@ -98,16 +101,26 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
         *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
     ]
+    for part in build_search_parts(data.plan):
+        lines += ["", "% The winners of the search:", *_render_text_table(part)] if isinstance(part, TextTable) else []
     return "\n".join(lines) + "\n"
 
 
 def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
-    """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses."""
+    """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses.
+
+    The last columns are the winning values of `tune`.
+    """
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
-    writer.writerow(map(tables.escape_spreadsheet_formula, [*wide_table.stubs, *map(" / ".join, wide_table.columns)]))
-    for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
+    winner_heads = dict.fromkeys(head for winners in wide_table.winners for head in winners)
+    heads = [*wide_table.stubs, *map(" / ".join, wide_table.columns), *winner_heads]
+    writer.writerow(map(tables.escape_spreadsheet_formula, heads))
+    for (title, *labels), row, overrides, winners in zip(
+        wide_table.labels, wide_table.rows, wide_table.overrides, wide_table.winners, strict=True
+    ):
         entries = [entry.text + (f" ({', '.join(entry.notes)})" if entry.notes else "") for entry in row]
+        entries += [winners.get(head, words.DASH) for head in winner_heads]
         writer.writerow(
             map(
                 tables.escape_spreadsheet_formula, [f"{title} ({overrides})" if overrides else title, *labels, *entries]
@@ -194,16 +207,22 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         if any(column_entry.number is not None for column_entry in column_entries)
     ] or points
     short_names = dict(zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True))
+
+    def format_grid_headers(point: tuple[str, ...]) -> list[str]:
+        names = zip(column_names, point, strict=True)
+        return [_format_grid_header(name, short_names[name], value) for name, value in names]
+
     heads = [
-        (
-            *(
-                _format_grid_header(name, short_names[name], value)
-                for name, value in zip(column_names, point, strict=True)
-            ),
-            words.format_metric(protocol_name, metric),
-        )
+        (*format_grid_headers(point), words.format_metric(protocol_name, metric))
         for point, protocol_name, metric in columns
     ]
+    winners: dict[tuple[str, ...], dict[str, str]] = {}
+    for winner in list_winners(plan):
+        grid_point = results.format_grid_point(plan, winner.search) | {TUNING: TUNED}
+        key = (winner.search.algorithm, *(grid_point[name] for name in plan.grid))
+        prefix = format_grid_headers(get_column_grid_values(key))
+        row_winners = winners.setdefault(get_row_labels(key), {})
+        row_winners |= {" / ".join([*prefix, head]): text for head, text in winner.texts.items()}
     return WideTable(
         stubs=("algorithm", *(short_names[name] for name in row_names)),
         columns=heads,
@@ -212,6 +231,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         labels=[(plan.get_method_title(name), *(value or words.DASH for value in values)) for name, *values in labels],
         rows=[[entries_by_column[head][index] for head in columns] for index in range(len(labels))],
         overrides=[row_overrides[name] for name in labels],
+        winners=[winners.get(name, {}) for name in labels],
     )
 
 
@@ -254,6 +274,19 @@ def _format_grid_header(name: str, short_name: str, value: str) -> str:
     if not value:
         return words.DASH
     return f"{short_name}={value}" if "." in name else value
+
+
+def _render_text_table(table: TextTable) -> Iterator[str]:
+    """Render a table of text cells as a tabular."""
+    width, left_aligned_columns = table.frame.shape[1], table.left_aligned_columns
+    yield rf"\begin{{tabular}}{{{'l' * left_aligned_columns}{'r' * (width - left_aligned_columns)}}}"
+    yield r"\toprule"
+    yield " & ".join(map(escape_latex, table.frame.columns)) + r" \\"
+    yield r"\midrule"
+    for row in table.frame.itertuples(index=False):
+        yield " & ".join(map(escape_latex, row)) + r" \\"
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
 
 
 def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]:
@@ -325,7 +358,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
-        *([describe_search(plan)] if plan.tuning else []),
+        *(part for part in build_search_parts(plan) if isinstance(part, str)),
         *results.describe_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),

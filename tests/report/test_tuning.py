@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedpipe.engine.collect import collect_rounds
 from fedpipe.planning import planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import encode_rung
-from fedpipe.report import tuning
+from fedpipe.report import tuning, wide
 from fedpipe.report.data import StudyData
 from fedpipe.report.tuning import Measurement, rank_draws
 from tests import small_studies as studies
@@ -89,6 +90,15 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
     assert isinstance(by_row, pd.Series)
+    latex, frame = wide.render_latex(StudyData(plan)), pd.read_csv(io.StringIO(wide.render_csv(StudyData(plan))))
+    _, winners = latex.split("% The winners of the search:")
+    assert "algorithm & mu & draws & validation accuracy (\\%) \\\\" in winners
+    assert "FedAvg & -- & 0 & -- \\\\" in winners
+    assert "\nFedProx & 0.1 & 4 & " in winners
+    assert latex.count(sentence) == 1
+    columns = frame.set_index("algorithm")[["tuned / mu", "tuned / draws"]].astype(str)
+    assert columns.to_numpy().tolist() == [["–", "0"], ["0.1", "4"]]
+    assert [*frame.columns[-3:-1]] == [*columns]
 
 
 def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(

@@ -461,7 +461,7 @@ def test_seen_and_new_clients_fit_the_width_of_a_page(make):
 def test_heads_of_new_clients_have_a_level_for_metrics():
     protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
     metrics = ["accuracy", "nll"] * 2
-    empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [])
+    empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [], [])
     assert list(wide._render_table_head(empty))[2:] == [
         r"& \multicolumn{4}{c}{personalized} \\",
         r"\cmidrule(lr){2-5}",
