@@ -179,7 +179,7 @@ class DerivedStudy:
         return "outdated" if is_unedited else "edited"
 
     def make_plan(self, preset: str) -> planner.NewPlan:
-        """Plan the study without writing anything.
+        """Plan the study without writing anything, except its file if the command in an error reads the file.
 
         Raises
         ------
@@ -190,6 +190,8 @@ class DerivedStudy:
             self._require_effect_of_overrides(preset)
             return planner.make_plan(self.path, preset, self.settings)
         except SettingsError as error:
+            if format_download_command(self.path) in str(error) and self.file_state in ("missing", "outdated"):
+                files.write_bytes(self.path, self.study_text.encode())
             suffix = f"(with {self.options})"
             lines = str(error).splitlines()
             raise SettingsError(
@@ -212,12 +214,7 @@ class DerivedStudy:
             )
         if state == "current":
             return False
-        try:
-            self.make_plan(preset)
-        except SettingsError as error:
-            if format_download_command(self.path) in str(error):  # this command changes the file
-                files.write_bytes(self.path, self.study_text.encode())
-            raise
+        self.make_plan(preset)
         files.write_bytes(self.path, self.study_text.encode())
         return True
 
@@ -271,9 +268,10 @@ class DerivedStudy:
     def _require_effect_of_overrides(self, preset: str) -> None:
         """Require that each new value has an effect."""
         settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
-        params = parser.parse_params(
-            loader.read_params(self.base), None, (), format_download_command(self.base)
-        )  # the names in its messages
+        base, path = loader.read_params(self.base), self.base
+        if any(grid.is_key_within_section(override.key, "dataset") for override in self.overrides):
+            base, path = base | {"dataset": self.settings.get("dataset") or {}}, self.path  # the base may lack data
+        params = parser.parse_params(base, None, (), format_download_command(path))  # the names in its messages
         labels = (settings.get("study") or {}).get("algorithms", params.study.algorithms)
         grid_lists = (settings.get("study") or {}).get("grid") or {}
         for override in self.overrides:

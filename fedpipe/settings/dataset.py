@@ -21,7 +21,7 @@ from fedpipe.core.components.component import DATASET
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import class_names, store
-from fedpipe.data.datasets.base import Dataset, DatasetInfo, PublishedDataset
+from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
 from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
@@ -230,6 +230,9 @@ class Data(Section):
     def explain_missing_data(self, download_command: str) -> str | None:
         """Message with the command to type if its facts are not known yet. None if they are."""
         source, fetcher = self.effective_dataset, self.fetcher
+        if source.info is None and isinstance(source, PinnedDataset) and not source.sha256:
+            subject = self.parameters.get("path", self.name)
+            return f"dataset.sha256: missing for {subject}. Run `{download_command}`, which fills it in."
         if source.info is None:
             try:
                 store.read_dataset_info(self.dataset_path)

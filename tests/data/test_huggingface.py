@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
@@ -15,6 +16,7 @@ from fedpipe.data import store
 from fedpipe.data.class_names import get_class_names
 from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.planning import download, planner
+from fedpipe.planning.derived_study import DerivedStudy
 from tests import small_studies as studies
 from tests.data import hub
 from tests.data.repositories import encode_image, write_repository
@@ -147,17 +149,58 @@ def test_the_commit_of_the_hub_is_filled_in() -> None:
         ({"path": "flwrlabs/femnist"}, "dataset.path: flwrlabs/femnist can't be fetched ("),
         ({"label": "lable"}, "dataset.label: 'lable' is not a column of repository. Use one of: text, label."),
         ({"client": "writer"}, "dataset.client: 'writer' is not a column of repository. Use one of: text, label."),
+        ({"input": "txt"}, "dataset.input: 'txt' is not a column of repository. Use one of: text, label."),
+        (
+            {"path": "repository/data/train-00000-of-00001.parquet"},
+            "dataset.path: repository/data/train-00000-of-00001.parquet can't be fetched (",
+        ),
     ],
-    ids=["no-network", "label", "client"],
+    ids=["no-network", "label", "client", "input", "file"],
 )
 def test_a_mistake_names_the_key_and_its_cure(dataset: dict[str, Any], problem: str) -> None:
     write_repository({"text": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError) as error:
         declare(vocabulary=50, **dataset)
     assert str(error.value).startswith(problem)
+    if dataset.get("path", "").endswith(".parquet"):
+        assert "dataset.name parquet" in str(error.value)
 
 
-def test_a_study_without_sha256_names_the_command() -> None:
-    studies.write(studies.settings(dataset={"name": "huggingface", "path": "flwrlabs/femnist"}), Path())
-    with pytest.raises(SettingsError, match=r"^dataset\.sha256: missing for flwrlabs/femnist\. Run `fedpipe download`"):
-        planner.make_plan(Path("params.yaml"))
+def test_a_table_without_default_columns_lists_all_columns() -> None:
+    write_repository({"words": ["a b", "b"] * 30, "label": [0, 1] * 30})
+    with pytest.raises(ArtifactError, match=r"^dataset\.input: missing, because .* Use one of: words, label\."):
+        declare(vocabulary=50)
+
+
+@pytest.mark.parametrize(("path", "option"), [("params.yaml", ""), ("studies/a.yaml", " --params studies/a.yaml")])
+def test_a_study_without_sha256_names_the_command(path: str, option: str) -> None:
+    Path("studies").mkdir()
+    settings = studies.settings(dataset={"name": "huggingface", "path": "flwrlabs/femnist"})
+    Path(path).write_text(yaml.safe_dump(settings))
+    with pytest.raises(SettingsError) as error:
+        planner.make_plan(Path(path))
+    assert str(error.value).startswith(f"dataset.sha256: missing for flwrlabs/femnist. Run `fedpipe download{option}`,")
+
+
+@pytest.mark.parametrize("has_dry_run", [True, False], ids=["plan", "run"])
+def test_the_advice_for_a_column_on_the_command_line_works(has_dry_run: bool) -> None:
+    """The study of params.yaml lacks the column, so its data can't be stored."""
+    write_repository({"text": ["a b", "b"] * 30, "kind": [0, 1] * 30})
+    dataset = {"name": "huggingface", "path": "repository", "split": "pooled", "vocabulary": 50}
+    settings = studies.settings(dataset=dataset) | {"partition": {"scheme": "iid"}, "model": {"name": "fasttext"}}
+    studies.write(settings, Path())
+
+    def plan_with(column: str) -> tuple[str, Path]:
+        study = DerivedStudy.from_options(Path("params.yaml"), [f"dataset.label={column}"])
+        with pytest.raises(SettingsError) as error:
+            study.make_plan("full") if has_dry_run else study.write("full")
+        return str(error.value), study.path
+
+    for column in ("kinds", "kind"):
+        message, path = plan_with(column)
+        assert f"Run `fedpipe download --params {path}`" in message
+        if column == "kinds":
+            with pytest.raises(ArtifactError, match=r"^dataset\.label: 'kinds' .*: text, kind\."):
+                download.declare_dataset(None, path)
+    download.declare_dataset(None, path)
+    assert planner.make_plan(path).runs

@@ -6,7 +6,7 @@ import hashlib
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -16,10 +16,9 @@ from fedpipe.core.optional_libraries import import_optional_library
 from fedpipe.core.storage.files import compute_file_sha256
 from fedpipe.data.datasets.base import Samples, TableDataset
 from fedpipe.data.sources.fetch import Fetcher
+from fedpipe.data.sources.formats import INPUT_COLUMNS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
 
 
@@ -106,9 +105,14 @@ class HuggingFace(TableDataset):
     @override
     def load(self, fetch: Fetcher) -> Samples:
         if (actual_sha256 := self._compute_sha256(self._fetch_files())) != self.sha256:
+            advice = (
+                "Restore the declared files"
+                if Path(self.path).exists()
+                else "Set dataset.revision to the commit of the declared files"
+            )
             raise ArtifactError(
-                f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. Set "
-                "dataset.revision to the commit of the declared files, or dataset.sha256 to the new value."
+                f"dataset.sha256: {self.sha256} is declared, but {self.path} has SHA-256 {actual_sha256}. {advice}, or "
+                "set dataset.sha256 to the new value."
             )
         return self.make_samples(self._read_splits(), self.path)
 
@@ -122,8 +126,6 @@ class HuggingFace(TableDataset):
 
     def _fetch_files(self) -> dict[str, list[tuple[str, Path]]]:
         """Fetch the data files: name and local path by split."""
-        from pathlib import Path
-
         urls = self._list_urls()
         try:
             local_files = _import_datasets_library().DownloadManager().download(urls)
@@ -154,14 +156,21 @@ class HuggingFace(TableDataset):
         tables = []
         for name in names:
             table = splits[name].data.table
-            used_names = {self.label, self.client, *(self.input_columns or ("text", "image"))}
+            used_names = {self.label, self.client, *(self.input_columns or INPUT_COLUMNS)}
             table = table.select([column for column in table.column_names if column in used_names])
             table = _import_datasets_library().table.embed_table_storage(table)  # images in files, too
             split = "test" if name == "test" and len(names) > 1 else "train"
             tables.append(table.append_column("split", pa.array([split] * len(table))))
         columns = splits[names[0]].column_names
-        for key in ("label", "client"):
-            if (column := getattr(self, key)) is not None and column not in columns:
+        inputs = self.input_columns or tuple(name for name in INPUT_COLUMNS if name in columns)
+        if not inputs:
+            raise ArtifactError(
+                f"dataset.input: missing, because {self.path} has no column text or image. Use one of: "
+                f"{', '.join(columns)}."
+            )
+        named_columns = [*(("input", name) for name in inputs), ("label", self.label), ("client", self.client)]
+        for key, column in named_columns:
+            if column is not None and column not in columns:
                 raise ArtifactError(
                     f"dataset.{key}: '{column}' is not a column of {self.path}. Use one of: {', '.join(columns)}."
                 )
@@ -185,11 +194,13 @@ class HuggingFace(TableDataset):
             raise ArtifactError(f"dataset.config: {found} {self.path}. Use one of: {', '.join(names)}.")
 
     def _make_fetch_error(self, error: Exception) -> ArtifactError:
-        reason = format_error(error)
-        return ArtifactError(
-            f"dataset.path: {self.path} can't be fetched ({reason}). Check its name and dataset.revision, and run "
-            "`fedpipe download` on a machine with a network."
+        advice = (
+            "Use a folder of Parquet files, or dataset.name parquet for a single file."
+            if Path(self.path).exists()
+            else "Check its name and dataset.revision, and repeat this on a machine with a network, or use an existing "
+            "folder."
         )
+        return ArtifactError(f"dataset.path: {self.path} can't be fetched ({format_error(error)}). {advice}")
 
 
 def _import_datasets_library() -> Any:

@@ -147,8 +147,8 @@ class ColumnScheme(Scheme):
             requested_column = f"'{self.column}' is" if self.column else "missing, because it is"
             raise SettingsError(
                 f"partition.column: {requested_column} not in the stored data set, which has only inputs and labels. "
-                "Add an array to your .npz file, a column to your Parquet table, or dataset.levels for a folder, and "
-                "run `fedpipe download`."
+                "Add an array to your .npz file, a column to your Parquet table, dataset.levels for a folder, or "
+                "dataset.client for huggingface, and run `fedpipe download`."
             )
         if self.column is None and len(columns) > 1:
             raise SettingsError(
