@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -167,6 +168,8 @@ class Plan:
     #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
     held_out: dict[Key, tuple[int, ...]] = field(default_factory=dict)
     unused_keys: dict[Key, tuple[str, ...]] = field(default_factory=dict)  #: keys of `dataset` without effect
+    #: Repository and revision of the data of partitions by key.
+    repositories: Annotated[dict[Key, str], Field(exclude_if=not_)] = field(default_factory=dict)
     held_out_notes: tuple[str, ...] = ()  #: sentences about clients that are held out, for captions
     drift_notes: tuple[str, ...] = ()  #: sentences about concept drifts, for captions
     tuning: PlannedTuning | None = None  #: the draws of section `tune`
@@ -236,12 +239,17 @@ class Plan:
         count = Counter(names.values())
         return {key: name if count[name] == 1 else f"{name}-{key}" for key, name in names.items()}
 
+    def name_repository(self, key: str) -> dict[str, Any]:
+        """Settings of a partition for descriptions, in which the data set's name has the repository and revision."""
+        settings, repository = self.partitions[key], self.repositories.get(key, "")
+        name = f"{settings['dataset']['name']} {repository}".rstrip()
+        return settings | {"dataset": settings["dataset"] | {"name": name}}
+
     def describe_partition(self, key: str) -> dict[str, str]:
         """Describe a partition for Snakemake's report: data set, scheme with its parameters, clients, seed."""
-        parts = _get_partition_name_parts(self.partitions[key])
-        return {
-            {"name": "data set"}.get(name, name): replace_html_tag_brackets(str(value)) for name, value in parts.items()
-        }
+        parts = _get_partition_name_parts(self.name_repository(key))
+        texts = {name: replace_html_tag_brackets(str(value)) for name, value in parts.items()}
+        return {"data set": texts.pop("name"), **texts}
 
     @cached_property
     def column_grid_names(self) -> list[str]:
@@ -333,12 +341,8 @@ class Plan:
     def draw_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
         searches = self.tuning.searches if self.tuning else ()
-        return frozenset(
-            RunFiles.from_key(search.algorithm, key).path
-            for search in searches
-            for candidate in search.draws
-            for key in candidate.keys
-        )
+        draws = ((search, candidate.draw) for search in searches for candidate in search.draws)
+        return frozenset(files.path for search, draw in draws for files in search.list_run_files(draw))
 
     def require_winners(self) -> None:
         """Raise an ArtifactError if the winners of `tune` are not known yet."""

@@ -147,6 +147,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         tuning=draft.get_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
+        repositories=draft.repositories,
         held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
         drift_notes=_merge_notes_of_runs(map(_describe_concept_drift, draft.params)),
         run_settings=draft.run_settings,
@@ -175,6 +176,7 @@ class _PlanDraft:
     partitions: dict[str, dict[str, Any]] = field(default_factory=dict)
     held_out: dict[str, set[tuple[int, ...]]] = field(default_factory=dict)  #: draws of new clients by partition
     unused_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    repositories: dict[str, str] = field(default_factory=dict)
     run_settings: dict[str, RunSettings] = field(default_factory=dict)
     file_texts: dict[str, str] = field(default_factory=dict)
     sample_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -341,6 +343,7 @@ class _PlanDraft:
         if is_reported:
             self.partitions.setdefault(key, settings.partition_settings)
             self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
+            self.repositories |= {key: params.dataset.repository} if params.dataset.repository else {}
         if key not in self.sample_counts:
             self.sample_counts[key] = _estimate_train_and_total_samples(params)
             partition_file = layout.get_assignment_path(key).with_name("partition.yaml")

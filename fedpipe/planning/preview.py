@@ -20,7 +20,7 @@ class PartitionPreview(NamedTuple):
     """A partition before it is written."""
 
     key: str
-    settings: dict[str, Any]  #: settings of ``partition.yaml``
+    settings: dict[str, Any]  #: of :meth:`~fedpipe.planning.plan.Plan.name_repository`
     assignment: Assignment
     class_names: tuple[str, ...]  #: names or numbers of the classes, C of them
     held_out: tuple[int, ...]  #: clients that are held out
@@ -46,4 +46,4 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
         assignment = Assignment.from_table(table)
         names = class_names.select_class_names(settings["dataset"]["name"], assignment.class_counts.shape[1], own_names)
         held_out, unused_keys = study_plan.held_out.get(key, ()), study_plan.unused_keys.get(key, ())
-        yield PartitionPreview(key, settings, assignment, names, held_out, unused_keys)
+        yield PartitionPreview(key, study_plan.name_repository(key), assignment, names, held_out, unused_keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping
 from functools import cached_property
@@ -22,6 +23,7 @@ from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import class_names, store
 from fedpipe.data.datasets.base import Dataset, DatasetInfo, PinnedDataset, PublishedDataset
+from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
@@ -196,6 +198,18 @@ class Data(Section):
         component_name = registry.get_component_name(DATASET, type(self.effective_dataset))
         own_names = store.read_class_names(self.dataset_path)
         return class_names.select_class_names(component_name, self.dataset_info.classes, own_names)
+
+    @property
+    def repository(self) -> str:
+        """Repository of the samples and its revision, such as ``flwrlabs/femnist at 0123456789ab``. Empty without one.
+
+        A commit has its first twelve digits.
+        """
+        if not isinstance(self.effective_dataset, HuggingFace):
+            return ""
+        path, revision = self.effective_dataset.path, self.effective_dataset.revision or ""
+        commit = revision[:12] if re.fullmatch("[0-9a-f]{40}", revision) else revision
+        return f"{path} at {commit}" if commit else path
 
     @property
     def unused_keys(self) -> tuple[str, ...]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import layout
 from fedpipe.data import store
@@ -17,6 +19,8 @@ from fedpipe.data.class_names import get_class_names
 from fedpipe.data.datasets.huggingface import HuggingFace
 from fedpipe.planning import download, planner
 from fedpipe.planning.derived_study import DerivedStudy
+from fedpipe.report import table_notes
+from fedpipe.settings import parser
 from tests import small_studies as studies
 from tests.data import hub
 from tests.data.repositories import encode_image, write_repository
@@ -63,7 +67,11 @@ def test_images_with_writers() -> None:
     assert samples.columns.keys() == {"writer_id"}
     assert get_class_names(plan.runs[0].dataset, 3) == ("a", "b", "c")
     assert samples.columns["writer_id"].names == ("f000", "f001", "f002", "f003")
-    before = plan.runs[0].key
+    before, (key,) = plan.runs[0].key, plan.partitions
+    preview = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
+    assert preview.startswith("huggingface repository (pooled split, "), "names the repository"
+    assert table_notes.describe_data_and_partitions(plan).startswith("Data: huggingface repository (pooled split, ")
+    assert plan.describe_partition(key)["data set"] == "huggingface repository"
     Path("repository").rename("elsewhere")
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("path: repository", "path: elsewhere"))
@@ -170,6 +178,13 @@ def test_a_table_without_default_columns_lists_all_columns() -> None:
     write_repository({"words": ["a b", "b"] * 30, "label": [0, 1] * 30})
     with pytest.raises(ArtifactError, match=r"^dataset\.input: missing, because .* Use one of: words, label\."):
         declare(vocabulary=50)
+
+
+def test_a_plan_names_repository_and_revision() -> None:
+    dataset = {"name": "huggingface", "path": "flwrlabs/femnist", "sha256": "0" * 64}
+    names = [parser.parse_dataset(dataset | {"revision": one}).repository for one in (None, hub.COMMIT, "v1.0")]
+    assert names == ["flwrlabs/femnist", f"flwrlabs/femnist at {hub.COMMIT[:12]}", "flwrlabs/femnist at v1.0"]
+    assert not parser.parse_dataset({}).repository
 
 
 @pytest.mark.parametrize(("path", "option"), [("params.yaml", ""), ("studies/a.yaml", " --params studies/a.yaml")])

@@ -35,7 +35,7 @@ def draw_partition(plan: Plan, key: str, stem: Path) -> None:
     page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
     figure = build_partition_figure(
         counts,
-        plan.partitions[key],
+        plan.name_repository(key),
         page,
         client_names=assignment.names,
         class_names=get_class_names(dataset, counts.shape[1]),
