@@ -12,7 +12,7 @@ from fedpipe.core.errors import SettingsError, suggest_name
 
 if TYPE_CHECKING:
     from fedpipe.core.components.component import ComponentKind
-from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app
+from fedpipe.cli.group import DIAGNOSTIC_KIND, GENERATED_PANEL, USER_PANEL, app, require_study_path
 
 
 @app.command("list", rich_help_panel=USER_PANEL)
@@ -135,7 +135,8 @@ def check_algorithm(
         typer.Option("--set", metavar="KEY=VALUE", help="A parameter, such as mu=0.1. You can repeat this option."),
     ] = None,
     params: Annotated[
-        Path | None, typer.Option("--params", help="Study file. NAME is then a method of this study.")
+        Path | None,
+        typer.Option("--params", help="Study file. NAME is then a method of this study.", callback=require_study_path),
     ] = None,
 ) -> None:
     """Check an algorithm against the interface. Print a message for each violation, and exit with status 1 if any."""

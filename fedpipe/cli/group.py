@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from fedpipe import __version__
 from fedpipe.core.errors import SettingsError
+from fedpipe.core.storage.layout import StudyFiles
 
 DELETING_COMMANDS = ("prune",)  #: commands that a typing mistake never suggests
 USER_PANEL, STAGES_PANEL, GENERATED_PANEL = (
@@ -59,7 +60,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-StudyFile = Annotated[Path, typer.Option("--params", help="Study file.")]
+
+def require_study_path(params: Path | None) -> Path | None:
+    """Require that commands can store results of a study's file. All options `--params` do."""
+    if params is not None and params.is_file():
+        StudyFiles.from_params(params)
+    return params
+
+
+StudyFile = Annotated[Path, typer.Option("--params", help="Study file.", callback=require_study_path)]
 Preset = Annotated[str, typer.Option("--preset", help="Preset of the study.")]
 Overrides = Annotated[
     list[str] | None,

@@ -29,6 +29,7 @@ from fedpipe.cli.group import (
     StudyFile,
     Threads,
     app,
+    require_study_path,
 )
 from fedpipe.cli.plans import read_plan
 
@@ -38,7 +39,9 @@ def download_data(
     name: Annotated[
         str | None, typer.Argument(help="Name of a data set. By default, the data sets of the study.")
     ] = None,
-    params: Annotated[Path, typer.Option("--params", help="Study file, or a folder of studies.")] = PARAMS,
+    params: Annotated[
+        Path, typer.Option("--params", help="Study file, or a folder of studies.", callback=require_study_path)
+    ] = PARAMS,
 ) -> None:
     """Download a data set, check it and store it as tensors. Write the SHA-256 of a study's files into the study."""
     from fedpipe.planning import download as stage

@@ -20,7 +20,16 @@ from fedpipe.planning.plan import Plan
 
 if TYPE_CHECKING:
     from fedpipe.planning.planner import NewPlan
-from fedpipe.cli.group import LOCAL_PROFILE, USER_PANEL, Overrides, PlanFingerprint, Preset, StudyFile, app
+from fedpipe.cli.group import (
+    LOCAL_PROFILE,
+    USER_PANEL,
+    Overrides,
+    PlanFingerprint,
+    Preset,
+    StudyFile,
+    app,
+    require_study_path,
+)
 from fedpipe.cli.plans import derive_study, find_derived_study, get_snakemake_targets, read_plan, require_single_study
 
 
@@ -105,7 +114,7 @@ def run_studies(
     require_single_study(params, preset)
     if not params.is_file():
         raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
-    StudyFiles.from_params(params, preset)  # raises an error if the study is outside the project
+    StudyFiles.from_params(params, preset)  # raises an error if the preset can't be part of a path
     snakemake_options = list(context.args)
     if snakemake_options and not snakemake_options[0].startswith("-"):
         raise SettingsError(
@@ -148,7 +157,8 @@ def write_paper_pages(
 @app.command("store", rich_help_panel=USER_PANEL)
 def store_runs(
     params: Annotated[
-        Path, typer.Option("--params", help="Study file, or a folder with all studies in it.")
+        Path,
+        typer.Option("--params", help="Study file, or a folder with all studies in it.", callback=require_study_path),
     ] = layout.PAPERS,
     preset: Preset = FULL_PRESET,
 ) -> None:

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.core.yaml_text import read_yaml
 
 
 def read_params(path: Path) -> dict[str, Any]:
-    """Read the YAML file of a study without validation.
+    """Read the YAML file without validation.
 
     Raises
     ------
     SettingsError
-        The file is missing or is not YAML, or its path is not that of a study.
+        The file is missing or is not YAML.
     """
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), path)
@@ -29,7 +28,6 @@ def read_params(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}).") from None
     if not isinstance(settings, dict):
         raise SettingsError(f"{path}: not a mapping of sections. Use sections such as `federation: {{clients: 10}}`.")
-    StudyFiles.from_params(path)  # raises an error if no command could store the results
     return settings
 
 

@@ -51,7 +51,8 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
     damage(archive_path)
     settings = yaml.safe_load(Path("params.yaml").read_text())
     settings["execution"] = {"rounds_per_job": 1, "clients_per_job": 5}
-    Path("blocks.yaml").write_text(yaml.safe_dump(settings))
+    Path("studies").mkdir()
+    Path("studies/blocks.yaml").write_text(yaml.safe_dump(settings))
 
     def files() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in study.parent.rglob("*") if path.is_file()}
@@ -62,7 +63,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         ["segment", runs[0], "--stop", "4"],
         ["train", runs[0], "--round", "2", "--block", "0", "--size", "5"],
         ["collect", runs[0], "--rounds", "3"],
-        ["plan", "--params", "blocks.yaml"],
+        ["plan", "--params", "studies/blocks.yaml"],
         ["verify", runs[0]],
         ["trace", "results/tables/results.md", "fedavg.global-on-global"],
         ["diff", keys[0], keys[1]],

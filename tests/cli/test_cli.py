@@ -359,7 +359,7 @@ def test_plan_takes_another_study() -> None:
     "command",
     [
         *("plan", "plan --dry-run", "plan --dry-run -S federation.rounds=2", "download", "download digits"),
-        *("partition --preview", "run -n", "run -S federation.rounds=2", "show", "status", "table"),
+        *("partition --preview", "check fedavg", "run -n", "run -S federation.rounds=2", "show", "status", "table"),
     ],
 )
 def test_no_command_accepts_a_study_outside_its_folder(

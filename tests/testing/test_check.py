@@ -291,9 +291,9 @@ def test_a_studys_method_is_checked_with_its_parameters(
         project, "size: int = 1\n def upload(self, client):\n  return {'model': client['model'], 'n': self.size * 0.5}"
     )
     entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "overrides": {"federation.momentum": 0.5}}}
-    (project / "study.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
+    (project / "params.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
     for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
-        status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "study.yaml", *more)
+        status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "params.yaml", *more)
         assert status == 1
         assert f"own.Own.upload (own.py, line 36) returned 'n' as {number}, a Python float" in said
 
@@ -315,8 +315,8 @@ def test_what_a_study_does_not_say(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (project / "study.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
-    status, said, errors = run_check(capsys, monkeypatch, *args, "--params", "study.yaml")
+    (project / "params.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
+    status, said, errors = run_check(capsys, monkeypatch, *args, "--params", "params.yaml")
     assert (status, errors) == (1, "")
     assert said.startswith(sentence)
 
