@@ -18,8 +18,8 @@ ReportedClients = Literal["seen", "new", "both"]
 FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
-#: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, and its head, sentence
-#: and format in `report.tables._build_statistics_section`.
+#: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, its head and sentence
+#: in `report.tables._build_statistics_section`, and its format in `report.tables._format_statistic`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",
