@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Location = tuple[int | str, ...]
 
+SIMILARITY_MARGIN = 0.08  #: names that are so much less similar than the nearest one are suggested, too
 LARGEST = 2**63 - 1  #: integer in tables
 TINY, HUGE = 1.1754943508222875e-38, 3.4028234663852886e38  #: range of normal float32 numbers
 MAX_VALUE_LENGTH, MAX_MESSAGES = 120, 20  #: maximum printed characters of a value, and printed mistakes
@@ -186,11 +187,12 @@ def _find_invalid_numbers(raw: Any, parsed: Any, location: Location) -> Iterator
 
 
 def suggest_name(name: str, options: Sequence[str]) -> str:
-    """Suggest a replacement for an unknown name: its new name, the nearest known one, or all of them. A sentence."""
+    """Suggest a replacement for an unknown name: its new name, the nearest known ones, or all of them. A sentence."""
     if RENAMED_KEYS.get(name) in options:
         return f"It is now '{RENAMED_KEYS[name]}'."
-    if match := find_nearest_name(name, options):
-        return f"Did you mean '{match}'?"
+    if matches := find_nearest_names(name, options):
+        *others, last = (f"'{match}'" for match in matches)
+        return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
     return f"Use one of: {', '.join(options)}." if options else "Remove it."
 
 
@@ -209,17 +211,24 @@ def suggest_key(name: str, options: Sequence[str]) -> str:
 
 
 def find_nearest_name(name: str, options: Sequence[str], cutoff: float = 0.5) -> str | None:
-    """Find the known name with the nearest spelling, without regard to case and punctuation.
+    """Find the first of :func:`find_nearest_names`. None if there is no such name."""
+    return next(iter(find_nearest_names(name, options, cutoff)), None)
+
+
+def find_nearest_names(name: str, options: Sequence[str], cutoff: float = 0.5) -> list[str]:
+    """Find the known names with the nearest spelling, without regard to case and punctuation: at most three.
 
     Names of algorithms in papers have their name in params.yaml, such as ``feddistill_plus`` for ``FedDistill+``.
-    ``cutoff`` is the minimum similarity, from 0 to 1. None if there is no such name.
+    ``cutoff`` is the minimum similarity, from 0 to 1. Names that are about as similar as the nearest one are included.
     """
     options_by_letters = {_normalize_name(option): option for option in options}
     if (letters := _normalize_name(name)) in options_by_letters:
-        return options_by_letters[letters]
+        return [options_by_letters[letters]]
     options_by_case = {option.lower(): option for option in options}
-    matches = difflib.get_close_matches(name.lower(), list(options_by_case), n=1, cutoff=cutoff)
-    return options_by_case[matches[0]] if matches else None
+    lower_name, lower_options = name.lower(), list(options_by_case)
+    for nearest in difflib.get_close_matches(lower_name, lower_options, n=1, cutoff=cutoff):
+        cutoff = max(cutoff, difflib.SequenceMatcher(None, nearest, lower_name).ratio() - SIMILARITY_MARGIN)
+    return [options_by_case[match] for match in difflib.get_close_matches(lower_name, lower_options, cutoff=cutoff)]
 
 
 def _normalize_name(name: str) -> str:

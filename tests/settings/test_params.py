@@ -1009,6 +1009,13 @@ def test_each_algorithm_is_found_by_its_name_in_papers() -> None:
         assert suggest_name(methods.get_algorithm_display_name(algorithm), names) == f"Did you mean '{name}'?"
 
 
+def test_all_names_that_are_about_as_near_are_suggested() -> None:
+    names = registry.list_components(component.ALGORITHM)
+    assert suggest_name("fedpr", names) == "Did you mean 'fedpvr', 'fedper' or 'fedprox'?"
+    assert suggest_name("fedavgg", names) == "Did you mean 'fedavg'?"
+    assert suggest_name("xyz", ["a", "b"]) == "Use one of: a, b."
+
+
 def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> None:
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
