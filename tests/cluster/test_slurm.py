@@ -6,6 +6,7 @@ nothing depends on how fast the machine is.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -73,6 +74,7 @@ def test_the_literal_command_makes_the_local_table_bit_for_bit(clone: Clone, tmp
 
 
 def test_a_search_selects_the_same_draws_on_slurm(clone: Clone, tmp_path: Path) -> None:
+    """Also TPE's draws. Its first batch are the first draws of the Sobol sequence, whose runs are reused."""
     over = {"federation.learning_rate": {"log": [0.01, 1]}}
     tune = {"over": over, "draws": 4, "rungs": [1, 2], "by": "personal-on-validation", "seeds": [7]}
     local = Project(studies.copy_project(tmp_path / "local"))
@@ -84,8 +86,21 @@ def test_a_search_selects_the_same_draws_on_slurm(clone: Clone, tmp_path: Path) 
         "partitions, draws, default and winner"
     )
     assert clone.hash_results() == local.hash_results()
-    for path in ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json"):
+    rungs = ("results/tables/tuning-0001.json", "results/tables/tuning-0002.json")
+    for path in rungs:
         assert (clone.folder / path).read_bytes() == (local.folder / path).read_bytes()
+    assert "Nothing to be done" in clone.run_on_slurm(*RUNS)
+    for project in (local, clone):
+        project.edit(tune={"sampler": "tpe"})
+    local.snakemake("runs")
+    output = clone.run_on_slurm(*RUNS)
+    assert 1 <= len(re.findall(r"submitted with SLURM jobid", output)) <= 2, "the new draw, and maybe another winner"
+    assert clone.hash_results() == local.hash_results()
+    for path in rungs:
+        assert (clone.folder / path).read_bytes() == (local.folder / path).read_bytes()
+    (result,) = json.loads((clone.folder / rungs[0]).read_text())["searches"]
+    assert [new["draw"] for new in result["new_draws"]] == [3]
+    assert "the winners of 4 draws are known" in clone.run_on_slurm("fedpipe", "status")
     assert "Nothing to be done" in clone.run_on_slurm(*RUNS)
 
 

@@ -110,6 +110,7 @@ def test_a_search_that_is_killed_continues_with_the_same_winners(
 
 @pytest.mark.slow
 def test_dvc_versions_a_search(project: Project) -> None:
+    """First with draws of the Sobol sequence, and then with TPE, whose first draws are the same."""
     write_study(project)
     project.edit(study={"algorithms": ["fedavg"]}, tune={"over": {"federation.learning_rate": {"log": [0.01, 1]}}})
     project.run("dvc", "repro")
@@ -117,8 +118,16 @@ def test_dvc_versions_a_search(project: Project) -> None:
     assert "didn't change" in project.run("dvc", "repro")
     project.commit()
     assert "Nothing to remove" in project.run("fedpipe", "prune", "--yes")
-    project.edit(tune={"draws": 6})
-    project.run("dvc", "repro")
+    before = hashes
+    for draws, first_batch in ((4, 3), (6, 4)):
+        project.edit(tune={"sampler": "tpe", "draws": draws})
+        project.run("dvc", "repro")
+        assert "didn't change" in project.run("dvc", "repro")
+        (result,) = read_rungs(project)[0]["searches"]
+        assert [new["draw"] for new in result["new_draws"]] == [*range(first_batch, draws)]
+        after = project.hash_results()
+        assert before.items() < after.items(), "an edit only adds"
+        before = after
     project.run("git", "stash")
     project.run("dvc", "checkout")
     assert read_rungs(project) == [first, second]
