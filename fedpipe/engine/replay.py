@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,8 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import read_json, write_json
 from fedpipe.core.storage.layout import RunFiles
-
-if TYPE_CHECKING:
-    from fedpipe.engine.clients.executor import Executor
-    from fedpipe.engine.run import Run
+from fedpipe.engine.clients.executor import Executor
+from fedpipe.engine.rounds import Rounds
 
 #: Relative difference that other devices and executors may have after a round, because of rounding.
 ROUNDING = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05}
@@ -75,7 +73,7 @@ class Comparison:
         return f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of the round's change)"
 
 
-def replay_round(run: Run, round_number: int, executor: Executor | None = None) -> Comparison | None:
+def replay_round(run: Rounds, round_number: int, executor: Executor | None = None) -> Comparison | None:
     """Repeat a complete round with the code and device of this process. Nothing is written into the run.
 
     Parameters
@@ -116,7 +114,7 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
         )
 
 
-def require_reproducible_round(run: Run, round_number: int) -> None:
+def require_reproducible_round(run: Rounds, round_number: int) -> None:
     """Before a run resumes with other shared code, require that this code reproduces the round.
 
     The result is recorded in the run's folder, so that this is done once.
@@ -165,7 +163,7 @@ def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> R
     return copy
 
 
-def _compute_state_distance(run: Run, copy: Run, round_number: int) -> float:
+def _compute_state_distance(run: Rounds, copy: Rounds, round_number: int) -> float:
     """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
     old, new = (
         _collect_state_tensors(run, round_number, round_number),
@@ -186,7 +184,7 @@ def _compute_state_distance(run: Run, copy: Run, round_number: int) -> float:
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _collect_state_tensors(run: Run, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
+def _collect_state_tensors(run: Rounds, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
     tensors = dict(_iter_tensors(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(round_number)["participants"]:

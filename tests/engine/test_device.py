@@ -19,7 +19,7 @@ from fedpipe import testing
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage.files import read_pt, write_pt
-from fedpipe.engine import run as running
+from fedpipe.engine import rounds as running
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
