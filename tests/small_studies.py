@@ -87,7 +87,7 @@ def hash_results(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and table below a folder, by relative path. Times are left out."""
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for pack in folder.rglob("rounds.zip"):
-        contents |= {pack.with_suffix("") / name: data for name, data in archive.read_members(pack).items()}
+        contents |= {pack.with_suffix("") / name: data for name, data in archive.read_pack_members(pack).items()}
     return {
         str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
         for path, data in sorted(contents.items())

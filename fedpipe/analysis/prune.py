@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, remove_path
 from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
@@ -91,7 +91,7 @@ def find_unneeded_files() -> list[UnneededFiles]:
                 needed_features | feature_files,
             )
             continue
-        needed_partitions.add(layout.get_assignment_path(digest_json(run_settings.partition_settings)).parent)
+        needed_partitions.add(layout.get_assignment_path(compute_json_digest(run_settings.partition_settings)).parent)
         needed_data.add(store.locate_dataset(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
     unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -103,7 +103,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
 def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
     """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
-    assignment_path = layout.get_assignment_path(digest_json(settings.partition_settings))
+    assignment_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
     dataset_path = store.locate_dataset(settings.dataset)
     return {
         "run": str(files.path),

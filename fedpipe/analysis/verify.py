@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import UserError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -76,7 +76,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
     damaged_files: dict[str, Path] = {}  #: differing files, and what to delete
     count = pruned_count = 0
     settings = RunSettings.read(files.settings)
-    dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
+    dataset_path, key = store.locate_dataset(settings.dataset), compute_json_digest(settings.partition_settings)
     assignment_path, heterogeneity_path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     for path, path_to_delete in (
         (dataset_path, dataset_path),
@@ -176,7 +176,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
             intact_paths.append(path)
         yield result
     for key in dict.fromkeys(
-        digest_json(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
+        compute_json_digest(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
     ):
         try:
             yield verify_partition(key)

@@ -157,7 +157,7 @@ def train_block(
     if not ids:
         last_block = (len(participants) - 1) // size
         raise SettingsError(f"--block: {block} is not a block of round {round}. Use a number from 0 to {last_block}.")
-    write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
+    write_pt(run.files.round(round).get_block_uploads_path(block), run.train(round, ids).to_tensors())
 
 
 @app.command("aggregate", rich_help_panel=STAGES_PANEL)
@@ -172,7 +172,7 @@ def aggregate_round(
 
     run = _open_run(path, device=device)
     files = run.files.round(round)
-    run.aggregate(round, [Block.read(files.block_uploads(index)) for index in range(blocks)])
+    run.aggregate(round, [Block.read(files.get_block_uploads_path(index)) for index in range(blocks)])
 
 
 @app.command("evaluate", rich_help_panel=STAGES_PANEL)
@@ -249,7 +249,7 @@ def rank_draws(
         planner.write_job_files(new_plan)
     else:
         rung = tuning.rank_rung(study_plan, rounds)
-    write_bytes(study_plan.study_files.rung_result(rounds), encode_rung(rung))
+    write_bytes(study_plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
     write_winner_settings(study_plan)
 
 

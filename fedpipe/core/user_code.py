@@ -19,7 +19,7 @@ from fedpipe.core.errors import SettingsError, find_nearest_name
 BROKEN_CLASSES = "__broken_classes__"  #: attribute of a module that lacks classes: their errors by name
 
 
-def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
+def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
     """Import a class or function, although other classes of the module may raise an error.
 
     Parameters

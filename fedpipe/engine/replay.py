@@ -125,7 +125,7 @@ def require_reproducible_round(run: Rounds, round_number: int) -> None:
         The code does not reproduce it, or a required state is missing.
     """
     made_by, environment = run.checkpoint.read_state_json(round_number)["made_by"], run.get_environment()
-    record = run.files.replay_record(round_number, environment["shared"])
+    record = run.files.get_replay_record_path(round_number, environment["shared"])
     if all(entry.get("shared") == environment["shared"] for entry in made_by) or record.is_file():
         return
     comparison = replay_round(run, round_number)
@@ -152,7 +152,7 @@ def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> R
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    pack_members = archive.read_members(archive.get_pack_path(files.rounds_folder))
+    pack_members = archive.read_pack_members(archive.get_pack_path(files.rounds_folder))
     earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
     archive.get_pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
     for earlier_round in range(round_number):

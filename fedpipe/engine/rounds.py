@@ -294,7 +294,7 @@ class Rounds:
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, round_number):
                 raise ArtifactError(
-                    f"{self.files.round(round_number).block_uploads(index)} belongs to round {block.round} of run "
+                    f"{self.files.round(round_number).get_block_uploads_path(index)} belongs to round {block.round} of run "
                     f"{block.run} instead of round {round_number} of run {self.settings.key}. Delete it and run again."
                 )
 

@@ -66,7 +66,7 @@ class Run(Rounds):
         packing.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
         hashes = {str(number): compute_file_sha256(marker) for number, marker in markers.items()}
-        write_json(self.files.segment_manifest(stop), {"rounds": hashes})
+        write_json(self.files.get_segment_manifest_path(stop), {"rounds": hashes})
 
     def describe_environment(self) -> str:
         """Describe device and executor of this process."""

@@ -73,7 +73,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     run, protocol = study.get_run(first), study.get_protocol(method)
     point = results.describe_grid_point(results.format_grid_point(study.plan, first))
     name = ".".join(filter(None, (method, point, protocol)))
-    table = study.plan.study_files.result_table("md")
+    table = study.plan.study_files.get_result_table_path("md")
     return replace(
         measured_cell,
         test_samples=run.count_test_samples(protocol),

@@ -22,7 +22,7 @@ import pandas as pd
 from pydantic import Field, TypeAdapter
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.papers.runs import FinishedRun, Traffic
 from fedpipe.planning.code_changes import COMPONENT_SECTIONS
@@ -225,7 +225,7 @@ def digest_settings(settings: Mapping[str, Any]) -> str:
     for name in COMPONENT_SECTIONS:
         digest_keys = {"code", "sha256"} if name == "dataset" else {"code"}
         sections[name] = {key: value for key, value in sections[name].items() if key not in digest_keys}
-    return digest_json(sections)
+    return compute_json_digest(sections)
 
 
 def get_digests(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _format_value(value: str | float | bool) -> str:
 
 
 def _compute_id(fields: Mapping[str, str], curves: Iterable[Mapping[str, str]]) -> str:
-    return digest_json([fields, sorted([*curve.values()] for curve in curves)])
+    return compute_json_digest([fields, sorted([*curve.values()] for curve in curves)])
 
 
 def _list_csv_columns(kind: type[Any]) -> tuple[str, ...]:

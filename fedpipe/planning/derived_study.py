@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from fedpipe.core.errors import SettingsError, suggest_name
-from fedpipe.core.hashing import DIGEST_LENGTH, digest_json
+from fedpipe.core.hashing import DIGEST_LENGTH, compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PARAMS, STUDIES, StudyFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
@@ -135,7 +135,7 @@ class DerivedStudy:
         simple_name = re.sub(r"[^A-Za-z0-9_.+()=-]", "_", name)
         is_ambiguous = any(AMBIGUOUS_CHARACTERS.search(override.text) for override in self.overrides)
         if simple_name != name or is_ambiguous or len(name) > MAX_NAME_LENGTH:
-            digest = digest_json([str(override) for override in self.overrides])
+            digest = compute_json_digest([str(override) for override in self.overrides])
             simple_name = f"{simple_name[: MAX_NAME_LENGTH - DIGEST_LENGTH - 1]}-{digest}"
         return folder / f"{simple_name}.yaml"
 

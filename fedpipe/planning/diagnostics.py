@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import DiagnosticFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
@@ -64,7 +64,7 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
     path = files.settings
     try:
         settings: dict[str, Any] = read_yaml(path.read_text(), path)
-        kind, key = str(settings["kind"]), digest_json(settings)
+        kind, key = str(settings["kind"]), compute_json_digest(settings)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
     except (LookupError, TypeError, ValueError) as error:
@@ -85,7 +85,7 @@ def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number
         raise SettingsError(
             f"diagnostics.{name}.rounds: {round_number} is after the last round. Use at most {cell.rounds}."
         )
-    key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, round_number))
+    key = compute_json_digest(_build_diagnostic_settings(diagnostic, cell.key, round_number))
     return PlannedDiagnostic(
         name=name,
         kind=diagnostic.kind,

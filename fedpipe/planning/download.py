@@ -107,7 +107,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
         )
     measured_facts = dataset.infer_info(samples)
     _check_samples(name, samples, measured_facts, dataset.info)
-    path = path or store.locate_dataset(registry.component_to_key_settings(DATASET, dataset))
+    path = path or store.locate_dataset(registry.get_component_key_settings(DATASET, dataset))
     sha256 = store.save_samples(path, samples)
     named = {"class_names": samples.class_names} if samples.class_names else {}
     files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict(), **named})
@@ -153,7 +153,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
-    path = store.locate_dataset(registry.component_to_key_settings(DATASET, source))
+    path = store.locate_dataset(registry.get_component_key_settings(DATASET, source))
     if path not in stored:
         stored.add(obtain_dataset(source, section.fetcher))
     messages = [f"{path} is stored."]

@@ -87,9 +87,9 @@ def needs_planning(params: Path, preset: str) -> bool:
 
 def _has_changed(name: str, fingerprint: str) -> bool:
     """Whether a source has changed or can't be read."""
-    from fedpipe.core.components.pinned_files import has_changed
+    from fedpipe.core.components.pinned_files import has_file_changed
 
     try:
-        return has_changed(Path(name), fingerprint)
+        return has_file_changed(Path(name), fingerprint)
     except OSError:
         return True

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
@@ -44,7 +44,9 @@ def is_partition_reproducible(key: str) -> bool:
     """Whether the current code gives the same partition."""
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
-    scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
+    scheme = registry.build_component_from_run_settings(
+        component.PARTITION, scheme_settings | settings.get("origin", {})
+    )
     if (current_code := code_digest.compute_code_digest(*scheme.list_hashed_code()).text) != scheme_settings["code"]:
         raise ArtifactError(
             f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
@@ -69,7 +71,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
     try:
         settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
-        computed_key = digest_json({name: value for name, value in settings.items() if name != "origin"})
+        computed_key = compute_json_digest({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(
             f"{settings_path} is missing: '{key}' is not a partition of a plan. Run `fedpipe plan` first."
@@ -106,7 +108,7 @@ def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], text
     """
     checked_settings = set()
     for key, settings in partitions.items():
-        settings_digest = digest_json({name: value for name, value in settings.items() if name != "seed"})
+        settings_digest = compute_json_digest({name: value for name, value in settings.items() if name != "seed"})
         path = store.locate_dataset(settings["dataset"])
         if settings_digest in checked_settings or not path.is_file():
             continue
@@ -131,7 +133,7 @@ def make_assignment_table(settings: dict[str, Any], samples: Samples | store.Sto
     table = assign_samples(
         cast(
             Scheme,
-            registry.component_from_run_settings(
+            registry.build_component_from_run_settings(
                 component.PARTITION, settings["partition"] | settings.get("origin", {})
             ),
         ),

@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
 from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles, format_run_command
 from fedpipe.planning.keys import DatasetName, Key
@@ -279,7 +279,7 @@ class Plan:
     @property
     def figure_files(self) -> list[Path]:
         """All figures, in each format."""
-        return self.study_files.figure_files(self.figure_labels, self.partition_names.values())
+        return self.study_files.list_figure_files(self.figure_labels, self.partition_names.values())
 
     @cached_property
     def merged_files(self) -> tuple[MergedFiles, ...]:
@@ -317,12 +317,12 @@ class Plan:
     def search(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = self.to_dict().get("tuning")
-        return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
+        return compute_json_digest([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
 
     @property
     def rung_files(self) -> list[Path]:
         """Files with the results of the rungs. Empty without `tune`."""
-        return [self.study_files.rung_result(rounds) for rounds in self.tuning.rungs] if self.tuning else []
+        return [self.study_files.get_rung_result_path(rounds) for rounds in self.tuning.rungs] if self.tuning else []
 
     @property
     def is_searching(self) -> bool:
@@ -352,7 +352,7 @@ class Plan:
         """Read the results of the complete rungs of `tune`."""
         if self.tuning is None:
             return ()
-        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.rung_result)
+        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.get_rung_result_path)
 
     def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
         """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.

@@ -22,7 +22,7 @@ import fedpipe
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_code_digest
 from fedpipe.core.components.component import Component
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import compute_file_sha256, write_bytes, write_json
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
@@ -224,7 +224,7 @@ class _PlanDraft:
             grid_values |= {TUNING: UNTUNED} if self.study_params.tune else {}
             overrides = settings_by_label[label][1]
             cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
-            self.cells[digest_json([label, seed, grid_values])] = cell
+            self.cells[compute_json_digest([label, seed, grid_values])] = cell
 
     def add_searches(
         self,
@@ -240,7 +240,7 @@ class _PlanDraft:
         for label, params in params_by_label.items():
             search.check_rungs(tune, params)
             grid_values = self._select_grid_values(point, label, params)
-            name = digest_json([label, grid_values])
+            name = compute_json_digest([label, grid_values])
             if name in self.searches:
                 continue
             protocol = search.get_protocol(tune, params, label)
@@ -258,7 +258,7 @@ class _PlanDraft:
                 grid=grid_values,
                 protocol=protocol,
                 dataset=params.dataset.dataset_path.stem,
-                partitions=tuple(digest_json(self.run_settings[key].partition_settings) for key in first_keys),
+                partitions=tuple(compute_json_digest(self.run_settings[key].partition_settings) for key in first_keys),
                 candidates=tuple(candidates),
             )
 
@@ -337,7 +337,7 @@ class _PlanDraft:
 
     def _add_partition(self, params: Params, settings: RunSettings, is_reported: bool = True) -> str:
         """Add the partition of a run, which many runs share. Return its key. Those of draws are not in tables."""
-        key = digest_json(settings.partition_settings)
+        key = compute_json_digest(settings.partition_settings)
         if is_reported:
             self.partitions.setdefault(key, settings.partition_settings)
             self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
@@ -389,7 +389,7 @@ def write_plan(plan: NewPlan) -> None:
     sources = plan.study_files.source_hashes
     write_job_files(plan)
     for rung in Plan.read_rungs(plan)[len(plan.read_rungs()) :]:
-        plan.study_files.rung_result(rung.rounds).unlink()
+        plan.study_files.get_rung_result_path(rung.rounds).unlink()
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)

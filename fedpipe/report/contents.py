@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness
@@ -90,7 +90,7 @@ def write_partition_figure(plan: Plan, key: str) -> None:
 
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
-    stem = plan.study_files.partition_figure(plan.partition_names[key])
+    stem = plan.study_files.get_partition_figure_path(plan.partition_names[key])
     partition.draw_partition(plan, key, stem)
 
 
@@ -118,7 +118,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     """
     plan = data.plan
     plan.require_winners()
-    table = plan.study_files.result_table("md")
+    table = plan.study_files.get_result_table_path("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
             f"{table} belongs to an earlier plan. Type `{format_run_command_of_plan(plan)}` to run the current plan."
@@ -142,12 +142,12 @@ def get_reported_fields(plan: Plan) -> dict[str, Any]:
 
 def compute_report_fingerprint(plan: Plan) -> str:
     """Compute the hash of :func:`get_reported_fields`."""
-    return digest_json(get_reported_fields(plan))
+    return compute_json_digest(get_reported_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
     """Compute the hash of several complete plans, for pages, which also describe diagnostics and code."""
-    return digest_json([plan.to_dict() for plan in plans])
+    return compute_json_digest([plan.to_dict() for plan in plans])
 
 
 def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:

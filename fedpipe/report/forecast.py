@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles
@@ -206,7 +206,7 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
     train_samples, all_samples = _read_sample_counts(
-        layout.get_assignment_path(digest_json(settings.partition_settings))
+        layout.get_assignment_path(compute_json_digest(settings.partition_settings))
     )
     federation = settings.build_federation_settings()
     participation_sum = sum(participants) / federation.clients

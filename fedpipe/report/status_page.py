@@ -205,7 +205,7 @@ class StudyProgress:
         """Figures of partitions by their key."""
         study_files = self.plan.study_files
         names = self.plan.partition_names  # those of draws have no figure
-        links = {key: Link(name, study_files.partition_figure(f"{name}.svg")) for key, name in names.items()}
+        links = {key: Link(name, study_files.get_partition_figure_path(f"{name}.svg")) for key, name in names.items()}
         return {key: link for key, link in links.items() if link.path.is_file()}
 
     @property
@@ -213,7 +213,7 @@ class StudyProgress:
         """Links to existing files by heading. Tables and figures only if they contain the runs of the plan."""
         study_files = self.plan.study_files
         formats = {"table": "html", "Markdown": "md", "CSV": "csv"}
-        tables = [Link(name, study_files.result_table(suffix)) for name, suffix in formats.items()]
+        tables = [Link(name, study_files.get_result_table_path(suffix)) for name, suffix in formats.items()]
         tables += [Link("statistics", study_files.statistics_table), Link("times", study_files.times_table)]
         tables += [Link("ranks", study_files.ranks_table)] if self.plan.report.rank_test else []
         figures = [Link(name, study_files.figures / f"{name}.svg") for name in self.plan.figure_labels]

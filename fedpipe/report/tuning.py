@@ -87,7 +87,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
 def build_rungs(plan: Plan) -> dict[Path, bytes]:
     """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
     rungs = plan.tuning.rungs if plan.tuning else ()
-    return {plan.study_files.rung_result(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
+    return {plan.study_files.get_rung_result_path(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
 
 
 def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:

@@ -129,7 +129,7 @@ class Data(Section):
         configured_dataset, fetcher = self.configured_dataset, self.fetcher
         if not isinstance(configured_dataset, PublishedDataset) or configured_dataset.sha256:
             return True
-        stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, configured_dataset))
+        stored_file = store.locate_dataset(registry.get_component_key_settings(DATASET, configured_dataset))
         return stored_file.is_file() or all(
             (fetcher.is_mirror_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
             for file in configured_dataset.files
@@ -138,7 +138,7 @@ class Data(Section):
     @cached_property
     def run_settings(self) -> dict[str, Any]:
         """Settings that enter keys."""
-        return registry.component_to_key_settings(DATASET, self.effective_dataset)
+        return registry.get_component_key_settings(DATASET, self.effective_dataset)
 
     @cached_property
     def fetcher(self) -> Fetcher:

@@ -149,7 +149,7 @@ class Dag:
 
     def get_segment_manifests(self, run: PlannedRun) -> list[str]:
         """List the manifests of a run's segments."""
-        return [str(run.files.segment_manifest(stop)) for stop in self.get_segment_ends(run)]
+        return [str(run.files.get_segment_manifest_path(stop)) for stop in self.get_segment_ends(run)]
 
     def get_partition_input(self, wildcards: Wildcards) -> str:
         """Get the data set of a partition."""
@@ -169,7 +169,7 @@ class Dag:
         """Get the input of a segment: a run's files, and the manifest of the segment before it."""
         run, stop = self.get_run(wildcards), int(wildcards.stop)
         start = max((end for end in self.get_segment_ends(run) if end < stop), default=0)
-        previous = {"previous": str(run.files.segment_manifest(start))} if start else {}
+        previous = {"previous": str(run.files.get_segment_manifest_path(start))} if start else {}
         return self.get_run_input(wildcards) | previous | self._get_rung_marker(run, start)
 
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class Dag:
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
         """List the uploads of all blocks of a round."""
         files = self.get_run(wildcards).files.round(int(wildcards.round))
-        return [str(files.block_uploads(block)) for block in range(self.count_blocks(wildcards))]
+        return [str(files.get_block_uploads_path(block)) for block in range(self.count_blocks(wildcards))]
 
     def get_collect_input(self, wildcards: Wildcards) -> list[str]:
         """List the manifests of all rounds or segments of a run, ascending. Otherwise the DAG is built depth first.
@@ -206,7 +206,7 @@ class Dag:
         if self.participants_per_job:
             return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
         ends = (end for end in self.get_segment_ends(run) if end <= last)
-        return [*(str(run.files.segment_manifest(end)) for end in ends), *earlier]
+        return [*(str(run.files.get_segment_manifest_path(end)) for end in ends), *earlier]
 
     def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
         """Get the diagnostic of a job."""
@@ -235,7 +235,7 @@ class Dag:
             cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_paths)
             merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
-                *(str(plan.study_files.rung_result(number)) for number in earlier),
+                *(str(plan.study_files.get_rung_result_path(number)) for number in earlier),
                 *dict.fromkeys(str(path) for files in merged for path in (files.metrics, files.rounds, files.marker)),
             ]
 
@@ -390,7 +390,7 @@ class Dag:
         if self.selection.is_folder:
             command, table = format_show_command(Path("FILE"), preset), "each study's table"
         else:
-            table_path = self.selection.studies[params].result_table("md")
+            table_path = self.selection.studies[params].get_result_table_path("md")
             command, table = format_show_command(params, preset), f"the table, {table_path},"
         return f"fedpipe: done. `{command}` prints {table} and the paths of the figures."
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedpipe.analysis import verify
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import (
     compute_file_sha256,
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    key = digest_json(RunSettings.read(files.settings).partition_settings)
+    key = compute_json_digest(RunSettings.read(files.settings).partition_settings)
     assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
@@ -117,11 +117,11 @@ def test_tables_of_thousands_of_clients_are_equal_if_their_values_are() -> None:
 
 def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    recorded = read_json(files.segment_manifest(3))
-    write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
-    problem = f": {files.segment_manifest(3)}. Delete {files.segment_manifest(3)}."
+    recorded = read_json(files.get_segment_manifest_path(3))
+    write_json(files.get_segment_manifest_path(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
+    problem = f": {files.get_segment_manifest_path(3)}. Delete {files.get_segment_manifest_path(3)}."
     assert problem in verify.verify_hashes(files).message
-    write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
+    write_json(files.get_segment_manifest_path(3), {"rounds": {"0": recorded["rounds"]["0"]}})
     assert problem in verify.verify_hashes(files).message
 
 
@@ -152,7 +152,7 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
                 manifest["sha256"]["state.json"] = compute_file_sha256(folder.complete_states_marker)
             write_json(path, manifest)
     markers = {str(number): compute_file_sha256(files.round(number).marker) for number in range(4)}
-    write_json(files.segment_manifest(3), {"rounds": markers})
+    write_json(files.get_segment_manifest_path(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
     assert verify.verify_hashes(files).is_ok
     verdict = verify.recompute_random_round(files, random.Random(1))

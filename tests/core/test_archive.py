@@ -127,7 +127,7 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    pack, member = archive.get_pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
+    pack, member = archive.get_pack_path(run.rounds_folder), archive.read_pack_member(run.round(1).metrics)
     data = bytearray(pack.read_bytes())
     data[data.index(member) + 10] ^= 1
     pack.write_bytes(data)
@@ -296,7 +296,7 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     ]
     packing.pack_folder(run.rounds_folder)
     assert not list(run.rounds_folder.glob("*/*.json"))
-    assert len(archive.list_members(archive.get_pack_path(run.rounds_folder))) == 120
+    assert len(archive.list_pack_members(archive.get_pack_path(run.rounds_folder))) == 120
 
 
 def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import download as stage
@@ -425,7 +425,7 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
         parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
     runs = [read_run_settings(settings, seed) for seed in (0, 1)]
-    assert len({digest_json(run.partition_settings) for run in runs}) == 2
+    assert len({compute_json_digest(run.partition_settings) for run in runs}) == 2
     assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_fraction": 0.4}}).key != runs[0].key
 
 

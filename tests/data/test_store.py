@@ -130,7 +130,7 @@ def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = download.obtain_dataset(Digits(), Fetcher())
-    assert path == store.locate_dataset(registry.component_to_key_settings(component.DATASET, Digits()))
+    assert path == store.locate_dataset(registry.get_component_key_settings(component.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load_samples(path, files.read_recorded_sha256(path)).x.numpy(), digits.x)
@@ -142,7 +142,7 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
-    description = registry.component_to_key_settings(component.DATASET, Digits())
+    description = registry.get_component_key_settings(component.DATASET, Digits())
     assert store.locate_dataset(description | {"split": "pooled", "test_fraction": 0.5}) == store.locate_dataset(
         description
     )
@@ -163,7 +163,7 @@ def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ArtifactError, match=f"checksum {store.compute_samples_sha256(FEW)}, but none"):
         download.obtain_dataset(Changed(), Fetcher())
     with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum"):
-        registry.component_to_key_settings(component.DATASET, Changed())
+        registry.get_component_key_settings(component.DATASET, Changed())
 
 
 @pytest.mark.parametrize(

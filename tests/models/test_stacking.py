@@ -99,8 +99,8 @@ def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
     (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
     assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
-    has_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
-    assert sum(has_changed) > len(has_changed) / 2
+    has_file_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
+    assert sum(has_file_changed) > len(has_file_changed) / 2
 
 
 @pytest.mark.slow

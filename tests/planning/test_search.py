@@ -57,7 +57,7 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
         )
         found.append(result)
     rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
-    write_bytes(plan.study_files.rung_result(rounds), encode_json(asdict(rung)))
+    write_bytes(plan.study_files.get_rung_result_path(rounds), encode_json(asdict(rung)))
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_the_plan_follows_the_results_of_the_rungs() -> None:
 def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) -> None:
     plan = plan_study()
     write_result(plan, 1, (2, 1))
-    path = plan.study_files.rung_result(1)
+    path = plan.study_files.get_rung_result_path(1)
     assert len(plan.read_rungs()) == 1
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert plan.read_rungs() == ()

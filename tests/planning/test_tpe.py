@@ -63,7 +63,7 @@ def finish_rung(target: float) -> Rung:
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
     rung = Rung(search=plan.search, rounds=tuning.rungs[number], searches=tuple(found))
     rung = tpe.add_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
-    write_bytes(plan.study_files.rung_result(rung.rounds), encode_rung(rung))
+    write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
     return rung
 
@@ -177,9 +177,9 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
 def test_draws_depend_on_the_ranking_and_the_first_seed() -> None:
     plan_study()
     first, again = finish_rung(target=0.1), planner.make_plan()
-    again.study_files.rung_result(1).unlink()
+    again.study_files.get_rung_result_path(1).unlink()
     assert finish_rung(target=0.1) == first
-    again.study_files.rung_result(1).unlink()
+    again.study_files.get_rung_result_path(1).unlink()
     assert finish_rung(target=0.5) != first
     plan_study(seeds=[100, 102])
     values = [[new.values for new in result.new_draws] for result in first.searches]
@@ -203,7 +203,7 @@ def test_draws_of_later_rungs_rank_first_and_diverged_draws_last() -> None:
 def test_a_draw_with_another_key_counts_as_missing_when_the_study_is_planned() -> None:
     plan = plan_study()
     finish_rung(target=0.1)
-    path = plan.study_files.rung_result(1)
+    path = plan.study_files.get_rung_result_path(1)
     content = json.loads(path.read_text())
     content["searches"][0]["new_draws"][0]["keys"][0] = "0" * 12
     path.write_text(json.dumps(content))

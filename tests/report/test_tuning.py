@@ -61,7 +61,7 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     made = studies.prepare(settings)
     for rounds in (1, 2):
         compute(made, rounds)
-        path = made.study_files.rung_result(rounds)
+        path = made.study_files.get_rung_result_path(rounds)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_rung(tuning.rank_rung(made, rounds)))
     search.write_winner_settings(made)

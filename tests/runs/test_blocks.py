@@ -46,18 +46,18 @@ def test_a_block_of_another_run_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first_files, second_files = (files.round(1) for files in blocks)
-    original_bytes = first_files.block_uploads(0).read_bytes()
-    shutil.copy(second_files.block_uploads(0), first_files.block_uploads(0))
+    original_bytes = first_files.get_block_uploads_path(0).read_bytes()
+    shutil.copy(second_files.get_block_uploads_path(0), first_files.get_block_uploads_path(0))
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     status, message = run_command(monkeypatch, capsys, *aggregate)
     assert status == 2
     assert message.startswith(
-        f"fedpipe: {first_files.block_uploads(0)} belongs to round 1 of run {blocks[1].path.name}"
+        f"fedpipe: {first_files.get_block_uploads_path(0)} belongs to round 1 of run {blocks[1].path.name}"
     )
     assert f"round 1 of run {blocks[0].path.name}." in message
     assert not first_files.server_state.exists()
     assert not first_files.complete_states_marker.exists()
-    first_files.block_uploads(0).write_bytes(original_bytes)
+    first_files.get_block_uploads_path(0).write_bytes(original_bytes)
     assert run_command(monkeypatch, capsys, *aggregate) == (0, "")
     assert first_files.complete_states_marker.exists()
 
@@ -66,15 +66,16 @@ def test_a_block_of_another_round_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, path = blocks[0], str(blocks[0].path)
-    round_1_bytes = files.round(1).block_uploads(0).read_bytes()
+    round_1_bytes = files.round(1).get_block_uploads_path(0).read_bytes()
     assert run_command(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
     assert run_command(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
     files.round(2).path.mkdir()
-    files.round(2).block_uploads(0).write_bytes(round_1_bytes)
+    files.round(2).get_block_uploads_path(0).write_bytes(round_1_bytes)
     status, message = run_command(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
     assert (
-        f"{files.round(2).block_uploads(0)} belongs to round 1 of run {files.path.name} instead of round 2" in message
+        f"{files.round(2).get_block_uploads_path(0)} belongs to round 1 of run {files.path.name} instead of round 2"
+        in message
     )
     assert not files.round(2).server_state.exists()
 
@@ -93,7 +94,7 @@ def test_a_block_of_another_round_is_refused(
 def test_what_is_no_block_is_refused(
     change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = blocks[0].round(1).block_uploads(0)
+    path = blocks[0].round(1).get_block_uploads_path(0)
     write_pt(path, change(read_pt(path)))
     status, message = run_command(
         monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1"

@@ -248,7 +248,7 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
         "data": data,
         "server": last_round.server_state,
         "clients": last_round.client_states,
-        "block": files.round(3).block_uploads(0),
+        "block": files.round(3).get_block_uploads_path(0),
     }[name]
     path.parent.mkdir(exist_ok=True)
     write(value, path)
@@ -262,7 +262,7 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
         run = open_run(files.path, Execution())
         run.load_server_state(2)
         run.load_kept_state(run.checkpoint.read_state_json(2)["participants"][0], 2)
-        Block.read(files.round(3).block_uploads(0))
+        Block.read(files.round(3).get_block_uploads_path(0))
 
     with pytest.raises(ArtifactError, match=rf"^{path} can't be read \(") as error:
         read_states()

@@ -120,8 +120,8 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
         files = run.files.round(number)
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(plan, stack=2)[0].train(number, members)
-            write_pt(files.block_uploads(index), block.to_tensors())
-        blocks = [Block.read(files.block_uploads(index)) for index in range(2)]
+            write_pt(files.get_block_uploads_path(index), block.to_tensors())
+        blocks = [Block.read(files.get_block_uploads_path(index)) for index in range(2)]
         studies.open_runs(plan, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(plan, stack=2)[0].evaluate(number)
     collect.collect_rounds(run.files, ROUNDS, "all")

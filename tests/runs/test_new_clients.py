@@ -219,9 +219,9 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
         files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
         blocks = [participants[:1], participants[1:]]
         for block, ids in enumerate(blocks):
-            write_pt(files.block_uploads(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
+            write_pt(files.get_block_uploads_path(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
         job = studies.open_runs(plan)[0]
-        job.aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+        job.aggregate(number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))])
         job.evaluate(number)
     assert read_round_bits(run) == expected
 

@@ -112,7 +112,7 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
     studies.open_runs(plan, stack=2)[0].initialize()
     for number in range(1, ROUNDS + 1):
         ids, files = run.participants(number), run.files.round(number)
-        paths = [files.block_uploads(index) for index in range(len(ids))]
+        paths = [files.get_block_uploads_path(index) for index in range(len(ids))]
         for client, path in zip(ids, paths, strict=True):
             write_pt(path, studies.open_runs(plan, stack=2)[0].train(number, [client]).to_tensors())
         studies.open_runs(plan, stack=2)[0].aggregate(number, [Block.read(path) for path in paths])

@@ -195,7 +195,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     path = plan.runs[0].path
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
     expected, pack, damaged_file = studies.hash_results(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
-    data, member = bytearray(pack.read_bytes()), archive.read_member(damaged_file)
+    data, member = bytearray(pack.read_bytes()), archive.read_pack_member(damaged_file)
     data[data.index(member) + len(member) // 2] ^= 1
     pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{pack} can't be read \(0003/metrics\.parquet: Bad CRC-32"):

@@ -52,8 +52,10 @@ def run_single_rounds(plan: dict, index: int, size: int) -> None:
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
             run = open_new_run()
-            write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
-        open_new_run().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+            write_pt(files.get_block_uploads_path(block), run.train(number, members).to_tensors())
+        open_new_run().aggregate(
+            number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))]
+        )
         open_new_run().evaluate(number)
 
 
@@ -130,7 +132,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
         if not number:
             run.initialize()
             continue
-        path = run.files.round(number).block_uploads(0)
+        path = run.files.round(number).get_block_uploads_path(0)
         write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)

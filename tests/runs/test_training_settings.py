@@ -101,8 +101,8 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
             for number in range(1, 5):
                 files, blocks = open_new_run().files.round(number), []
                 for index, client in enumerate(open_new_run().participants(number)):
-                    write_pt(files.block_uploads(index), open_new_run().train(number, [client]).to_tensors())
-                    blocks.append(Block.read(files.block_uploads(index)))
+                    write_pt(files.get_block_uploads_path(index), open_new_run().train(number, [client]).to_tensors())
+                    blocks.append(Block.read(files.get_block_uploads_path(index)))
                 open_new_run().aggregate(number, blocks)
                 open_new_run().evaluate(number)
         else:

@@ -15,7 +15,7 @@ for PLAN in STUDY_DAG.plan.plans:
             STUDY_DAG.after_search(PLAN, STUDY_DAG.get_table_input, checkpoints),
         output:
             report(
-                str(FILES.result_table("html")),
+                str(FILES.get_result_table_path("html")),
                 caption="../report/table.rst",
                 category="Results",
                 labels={"shows": "table of accuracies"},
@@ -23,7 +23,7 @@ for PLAN in STUDY_DAG.plan.plans:
             [
                 path
                 for path in dag.get_table_output(PLAN)
-                if path != str(FILES.result_table("html"))
+                if path != str(FILES.get_result_table_path("html"))
             ],
         log:
             f"{FILES.path}/logs/table.log",
@@ -81,15 +81,15 @@ for PLAN in STUDY_DAG.plan.plans:
             ),
         output:
             report(
-                f"{FILES.partition_figure('{partition}')}.svg",
+                f"{FILES.get_partition_figure_path('{partition}')}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
                 labels=dag.convert_to_wildcards_function(
                     PLAN, PLAN.describe_partition
                 ),
             ),
-            f"{FILES.partition_figure('{partition}')}.pdf",
-            f"{FILES.partition_figure('{partition}')}.png",
+            f"{FILES.get_partition_figure_path('{partition}')}.pdf",
+            f"{FILES.get_partition_figure_path('{partition}')}.png",
         log:
             f"{FILES.path}/logs/partition-figure/{{partition}}.log",
         localrule: True

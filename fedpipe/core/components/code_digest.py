@@ -419,7 +419,7 @@ class _DependencyWalk:
 
 def _find_files_in_source(source: syntax.ParsedModule) -> Iterator[Path]:
     """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
-    for node in itertools.chain.from_iterable(map(syntax.list_descendants, source.effect_statements)):
+    for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, source.effect_statements)):
         if (
             isinstance(node, ast.Attribute)
             and node.attr in LIST_ADDERS

@@ -192,7 +192,7 @@ def is_shared_module(module: str) -> bool:
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
     """Modules imported by an alias of ``import_module``."""
     others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
-    for node in syntax.list_descendants(statement) if others - {"import_module"} else ():
+    for node in syntax.list_descendant_nodes(statement) if others - {"import_module"} else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
             for part in node.args[:1]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):

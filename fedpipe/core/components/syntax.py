@@ -25,14 +25,14 @@ def to_canonical_text(node: ast.AST) -> str:
         if field_value is None or name in {"kind", "ctx", "type_comment"}:
             continue
         if not isinstance(field_value, list):
-            parts.append(f"{name}={_value_to_text(field_value)}")
+            parts.append(f"{name}={_format_field_value(field_value)}")
         elif field_value:
             items = _merge_adjacent_constants(field_value) if isinstance(node, ast.JoinedStr) else field_value
-            parts.append(f"{name}=[{','.join([_value_to_text(item) for item in items if not is_noop(item)])}]")
+            parts.append(f"{name}=[{','.join([_format_field_value(item) for item in items if not is_noop(item)])}]")
     return f"{type(node).__name__}({' '.join(parts)})"
 
 
-def _value_to_text(value: Any) -> str:
+def _format_field_value(value: Any) -> str:
     return to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
@@ -50,7 +50,7 @@ def _merge_adjacent_constants(values: list[ast.expr]) -> list[ast.expr]:
     return parts
 
 
-def _list_children(node: ast.AST) -> list[ast.AST]:
+def _list_child_nodes(node: ast.AST) -> list[ast.AST]:
     """Child nodes without contexts (load, store). `ast.iter_child_nodes` takes three times as long."""
     children: list[ast.AST] = []
     for name in node._fields:
@@ -62,11 +62,11 @@ def _list_children(node: ast.AST) -> list[ast.AST]:
     return children
 
 
-def list_descendants(root: ast.AST) -> list[ast.AST]:
+def list_descendant_nodes(root: ast.AST) -> list[ast.AST]:
     """List a node and all its descendants."""
     nodes = [root]
     for node in nodes:
-        nodes += _list_children(node)
+        nodes += _list_child_nodes(node)
     return nodes
 
 
@@ -133,7 +133,7 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, DEFINITIONS):
         yield statement.name
         return
-    for node in list_descendants(statement):
+    for node in list_descendant_nodes(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, DEFINITIONS):
@@ -144,12 +144,14 @@ def _is_plain_assignment(statement: ast.stmt) -> bool:
     """Whether a statement only assigns values to names, such as ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
         names = [
-            node for target in statement.targets for node in list_descendants(target) if isinstance(node, ast.expr)
+            node for target in statement.targets for node in list_descendant_nodes(target) if isinstance(node, ast.expr)
         ]
         is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
     else:
         is_plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return is_plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_descendants(statement))
+    return is_plain and not any(
+        isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_descendant_nodes(statement)
+    )
 
 
 def _is_type_checking_block(statement: ast.stmt) -> bool:
@@ -162,7 +164,7 @@ def _is_type_checking_block(statement: ast.stmt) -> bool:
 
 def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """Imports anywhere in a statement: pairs of a local name and the dotted name that it refers to."""
-    for child in list_descendants(node):
+    for child in list_descendant_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
@@ -200,7 +202,7 @@ def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
         elif inner is not node:
             stack.append(inner)
         else:
-            stack += _list_children(node)
+            stack += _list_child_nodes(node)
 
 
 def is_inert_on_import(statement: ast.stmt) -> bool:
@@ -212,5 +214,5 @@ def is_inert_on_import(statement: ast.stmt) -> bool:
 
 def has_external_assignment(statement: ast.stmt) -> bool:
     """Whether a statement changes another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
-    nodes = list_descendants(statement)
+    nodes = list_descendant_nodes(statement)
     return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

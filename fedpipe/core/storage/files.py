@@ -211,19 +211,19 @@ def table_to_frame(table: pa.Table) -> pd.DataFrame:
 
 def is_stored(path: Path) -> bool:
     """Whether a file exists, loose or packed."""
-    pack_file, name = archive.locate_member(path)
-    return path.is_file() or name in archive.list_members(pack_file)
+    pack_file, name = archive.locate_pack_member(path)
+    return path.is_file() or name in archive.list_pack_members(pack_file)
 
 
 def format_display_path(path: Path) -> str:
     """Describe the location of a file: its path, or a member of its pack."""
-    pack_file, name = archive.locate_member(path)
+    pack_file, name = archive.locate_pack_member(path)
     return f"{pack_file}/{name}" if _is_packed(path) else str(path)
 
 
 def find_containing_file(path: Path) -> Path:
     """Find the file that contains it: itself or its pack."""
-    return archive.locate_member(path)[0] if _is_packed(path) else path
+    return archive.locate_pack_member(path)[0] if _is_packed(path) else path
 
 
 def compute_file_sha256(path: Path) -> str:
@@ -234,7 +234,7 @@ def compute_file_sha256(path: Path) -> str:
     except FileNotFoundError:
         pass
     try:
-        return hashlib.sha256(archive.read_member(path)).hexdigest()
+        return hashlib.sha256(archive.read_pack_member(path)).hexdigest()
     except zipfile.BadZipFile as error:
         raise make_unreadable_file_error(path, error) from error
 
@@ -293,7 +293,7 @@ def read_bytes(path: Path) -> bytes:
         with suppress(FileNotFoundError):
             return path.read_bytes()
         with suppress(FileNotFoundError):
-            return archive.read_member(path)
+            return archive.read_pack_member(path)
     raise FileNotFoundError(path)
 
 
@@ -315,21 +315,21 @@ def _make_missing_file_error(path: Path) -> ArtifactError:
 
 
 def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
-    subject = f"the SHA-256 of {archive.locate_member(path)[1]}" if _is_packed(path) else "its SHA-256"
+    subject = f"the SHA-256 of {archive.locate_pack_member(path)[1]}" if _is_packed(path) else "its SHA-256"
     reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
     return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_format_repair_advice(path)}.")
 
 
 def make_unreadable_file_error(path: Path, reason: object) -> ArtifactError:
     """Make the error about a file that can't be read."""
-    member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
+    member_prefix = f"{archive.locate_pack_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
         f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_format_repair_advice(path)}."
     )
 
 
 def _is_packed(path: Path) -> bool:
-    return archive.is_packable(path) and not path.exists() and archive.locate_member(path)[0].exists()
+    return archive.is_packable(path) and not path.exists() and archive.locate_pack_member(path)[0].exists()
 
 
 def _format_repair_advice(path: Path) -> str:

@@ -101,7 +101,7 @@ class RoundFiles:
         """Marker of a complete round."""
         return self.path / "round.json"
 
-    def block_uploads(self, index: int) -> Path:
+    def get_block_uploads_path(self, index: int) -> Path:
         """Uploads of one job's participants (only in the DAG of single rounds, until aggregated)."""
         return self.path / f"block-{index:04d}.pt"
 
@@ -207,16 +207,16 @@ class RunFiles:
     def list_complete_rounds(self) -> list[int]:
         """List the complete rounds, ascending, including 0."""
         markers = [
-            *archive.list_members(archive.get_pack_path(self.rounds_folder)),
+            *archive.list_pack_members(archive.get_pack_path(self.rounds_folder)),
             *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
 
-    def segment_manifest(self, stop: int) -> Path:
+    def get_segment_manifest_path(self, stop: int) -> Path:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
-    def replay_record(self, round_number: int, shared_digest: str) -> Path:
+    def get_replay_record_path(self, round_number: int, shared_digest: str) -> Path:
         """Result of repeating a round before the run resumed with other shared code."""
         return self.path / "continued" / f"{round_number:04d}-{shared_digest}.json"
 
@@ -338,7 +338,7 @@ class StudyFiles:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
 
-    def result_table(self, file_format: str) -> Path:
+    def get_result_table_path(self, file_format: str) -> Path:
         """Result table as ``csv``, ``md`` or ``html``."""
         return self.tables / f"results.{file_format}"
 
@@ -352,7 +352,7 @@ class StudyFiles:
         """The table of mean ranks and p-values, if the study has a rank test."""
         return self.tables / "ranks.csv"
 
-    def rung_result(self, rounds: int) -> Path:
+    def get_rung_result_path(self, rounds: int) -> Path:
         """Result of the rung of section `tune` with this number of rounds."""
         return self.tables / f"tuning-{rounds:04d}.json"
 
@@ -365,14 +365,14 @@ class StudyFiles:
         """Numbers of one of the `PLOTS`."""
         return self.plots / f"{name}.csv"
 
-    def partition_figure(self, name: str) -> Path:
+    def get_partition_figure_path(self, name: str) -> Path:
         """Figure of the partition with this name, without suffix."""
         return self.figures / f"partition-{name}"
 
     def list_table_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
         """List all files of rule `table` for these algorithms."""
         return [
-            *map(self.result_table, ("csv", "md", "html")),
+            *map(self.get_result_table_path, ("csv", "md", "html")),
             self.statistics_table,
             self.times_table,
             self.metrics,
@@ -380,9 +380,9 @@ class StudyFiles:
             *map(self.get_run_keys_path, algorithm_labels),
         ]
 
-    def figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
+    def list_figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
         """Figures with these names and of these partitions, in each format."""
-        stems = [*(self.figures / name for name in names), *map(self.partition_figure, partition_names)]
+        stems = [*(self.figures / name for name in names), *map(self.get_partition_figure_path, partition_names)]
         return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.data import store
@@ -35,7 +35,7 @@ def get_features_path(settings: RunSettings) -> Path:
         "transforms": settings.transforms,
         "dtype": settings.federation["dtype"],
     }
-    key = digest_json(key_settings)
+    key = compute_json_digest(key_settings)
     return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
 
 

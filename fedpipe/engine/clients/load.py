@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet, read_recorded_sha256
 from fedpipe.data import store
@@ -19,7 +19,7 @@ from fedpipe.settings.dataset import NOISE_KEYS
 
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:
     """Get the paths of a run's data set and partition."""
-    partition_path = layout.get_assignment_path(digest_json(settings.partition_settings))
+    partition_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
     return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
 
 
