@@ -92,7 +92,7 @@ def find_unneeded_files() -> list[UnneededFiles]:
             )
             continue
         needed_partitions.add(layout.get_assignment_path(compute_json_digest(run_settings.partition_settings)).parent)
-        needed_data.add(store.locate_dataset(run_settings.dataset))
+        needed_data.add(store.get_stored_dataset_path(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
     unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
     needed_diagnostics = {RESULTS / "diagnostics" / path.relative_to(RESULTS / "runs") for path in runs}

@@ -104,7 +104,7 @@ def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> 
     """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
     assignment_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
-    dataset_path = store.locate_dataset(settings.dataset)
+    dataset_path = store.get_stored_dataset_path(settings.dataset)
     return {
         "run": str(files.path),
         "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},

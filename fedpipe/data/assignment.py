@@ -140,7 +140,7 @@ def assign_samples(
         sample, client = np.concatenate([sample, test_indices]), np.concatenate([client, test_client])
         sample_split = np.concatenate([sample_split, np.full(len(test_indices), "test")])
     order = np.lexsort((client, sample))
-    names = None if column is None else name_clients([column.names[value] for value in client_values])
+    names = None if column is None else make_unique_client_names([column.names[value] for value in client_values])
     return pa.table(
         {
             "sample": pa.array(sample[order], pa.int64()),
@@ -273,7 +273,7 @@ def _partition_samples(
     return pairs, client_values
 
 
-def name_clients(values: Sequence[str]) -> list[str]:
+def make_unique_client_names(values: Sequence[str]) -> list[str]:
     """Names of the clients: their values, with a number from 1 if several clients have the same value."""
     count, seen = Counter(values), Counter[str]()
     names = []

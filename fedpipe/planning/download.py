@@ -80,7 +80,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     fetch
         Source of its files.
     path
-        File to write. By default :func:`~fedpipe.data.store.locate_dataset`.
+        File to write. By default :func:`~fedpipe.data.store.get_stored_dataset_path`.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
         A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
     """
     loaded = dataset.load(fetch)
-    arrays = store.to_canonical_arrays(loaded)
+    arrays = store.convert_to_canonical_arrays(loaded)
     samples = Samples(**arrays, columns=loaded.columns, class_names=loaded.class_names)
     name, samples_checksum = (
         registry.get_component_name(DATASET, type(dataset)),
@@ -107,7 +107,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
         )
     measured_facts = dataset.infer_info(samples)
     _check_samples(name, samples, measured_facts, dataset.info)
-    path = path or store.locate_dataset(registry.get_component_key_settings(DATASET, dataset))
+    path = path or store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, dataset))
     sha256 = store.save_samples(path, samples)
     named = {"class_names": samples.class_names} if samples.class_names else {}
     files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict(), **named})
@@ -153,7 +153,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
-    path = store.locate_dataset(registry.get_component_key_settings(DATASET, source))
+    path = store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, source))
     if path not in stored:
         stored.add(obtain_dataset(source, section.fetcher))
     messages = [f"{path} is stored."]

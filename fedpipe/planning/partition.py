@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def partition_dataset(key: str) -> Path:
     """Partition the samples with the settings of ``partition.yaml``. Write the assignment and its heterogeneity."""
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
-    dataset_path = store.locate_dataset(settings["dataset"])
+    dataset_path = store.get_stored_dataset_path(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     table = make_assignment_table(settings, samples)
     counts = Assignment.from_table(table).class_counts
@@ -52,7 +52,7 @@ def is_partition_reproducible(key: str) -> bool:
             f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
             f"({scheme_settings['code']}, now {current_code})."
         )
-    dataset_path = store.locate_dataset(settings["dataset"])
+    dataset_path = store.get_stored_dataset_path(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     stored_table = files.read_parquet(path, files.read_recorded_sha256(path))
     return compute_assignment_sha256(stored_table) == compute_assignment_sha256(
@@ -109,7 +109,7 @@ def collect_untested_client_warnings(partitions: dict[str, dict[str, Any]], text
     checked_settings = set()
     for key, settings in partitions.items():
         settings_digest = compute_json_digest({name: value for name, value in settings.items() if name != "seed"})
-        path = store.locate_dataset(settings["dataset"])
+        path = store.get_stored_dataset_path(settings["dataset"])
         if settings_digest in checked_settings or not path.is_file():
             continue
         checked_settings.add(settings_digest)

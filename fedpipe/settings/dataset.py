@@ -129,7 +129,7 @@ class Data(Section):
         configured_dataset, fetcher = self.configured_dataset, self.fetcher
         if not isinstance(configured_dataset, PublishedDataset) or configured_dataset.sha256:
             return True
-        stored_file = store.locate_dataset(registry.get_component_key_settings(DATASET, configured_dataset))
+        stored_file = store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, configured_dataset))
         return stored_file.is_file() or all(
             (fetcher.is_mirror_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
             for file in configured_dataset.files
@@ -155,7 +155,7 @@ class Data(Section):
     @property
     def dataset_path(self) -> Path:
         """File with its tensors."""
-        return store.locate_dataset(self.run_settings)
+        return store.get_stored_dataset_path(self.run_settings)
 
     @property
     def noise_key(self) -> str | None:

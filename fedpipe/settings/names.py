@@ -127,7 +127,7 @@ def _find_client_numbers(
             "federation.clients to use all clients of the data set."
         )
     values = draws.pop()
-    names = assignment.name_clients(values)
+    names = assignment.make_unique_client_names(values)
     numbers: list[Any] = []
     for client in clients:
         matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]

@@ -291,7 +291,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     )
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
-    assert store.read_dataset_info(store.locate_dataset(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
+    assert store.read_dataset_info(store.get_stored_dataset_path(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
 
 
 def test_another_file_than_declared_is_refused() -> None:
@@ -339,7 +339,7 @@ def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
     """Store a user's data set, and load its samples."""
     path = store_custom_dataset(**settings)
     stored = store.load_samples(path)
-    return Samples(**store.to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
+    return Samples(**store.convert_to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
 
 
 @pytest.mark.parametrize(

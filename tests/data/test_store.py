@@ -130,7 +130,7 @@ def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = download.obtain_dataset(Digits(), Fetcher())
-    assert path == store.locate_dataset(registry.get_component_key_settings(component.DATASET, Digits()))
+    assert path == store.get_stored_dataset_path(registry.get_component_key_settings(component.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load_samples(path, files.read_recorded_sha256(path)).x.numpy(), digits.x)
@@ -143,10 +143,12 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
     description = registry.get_component_key_settings(component.DATASET, Digits())
-    assert store.locate_dataset(description | {"split": "pooled", "test_fraction": 0.5}) == store.locate_dataset(
+    assert store.get_stored_dataset_path(
+        description | {"split": "pooled", "test_fraction": 0.5}
+    ) == store.get_stored_dataset_path(description)
+    assert store.get_stored_dataset_path(description | {"sha256": "1" * 64}) != store.get_stored_dataset_path(
         description
     )
-    assert store.locate_dataset(description | {"sha256": "1" * 64}) != store.locate_dataset(description)
 
 
 def test_other_samples_are_refused(tmp_path: Path) -> None:

@@ -30,13 +30,17 @@ BATCH_SIZE = 250  #: samples per call of the base
 def get_features_path(settings: RunSettings) -> Path:
     """Path of a run's features, with a hash of the base, the data set and the transforms."""
     key_settings = {
-        "dataset": store.locate_dataset(settings.dataset).stem,
+        "dataset": store.get_stored_dataset_path(settings.dataset).stem,
         "model": settings.model,
         "transforms": settings.transforms,
         "dtype": settings.federation["dtype"],
     }
     key = compute_json_digest(key_settings)
-    return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
+    return (
+        RESULTS
+        / "features"
+        / f"{store.get_stored_dataset_path(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
+    )
 
 
 def replace_inputs_by_features(

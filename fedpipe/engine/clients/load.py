@@ -20,7 +20,7 @@ from fedpipe.settings.dataset import NOISE_KEYS
 def get_input_paths(settings: RunSettings) -> dict[str, Path]:
     """Get the paths of a run's data set and partition."""
     partition_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
-    return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
+    return {"data set": store.get_stored_dataset_path(settings.dataset), "partition": partition_path}
 
 
 def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch.device) -> FederatedData:
