@@ -109,7 +109,7 @@ def resolve_grid_point_settings(
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
     for label in study_params.study.algorithms:
-        changes = methods.parse_options(point_settings, label).overrides
+        changes = methods.parse_method_options(point_settings, label).overrides
         name = json.dumps(changes, sort_keys=True, default=str)
         groups.setdefault(name, []).append(label)
         method_changes[name] = changes
@@ -149,7 +149,7 @@ def resolve_draw_settings(
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
     with _add_location_to_errors([f"with {drawn_values}, which tune.over draws for {label}"]):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
-        overrides = methods.parse_options(point_settings, label).overrides
+        overrides = methods.parse_method_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
         return parser.parse_params(whole, None, [label], obtain_command)
 

@@ -20,7 +20,7 @@ from fedpipe.core.storage.files import encode_json, read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
-from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws
+from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws_into_batches
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
@@ -93,7 +93,7 @@ class PlannedTuning:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
-        return split_draws(self.draws, self.rungs, self.sampler)
+        return split_draws_into_batches(self.draws, self.rungs, self.sampler)
 
     def get_batch(self, number: int) -> range:
         """Get the numbers of the draws that are new in a rung, by its index. Empty after the last rung."""

@@ -78,7 +78,7 @@ def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
     return Field(default, exclude_if=lambda value: value == default, **arguments)
 
 
-def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def require_unique_values(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raise an error if a value is listed twice."""
     earlier_values = set()
     for value in values:
@@ -100,7 +100,7 @@ def check_and_sort_clients(clients: float | tuple[int, ...], advice: str) -> flo
         return clients
     if not clients:
         raise ValueError(f"[] lists no client. {advice}")
-    return tuple(sorted(require_unique(clients)))
+    return tuple(sorted(require_unique_values(clients)))
 
 
 def _convert_to_hashable(value: Any) -> Any:

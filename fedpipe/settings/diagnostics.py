@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from fedpipe.core.errors import suggest_name
-from fedpipe.settings.base import Label, Section, require_unique
+from fedpipe.settings.base import Label, Section, require_unique_values
 
 
 class _Diagnostic(Section):
@@ -30,7 +30,7 @@ class _Diagnostic(Section):
     )
 
     _require_unique_values = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
-        lambda values: values and require_unique(values)
+        lambda values: values and require_unique_values(values)
     )
 
     @property

@@ -10,7 +10,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedpipe.settings.base import Section, require_unique
+from fedpipe.settings.base import Section, require_unique_values
 
 
 class Execution(Section):
@@ -37,7 +37,7 @@ class Execution(Section):
         "classes such as own.Board (docs/callbacks.md).",
     )
 
-    _require_unique_callbacks = field_validator("callbacks")(require_unique)
+    _require_unique_callbacks = field_validator("callbacks")(require_unique_values)
 
     @field_validator("stack")
     @classmethod

@@ -90,7 +90,7 @@ class Method:
     options: MethodOptions
 
 
-def parse_options(settings: Any, label: str) -> MethodOptions:
+def parse_method_options(settings: Any, label: str) -> MethodOptions:
     """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
 
     Raises

@@ -73,7 +73,7 @@ def finish_rung(target: float) -> Rung:
 
 def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
     values = {
-        number: {key: one.get_value((number + 0.5) / 12) for key, one in RANGES.items()}
+        number: {key: one.interpolate_value((number + 0.5) / 12) for key, one in RANGES.items()}
         for number in range(12)[::order]
     }
     return tpe.draw_by_tpe(RANGES, values, count, seed)
