@@ -86,7 +86,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
     plan = _read_plan(name)
-    plan.require_winners()
+    plan.require_finished_search()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
     frame = results.select_rows_of_standard_protocols(
@@ -148,7 +148,7 @@ def _is_outdated(plan: Plan, folder: Path) -> bool:
 
     The revision's files are in ``folder``. Code, and the files that its params.yaml names, are the current ones.
     """
-    plan = plan.untuned
+    plan = plan.plan_without_tuning
     try:
         new_plan = planner.make_plan(folder / PARAMS)
     except UserError:  # a file or a component may be missing in the current folder

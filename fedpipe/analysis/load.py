@@ -54,7 +54,7 @@ class Results:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        plan.require_winners()
+        plan.require_finished_search()
         self.folder, self.plan = folder, plan
         self._data = StudyData(plan)
 

@@ -27,7 +27,7 @@ def verify_study(plan: Plan) -> VerificationResult:
             cell.merged_files.check_hashes()
         for diagnostic in plan.diagnostics:
             files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
-        plan.require_winners()
+        plan.require_finished_search()
         report_files = contents.build_report_files(StudyData(plan)) | tuning.build_rungs(plan)
     except UserError as error:
         return VerificationResult(f"{study_files.path}: {error}", False)

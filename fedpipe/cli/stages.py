@@ -50,7 +50,7 @@ def download_data(
     stored: set[Path] = set()
     for path in layout.list_studies(params):
         try:
-            typer.echo(stage.declare_dataset(name, path, stored))
+            typer.echo(stage.write_dataset_facts_into_study(name, path, stored))
         except UserError as error:
             if not params.is_dir():
                 raise
@@ -263,7 +263,7 @@ def write_tables(
 
     study_plan = read_plan(params, preset)
     contents.require_same_plan(study_plan, plan_fingerprint)
-    study_plan.require_winners()
+    study_plan.require_finished_search()
     contents.write_report_files(contents.build_report_files(StudyData(study_plan)))
 
 
@@ -291,7 +291,7 @@ def draw_figure(
         raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
     contents.require_same_plan(study_plan, plan_fingerprint)
     if name != "partition":  # its figures need no run
-        study_plan.require_winners()
+        study_plan.require_finished_search()
     if name in study_plan.metrics_by_curves_figure:
         contents.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
@@ -312,7 +312,7 @@ def require_complete_runs(
     study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
-    study_plan.require_winners()
+    study_plan.require_finished_search()
     cells = study_plan.resolve(has_draws=True).cells
     for merged_files in dict.fromkeys(cell.merged_files for cell in cells if cell.algorithm == algorithm):
         merged_files.check_hashes()

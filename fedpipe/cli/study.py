@@ -52,7 +52,7 @@ def plan_studies(
             typer.echo(f"fedpipe: {prefix}{change}", err=True)
         for warning in study_plan.warnings:
             typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
-        if bound := search.describe_bound(study_plan):
+        if bound := search.describe_largest_search_size(study_plan):
             typer.echo(f"fedpipe: {prefix}{bound}", err=True)
         if dry_run:
             typer.echo("".join(f"{line}\n" for line in study_plan.run_descriptions), nl=False)

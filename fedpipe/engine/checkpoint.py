@@ -263,5 +263,5 @@ def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
             diagnosed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
             yield from (
                 RetentionRequest(rounds, plan.keep_models, diagnosed_rounds)
-                for rounds in plan.round_counts.get(files.path, ())
+                for rounds in plan.round_counts_by_run.get(files.path, ())
             )

@@ -136,7 +136,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
         if study is None:
             missing.setdefault(NO_STUDY, []).append(selection.study or "")
             continue
-        cells = [cell for cell in results.sort_cells(study.plan) if _is_selected(selection, cell)]
+        cells = [cell for cell in results.sort_cells(study.plan) if _is_cell_selected(selection, cell)]
         if not cells:
             missing.setdefault(f"not part of preset {study.plan.preset}", []).append(selection.study or "")
         for cell in cells:
@@ -150,7 +150,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
     return runs, missing
 
 
-def _is_selected(selection: RunSelection, cell: Cell) -> bool:
+def _is_cell_selected(selection: RunSelection, cell: Cell) -> bool:
     """Whether a selection contains a cell. Names of the grid that don't concern the cell's method are ignored."""
     for name, value in selection.where.items():
         if name in cell.grid and cell.grid[name] not in (value if isinstance(value, list | tuple) else [value]):

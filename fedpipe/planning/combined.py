@@ -78,16 +78,16 @@ class CombinedPlan:
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
-    def draw_paths(self) -> frozenset[Path]:
+    def draw_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
-        return frozenset(path for plan in self.plans for path in plan.draw_paths)
+        return frozenset(path for plan in self.plans for path in plan.draw_run_paths)
 
     @cached_property
-    def round_counts(self) -> dict[str, tuple[int, ...]]:
+    def round_counts_by_run(self) -> dict[str, tuple[int, ...]]:
         """Numbers of rounds by run that any study's cells report, ascending."""
         counts: dict[str, set[int]] = {}
         for plan in self.job_plans:
-            for path, lengths in plan.round_counts.items():
+            for path, lengths in plan.round_counts_by_run.items():
                 counts.setdefault(str(path), set()).update(lengths)
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 

@@ -160,7 +160,7 @@ class DerivedStudy:
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        body = self._edit_base_text()
+        body = self._apply_overrides_to_base_text()
         return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
 
     @property
@@ -187,7 +187,7 @@ class DerivedStudy:
             The base with the new values is invalid, or a new value has no effect.
         """
         try:
-            self._require_effect_of_overrides(preset)
+            self._reject_overrides_without_effect(preset)
             return planner.make_plan(self.path, preset, self.settings)
         except SettingsError as error:
             suffix = f"(with {self.options})"
@@ -233,7 +233,7 @@ class DerivedStudy:
             f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
         )
 
-    def _edit_base_text(self) -> str:
+    def _apply_overrides_to_base_text(self) -> str:
         """Edit the text of the base. If anchors prevent this, format all settings instead."""
         editor = _make_yaml_parser()
         document = editor.load(self.base.read_text(encoding="utf-8"))
@@ -248,7 +248,7 @@ class DerivedStudy:
         """Set all keys, also in the grid and in presets, which would override them."""
         presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
-            for grid_lists in _list_grids(settings, presets):
+            for grid_lists in _list_grid_sections(settings, presets):
                 for name in [name for name in grid_lists if grid.is_key_within_section(name, override.key)]:
                     if not isinstance(grid_lists[name], dict):
                         del grid_lists[name]
@@ -256,19 +256,19 @@ class DerivedStudy:
                 for key in [key for key in changes if grid.is_key_within_section(key, override.key)]:
                     del changes[key]
             if override.is_grid:
-                _set_value(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
+                _set_setting(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
                 for changes in presets:
                     if isinstance(changes.get("study.grid"), dict):
                         changes["study.grid"][override.key] = override.parse_values(parse_text)
             else:
-                _set_value(settings, override.key.split("."), override.parse_value(parse_text), override)
+                _set_setting(settings, override.key.split("."), override.parse_value(parse_text), override)
                 for changes in presets:
                     if any(
                         grid.is_key_within_section(override.key, key) for key in changes
                     ):  # a preset's section is set before
                         changes[override.key] = override.parse_value(parse_text)
 
-    def _require_effect_of_overrides(self, preset: str) -> None:
+    def _reject_overrides_without_effect(self, preset: str) -> None:
         """Require that each new value has an effect."""
         settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
         params = parser.parse_params(
@@ -321,7 +321,7 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _set_value(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
+def _set_setting(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
     """Set the value at a path of keys, and create missing sections."""
     *sections, last = key_path
     for section in sections:
@@ -335,7 +335,7 @@ def _set_value(settings: Any, key_path: Sequence[str], value: Any, override: Ove
     settings[last] = value
 
 
-def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
+def _list_grid_sections(settings: Any, presets: Sequence[Any]) -> list[Any]:
     """List the grid of the study, and the grids that presets set instead."""
     study = settings.get("study")
     grids = [

@@ -114,7 +114,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     return path
 
 
-def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
+def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
     For the study's own data set, this includes the files of its partition and its model's weights, and the data sets
@@ -297,7 +297,7 @@ def _write_key_into_study(
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
     for part in key_path:
-        node = _find_mapping(node, part)
+        node = _find_yaml_mapping(node, part)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
@@ -341,7 +341,7 @@ def _iter_key_paths_of_node(
             yield from _iter_key_paths_of_node(value, node, (*parent_keys, name.value))
 
 
-def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
+def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
     """Find the mapping below a key."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:

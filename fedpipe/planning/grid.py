@@ -128,7 +128,7 @@ def resolve_grid_point_settings(
             for position, key in enumerate(keys)
             if any(is_key_within_section(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
-        yield params, labels, {key: _get_value(whole, key) for key in keys if key not in void}
+        yield params, labels, {key: _get_setting(whole, key) for key in keys if key not in void}
 
 
 def resolve_draw_settings(
@@ -154,7 +154,7 @@ def resolve_draw_settings(
         return parser.parse_params(whole, None, [label], obtain_command)
 
 
-def _get_value(settings: dict[str, Any], key: str) -> Any:
+def _get_setting(settings: dict[str, Any], key: str) -> Any:
     """Get the value at a dotted key."""
     value: Any = settings
     for part in key.split("."):

@@ -37,7 +37,7 @@ from fedpipe.planning.rungs import (
     PlannedTuning,
     Rung,
     RungSearch,
-    format_draw,
+    format_draw_label,
     read_rungs,
 )
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, to_new_clients_protocol
@@ -57,7 +57,7 @@ OPTIONAL_NAME_PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RunRounds:
+class _FirstRounds:
     """The first ``rounds`` rounds of a run."""
 
     algorithm: Label  #: its label in the study
@@ -77,7 +77,7 @@ class _RunRounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRun(_RunRounds):
+class PlannedRun(_FirstRounds):
     """A run of the study. It is in the plan once, also if several cells report it."""
 
     partition: Key  #: the key of its partition
@@ -96,7 +96,7 @@ class PlannedRun(_RunRounds):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(_RunRounds):
+class Cell(_FirstRounds):
     """A cell of tables and figures: some rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: grid values that concern the algorithm
@@ -132,7 +132,7 @@ class PlannedDiagnostic:
         return self.files.table
 
 
-def _require_path_of_run(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _check_run_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Require that a path is the one of its run or diagnostic."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
@@ -153,7 +153,7 @@ class Plan:
     protocols: Annotated[tuple[str, ...], Field(min_length=1)]
     method_protocols: dict[str, str]  #: protocol by label, if it is not the study's first
     partitions: dict[Key, dict[str, Any]]  #: settings of each partition by key
-    runs: tuple[Annotated[PlannedRun, WrapValidator(_require_path_of_run)], ...]
+    runs: tuple[Annotated[PlannedRun, WrapValidator(_check_run_path)], ...]
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
     files: tuple[str, ...]  #: files that are written with the plan
@@ -161,7 +161,7 @@ class Plan:
     execution: Execution
     artifacts: Artifacts
     report: Report
-    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_path_of_run)], ...] = ()
+    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_check_run_path)], ...] = ()
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("accuracy",)  #: metrics of tables and curves
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
     #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
@@ -203,7 +203,7 @@ class Plan:
         points: dict[tuple[str, str], list[str]] = {}
         plan = self.resolve(has_draws=True)
         for cell in plan.cells:
-            values = cell.own if cell.files.path in self.draw_paths else {}
+            values = cell.own if cell.files.path in self.draw_run_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
         points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}
@@ -287,7 +287,7 @@ class Plan:
         return tuple(dict.fromkeys(cell.merged_files for cell in self.cells))
 
     @cached_property
-    def round_counts(self) -> dict[Path, tuple[int, ...]]:
+    def round_counts_by_run(self) -> dict[Path, tuple[int, ...]]:
         """Numbers of rounds by run that cells report, ascending."""
         counts: dict[Path, set[int]] = {}
         for cell in self.cells:
@@ -296,7 +296,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
-        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.untuned, mode="json")
+        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
         if self.tuning is None:
             del content["tuning"]
         return content
@@ -304,7 +304,7 @@ class Plan:
     # -- section `tune` ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def untuned(self) -> Plan:
+    def plan_without_tuning(self) -> Plan:
         """The plan without the draws and winners of `tune`."""
         if self.tuning is None:
             return self
@@ -317,7 +317,9 @@ class Plan:
     def search(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = self.to_dict().get("tuning")
-        return compute_json_digest([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
+        return compute_json_digest(
+            [tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.plan_without_tuning.cells]]
+        )
 
     @property
     def rung_files(self) -> list[Path]:
@@ -330,7 +332,7 @@ class Plan:
         return self.tuning is not None and not any(cell.grid[TUNING] == TUNED for cell in self.cells)
 
     @cached_property
-    def draw_paths(self) -> frozenset[Path]:
+    def draw_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
         searches = self.tuning.searches if self.tuning else ()
         return frozenset(
@@ -340,7 +342,7 @@ class Plan:
             for key in candidate.keys
         )
 
-    def require_winners(self) -> None:
+    def require_finished_search(self) -> None:
         """Raise an ArtifactError if the winners of `tune` are not known yet."""
         if self.is_searching:
             raise ArtifactError(
@@ -365,19 +367,23 @@ class Plan:
         rungs = self.read_rungs() if rungs is None else rungs
         is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
-        runs = {(run.algorithm, run.key): run for run in self.untuned.runs}
+        runs = {(run.algorithm, run.key): run for run in self.plan_without_tuning.runs}
         for index, search in enumerate(tuning.searches):
-            defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in self.untuned.cells if search.has_cell(cell)]
+            defaults = [
+                (cell, runs[cell.algorithm, cell.key])
+                for cell in self.plan_without_tuning.cells
+                if search.has_cell(cell)
+            ]
             results = [rung.searches[index] for rung in rungs]
-            winners = list(self._list_winners(search, defaults, results[-1])) if is_complete else []
-            draws = list(self._list_draws(tuning, search, results)) if has_draws else []
+            winners = list(self._list_winning_runs(search, defaults, results[-1])) if is_complete else []
+            draws = list(self._list_draw_runs(tuning, search, results)) if has_draws else []
             for cell, run in (*winners, *defaults, *draws):
                 cells[cell.algorithm, cell.seed, str(cell.grid), cell.rounds] = cell
                 other = runs.get((run.algorithm, run.key), run)
                 runs[run.algorithm, run.key] = run if run.rounds > other.rounds else other
         return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()), tuning=tuning)
 
-    def _list_winners(
+    def _list_winning_runs(
         self, search: PlannedSearch, defaults: list[tuple[Cell, PlannedRun]], result: RungSearch
     ) -> Iterator[tuple[Cell, PlannedRun]]:
         """List the cells of a method's winner and their runs: those of the default settings with the drawn values.
@@ -390,12 +396,12 @@ class Plan:
                 run = replace(run, key=result.keys[position], rounds=cell.rounds, participants=participants)
             yield replace(cell, key=run.key, grid=search.grid | {TUNING: TUNED}), run
 
-    def _list_draws(
+    def _list_draw_runs(
         self, tuning: PlannedTuning, search: PlannedSearch, results: list[RungSearch]
     ) -> Iterator[tuple[Cell, PlannedRun]]:
         """List the cells of a method's draws and their runs: one for each rung that a draw has reached."""
         for number, rounds in enumerate(tuning.rungs[: len(results) + 1]):
-            draws = tuning.list_entrants(search, number, results[number - 1].selected if number else ())
+            draws = tuning.list_rung_draws(search, number, results[number - 1].selected if number else ())
             for draw, (position, seed) in itertools.product(draws, enumerate(tuning.seeds)):
                 candidate = search.draws[draw]
                 run = PlannedRun(
@@ -407,7 +413,7 @@ class Plan:
                     dataset=search.dataset,
                     participants=candidate.participants,
                 )
-                grid = search.grid | {TUNING: format_draw(draw)}
+                grid = search.grid | {TUNING: format_draw_label(draw)}
                 values = candidate.values
                 cell = Cell(algorithm=run.algorithm, seed=seed, key=run.key, rounds=rounds, grid=grid, own=values)
                 yield cell, run
@@ -446,7 +452,7 @@ class Plan:
             and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
             and {run.algorithm for run in self.runs} == set(self.algorithms)
             and {run.partition for run in self.runs} == set(self.partitions)
-            and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)
+            and all(run.rounds == max(self.round_counts_by_run.get(run.path, (0,))) for run in self.runs)
             and all(cell.grid.keys() <= self.grid.keys() for cell in self.cells)
             and self.method_protocols.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])}
             <= {*self.algorithms}

@@ -144,7 +144,7 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for label in study_params.study.algorithms
             if (title := methods.get_method_title(label, study_params.algorithms[label])) != label
         },
-        tuning=draft.get_tuning(),
+        tuning=draft.build_planned_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
         held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
@@ -243,7 +243,7 @@ class _PlanDraft:
             name = compute_json_digest([label, grid_values])
             if name in self.searches:
                 continue
-            protocol = search.get_protocol(tune, params, label)
+            protocol = search.get_ranking_protocol(tune, params, label)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = []
@@ -284,7 +284,7 @@ class _PlanDraft:
         participants = draw_params.federation.participants
         return Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys))
 
-    def get_tuning(self) -> PlannedTuning | None:
+    def build_planned_tuning(self) -> PlannedTuning | None:
         """Get the draws of section `tune`. None without that section."""
         tune = self.study_params.tune
         if tune is None:
@@ -430,8 +430,8 @@ def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
     files |= {file for component in components for file in compute_code_digest(*component.list_hashed_code()).files}
     cwd = Path.cwd().resolve()
 
-    def to_relative(file: Path) -> str:
+    def to_relative_path(file: Path) -> str:
         absolute_file = file.resolve()
         return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
 
-    return {to_relative(file): compute_file_sha256(file) for file in sorted(files)}
+    return {to_relative_path(file): compute_file_sha256(file) for file in sorted(files)}

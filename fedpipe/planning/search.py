@@ -19,7 +19,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings, dump_evaluation_settings
-from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_draws
+from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_continuing_draws
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
@@ -28,7 +28,7 @@ from fedpipe.settings.tune import Tune, count_draws_by_rung
 TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
 
 
-def get_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
+def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
     """Get the protocol that ranks the draws of a method: its own on validation samples, or `tune.by`."""
     own_protocol = params.algorithms[label].options.protocol
     return to_validation_protocol(own_protocol) if own_protocol else tune.by
@@ -48,7 +48,7 @@ def check_tune_section(study_params: Params, preset_changes: dict[str, Any], gri
     if tune.sampler == "tpe" and importlib.util.find_spec("optuna") is None:
         raise SettingsError("tune.sampler: 'tpe' needs the library optuna. Run `pip install 'fedpipe[optuna]'`.")
     for key in tune.over:
-        _check_key(key, study_params)
+        _check_tuned_key(key, study_params)
         other_keys = [
             *(("the preset sets", one) for one in preset_changes),
             *((f"'{name}' in study.grid sets", one) for name, keys in grid_keys.items() for one in keys),
@@ -115,13 +115,13 @@ def list_winner_settings(
     ``get_settings`` gets those of a planned run.
     """
     draw_settings = get_settings(search.list_run_files(draw)[0])
-    default_cells = (cell for cell in plan.untuned.cells if search.has_cell(cell))
+    default_cells = (cell for cell in plan.plan_without_tuning.cells if search.has_cell(cell))
     return [make_winner_run_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
 
 
 def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
     """List the keys of a winner's runs, one for each of the study's seeds, from the stored settings of its draw."""
-    return [settings.key for settings in list_winner_settings(plan, search, draw, _read_settings)]
+    return [settings.key for settings in list_winner_settings(plan, search, draw, _read_settings_of_run)]
 
 
 def write_winner_settings(plan: Plan) -> None:
@@ -131,13 +131,13 @@ def write_winner_settings(plan: Plan) -> None:
         return
     for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         for draw in result.selected:
-            for settings in list_winner_settings(plan, search, draw, _read_settings):
+            for settings in list_winner_settings(plan, search, draw, _read_settings_of_run):
                 files, text = RunFiles.from_key(search.algorithm, settings.key), settings.to_yaml()
                 if not files.settings.is_file() or files.settings.read_text() != text:
                     write_bytes(files.settings, text.encode())
 
 
-def assume_results(
+def assume_search_results(
     plan: Plan, settings_by_key: dict[str, RunSettings]
 ) -> tuple[tuple[Rung, ...], dict[str, RunSettings]]:
     """Complete the results of the rungs, for a forecast: the draws with the lowest numbers continue.
@@ -158,7 +158,7 @@ def assume_results(
         is_last = rounds == tuning.rungs[-1]
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            kept = select_draws(search.draws, tuning.list_entrants(search, number, selected), is_last)
+            kept = select_continuing_draws(search.draws, tuning.list_rung_draws(search, number, selected), is_last)
             runs = [
                 settings
                 for draw in (kept if is_last else ())
@@ -172,7 +172,7 @@ def assume_results(
     return tuple(rungs), winners
 
 
-def describe_bound(plan: Plan) -> str:
+def describe_largest_search_size(plan: Plan) -> str:
     """Describe the largest number of runs and rounds of the search. It is smaller if equal values are drawn."""
     tuning = plan.tuning
     if tuning is None:
@@ -188,11 +188,11 @@ def describe_bound(plan: Plan) -> str:
     )
 
 
-def _read_settings(files: RunFiles) -> RunSettings:
+def _read_settings_of_run(files: RunFiles) -> RunSettings:
     return RunSettings.read(files.settings)
 
 
-def _check_key(key: str, study_params: Params) -> None:
+def _check_tuned_key(key: str, study_params: Params) -> None:
     """Require that a key exists, can differ between methods, and concerns a method of the study."""
     grid.reject_unknown_key("tune.over", key, study_params)
     section, _, name = key.partition(".")

@@ -117,7 +117,7 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
         There is no table yet, or it differs from the runs.
     """
     plan = data.plan
-    plan.require_winners()
+    plan.require_finished_search()
     table = plan.study_files.get_result_table_path("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(

@@ -148,7 +148,7 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
 
 def _assume_results(plan: NewPlan) -> NewPlan:
     """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
-    rungs, winners = search.assume_results(plan, plan.run_settings)
+    rungs, winners = search.assume_search_results(plan, plan.run_settings)
     return dataclasses.replace(plan.resolve(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners)
 
 

@@ -249,7 +249,7 @@ def describe_search_progress(plan: Plan) -> list[str]:
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
     selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
-    draws = selected + len(tuning.get_batch(number))
+    draws = selected + len(tuning.get_batch_draws(number))
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} draw{'s' if draws > 1 else ''} of each method until "
         f"round {tuning.rungs[number]}"
@@ -325,7 +325,7 @@ def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bo
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
     """Get the accuracy by the study's first protocol in the last evaluated round."""
-    if not curves or run.path in plan.draw_paths:
+    if not curves or run.path in plan.draw_run_paths:
         return None
     return curves[max(curves)].get(plan.protocols[0], math.nan)
 

@@ -25,7 +25,7 @@ from fedpipe.planning.rungs import (
     Rung,
     RungSearch,
     encode_rung,
-    select_draws,
+    select_continuing_draws,
 )
 from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
@@ -64,11 +64,11 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
     for index, planned in enumerate(tuning.searches):
-        draws = tuning.list_entrants(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
+        draws = tuning.list_rung_draws(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
         files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
         ranking = rank_draws(measurements, METRICS[tuning.metric].improvement_sign)
-        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
+        selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
         found.append(
             RungSearch(
@@ -81,7 +81,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
         stored = stored_tuning.searches[index].draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.add_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
+    return tpe.draw_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
 
 
 def build_rungs(plan: Plan) -> dict[Path, bytes]:
@@ -217,7 +217,8 @@ def describe_search(plan: Plan) -> str:
     )
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
     batches = [
-        f"{len(tuning.get_batch(number))} after round {rounds}" for number, rounds in enumerate(tuning.rungs[:-1], 1)
+        f"{len(tuning.get_batch_draws(number))} after round {rounds}"
+        for number, rounds in enumerate(tuning.rungs[:-1], 1)
     ]
     sampler_note = (
         f"Optuna's TPE drew {join_words(batches)} from the ranking until then, and the others are of a Sobol sequence. "

@@ -145,7 +145,7 @@ class Dag:
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
         """List the last rounds of a run's segments. A segment also ends at each number of rounds in a table."""
         length = self.execution.rounds_per_job or run.rounds
-        return sorted({*range(length, run.rounds, length), *self.plan.round_counts[str(run.path)]})
+        return sorted({*range(length, run.rounds, length), *self.plan.round_counts_by_run[str(run.path)]})
 
     def get_segment_manifests(self, run: PlannedRun) -> list[str]:
         """List the manifests of a run's segments."""
@@ -180,7 +180,7 @@ class Dag:
 
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
-        is_rung_end = run.path in self.plan.draw_paths and rounds in self.plan.round_counts[str(run.path)]
+        is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
         return {"merged": str(run.files.merged_files(rounds).marker)} if is_rung_end and not self.has_run_jobs else {}
 
     def count_blocks(self, wildcards: Wildcards) -> int:
@@ -200,8 +200,8 @@ class Dag:
         segments. The rounds of a draw of `tune` are merged after each rung.
         """
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
-        last = rounds if run.path in self.plan.draw_paths else run.rounds
-        fewer_rounds = [count for count in self.plan.round_counts[str(run.path)] if count < rounds]
+        last = rounds if run.path in self.plan.draw_run_paths else run.rounds
+        fewer_rounds = [count for count in self.plan.round_counts_by_run[str(run.path)] if count < rounds]
         earlier = [str(run.files.merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
         if self.participants_per_job:
             return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
@@ -232,7 +232,7 @@ class Dag:
             if earlier:
                 self._wait_for_rung(plan, max(earlier), checkpoints)
             resolved = plan.resolve(has_draws=True)
-            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_paths)
+            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_run_paths)
             merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
                 *(str(plan.study_files.get_rung_result_path(number)) for number in earlier),
@@ -289,7 +289,7 @@ class Dag:
 
         Manifests of runs that are one job let deleted rounds be recomputed.
         """
-        untuned = replace(self.planned, plans=tuple(plan.untuned for plan in self.planned.plans))
+        untuned = replace(self.planned, plans=tuple(plan.plan_without_tuning for plan in self.planned.plans))
         paths = {run.path for plan in untuned.plans for run in plan.runs}
         runs = [run for run in self.planned.runs.values() if run.path in paths]
         return [

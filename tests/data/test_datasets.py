@@ -280,7 +280,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     assert str(error.value).startswith("dataset.sha256: missing")
     assert "'cifar10'" in str(error.value)
     assert "Run `fedpipe download`" in str(error.value)
-    assert sha256 in download.declare_dataset(None, Path("params.yaml"))
+    assert sha256 in download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
@@ -704,7 +704,7 @@ def test_own_data_through_the_stages() -> None:
     save_arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
     (run,) = plan.runs
@@ -737,7 +737,7 @@ def test_own_data_through_the_stages() -> None:
 def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
     assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).dataset_info == DatasetInfo(
         (3, 32, 32), 6, 6, 0
@@ -748,7 +748,7 @@ def test_a_link_to_a_study_stays_one() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").is_symlink()
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
@@ -756,19 +756,19 @@ def test_a_link_to_a_study_stays_one() -> None:
 def test_labels_that_do_not_begin_with_0_are_told() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    message = download.declare_dataset(None, Path("params.yaml"))
+    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert "labels are 1 to 3" in message
     assert "class 0 has no samples" in message
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    assert "labels" not in download.declare_dataset(None, Path("params.yaml"))
+    assert "labels" not in download.write_dataset_facts_into_study(None, Path("params.yaml"))
 
 
 def test_what_can_not_be_filled_in_is_said() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
-    message = download.declare_dataset(None, Path("params.yaml"))
+    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert "to params.yaml, under dataset with name npz:" in message
     assert message.endswith(f"\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
@@ -778,15 +778,15 @@ def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
-    assert download.declare_dataset("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download.write_dataset_facts_into_study("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_a_declared_data_set_changes_nothing() -> None:
-    download.declare_dataset("digits", Path("params.yaml"))
+    download.write_dataset_facts_into_study("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 

@@ -35,7 +35,7 @@ def declare(**dataset: Any) -> planner.NewPlan:
     if "vocabulary" in dataset:
         params["model"] = {"name": "fasttext"}
     studies.write(params, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     return studies.prepare(planner.loader.read_params(Path("params.yaml")))
 
 

@@ -199,7 +199,7 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     dataset = {"name": "parquet", "path": "own.parquet", "input": ["height", "weight"], "label": "kind"}
     params = studies.settings(dataset=dataset | {"split": "pooled"}, federation={"clients": 2})
     studies.write(params, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
     assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
     assert "input=['height', 'weight'], label=kind" in output

@@ -40,7 +40,7 @@ def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]
         assert len(work.runs) == 2
         assert {run.rounds for run in work.runs.values()} == {5}
         (shared,) = short.runs
-        assert work.round_counts[str(shared.path)] == (2, 5)
+        assert work.round_counts_by_run[str(shared.path)] == (2, 5)
         assert {(joined.path.parts[-3], joined.round_count) for joined in work.merged_files} == {
             (shared.key, 2),
             *((run.key, 5) for run in long.runs),

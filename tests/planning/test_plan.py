@@ -509,7 +509,7 @@ def test_numbers_of_rounds_are_cells_of_one_run() -> None:
     (run,) = plan.runs
     assert run.rounds == 7
     assert [(cell.key, cell.rounds) for cell in plan.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
-    assert plan.round_counts == {run.path: (2, 4, 7)}
+    assert plan.round_counts_by_run == {run.path: (2, 4, 7)}
     assert [joined.round_count for joined in plan.merged_files] == [2, 7, 4]
 
 

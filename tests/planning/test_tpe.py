@@ -14,7 +14,7 @@ from fedpipe.planning import freshness, planner, search, tpe
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_draws
+from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_continuing_draws
 from fedpipe.report import forecast, status
 from fedpipe.report.tuning import Measurement, describe_search, rank_draws
 from fedpipe.settings.tune import Range, Tune
@@ -54,15 +54,15 @@ def finish_rung(target: float) -> Rung:
     assert tuning is not None
     number, found = len(rungs), []
     for index, planned in enumerate(tuning.searches):
-        draws = tuning.list_entrants(planned, number, rungs[-1].searches[index].selected if rungs else ())
+        draws = tuning.list_rung_draws(planned, number, rungs[-1].searches[index].selected if rungs else ())
         rates = {draw: planned.draws[draw].values["federation.learning_rate"] for draw in draws}
         scores = {draw: [Measurement(abs(math.log(rate / target)), False)] for draw, rate in rates.items()}
         ranking, is_last = rank_draws(scores, -1), number + 1 == len(tuning.rungs)
-        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
+        selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
     rung = Rung(search=plan.search, rounds=tuning.rungs[number], searches=tuple(found))
-    rung = tpe.add_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
+    rung = tpe.draw_next_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
     write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
     return rung
@@ -76,7 +76,7 @@ def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
         number: {key: one.interpolate_value((number + 0.5) / 12) for key, one in RANGES.items()}
         for number in range(12)[::order]
     }
-    return tpe.draw_by_tpe(RANGES, values, count, seed)
+    return tpe.draw_tpe_samples(RANGES, values, count, seed)
 
 
 def test_values_are_a_function_of_ranking_and_seed() -> None:
@@ -110,7 +110,7 @@ def test_values_are_near_the_best_draws() -> None:
 
     ranking = sorted(range(16), key=lambda number: get_distance(sobol[number]))
     ranges = {key: Range.model_validate(one) for key, one in over.items()}
-    drawn = tpe.draw_by_tpe(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
+    drawn = tpe.draw_tpe_samples(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
     assert sum(map(get_distance, drawn)) / 8 < sum(map(get_distance, sobol)) / 16 / 2
 
 
@@ -124,12 +124,12 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert plan.tuning.batch_sizes == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
     assert plan.search != sobol.search
-    draws = [run for run in plan.resolve(has_draws=True).runs if run.path in plan.draw_paths]
+    draws = [run for run in plan.resolve(has_draws=True).runs if run.path in plan.draw_run_paths]
     assert len(draws) == 2 * 8 * 2
-    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_paths) == len(draws)
+    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_run_paths) == len(draws)
     # 8 draws of each method until round 1, then 3 of them and 4 new ones, and then 3 of these and 2 new ones.
     rounds = 8 + 3 + 4 * 2 + 3 * 2 + 2 * 4
-    assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_bound(plan)
+    assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_largest_search_size(plan)
     remaining = forecast.forecast_remaining_work(plan)
     assert (remaining.runs, remaining.rounds) == (56 + 8, 4 * rounds + 8 * 4), "two settings, methods and seeds"
     # Jobs of the draws in rungs 2 and 3, and of the winners.

@@ -1013,6 +1013,6 @@ def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> N
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
     studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
         planner.make_plan(Path("params.yaml"))
