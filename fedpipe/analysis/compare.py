@@ -20,10 +20,10 @@ from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
-from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.contents import select_report_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
-from fedpipe.report.words import DASH, explain_metrics, format_metric
+from fedpipe.report.words import DASH, explain_metrics, format_metric_label
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: DVC's name for the current files
@@ -162,7 +162,7 @@ def _is_outdated(plan: Plan, folder: Path) -> bool:
 def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
-    fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
+    fields = {name: value for name, value in select_report_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)
@@ -262,7 +262,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
             row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
             if all(accuracies is None for accuracies in row_accuracies):
                 continue
-            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric(protocol)}
+            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric_label(protocol)}
             line |= {
                 revision.name: _format_mean(revision_accuracies)
                 for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)

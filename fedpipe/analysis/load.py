@@ -127,7 +127,7 @@ class Results:
         Source ``measured``: the global model on the global test set. ``exchanged``: what an algorithm sent.
         """
         with self._enter_folder():
-            merged_frame = self._data.concatenate_cells(
+            merged_frame = self._data.concatenate_cell_frames(
                 lambda cell: results.read_merged_frame(cell.merged_files.matrices)
             )
         if "matrix" not in merged_frame:  # no method has a global model, or exchanges any
@@ -168,7 +168,7 @@ class Results:
 
         def build_provenance_row(cell: Cell) -> dict[str, Any]:
             (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
-            makers = self._data.get_times(cell)["made_by"]
+            makers = self._data.get_run_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
             made_by = {
                 name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
@@ -183,7 +183,7 @@ class Results:
             return facts | made_by
 
         with self._enter_folder():
-            return self._data.tabulate_cells(build_provenance_row)
+            return self._data.build_frame_with_cell_rows(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Results:
 
     @property
     def _run_column_names(self) -> list[str]:
-        return statistics.get_run_columns(self.plan)
+        return statistics.get_run_key_columns(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------
 

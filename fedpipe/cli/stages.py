@@ -72,14 +72,14 @@ def partition_data(
 
     if preview:
         from fedpipe.planning.preview import preview_partitions
-        from fedpipe.report.preview import render_preview
+        from fedpipe.report.preview import render_partition_preview
 
         previews = [item for item in preview_partitions(params) if key in (None, item.key)]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
         for name, settings, assignment, class_names, held_out, unused_keys in previews:
             counts, clients = assignment.class_counts, assignment.names
-            typer.echo(render_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
+            typer.echo(render_partition_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
             if warning := stage.describe_untested_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
@@ -124,7 +124,9 @@ def run_segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_environment()}")
-        for number in progress.track_rounds(path, stop, callback_list.report_each_round(run.run_segment(stop))):
+        for number in progress.show_round_progress(
+            path, stop, callback_list.call_hooks_after_rounds(run.run_segment(stop))
+        ):
             finished_rounds.append(number)
             if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")
@@ -190,9 +192,9 @@ def evaluate_round(
 
     run = _open_run(path, threads, device, stack, graphs)
     with CallbackList(callbacks.split(), run.files, round) as callback_list:
-        callback_list.call_begin_run(round - 1)
+        callback_list.call_begin_run_hooks(round - 1)
         run.evaluate(round)
-        callback_list.call_end_round(round)
+        callback_list.call_end_round_hooks(round)
 
 
 @app.command("collect", rich_help_panel=STAGES_PANEL)
@@ -237,14 +239,14 @@ def rank_draws(
     from fedpipe.report import contents, tuning
 
     study_plan = read_plan(params, preset)
-    contents.require_same_search(study_plan, search)
+    contents.require_unchanged_search(study_plan, search)
     if rounds not in (study_plan.tuning.rungs if study_plan.tuning else ()):
         raise SettingsError(f"--rounds: {rounds} is not in tune.rungs of {params}.")
     if study_plan.tuning and study_plan.tuning.sampler == "tpe":
         from fedpipe.planning import planner
 
         new_plan = planner.make_plan(params, preset)
-        contents.require_same_search(new_plan, study_plan.search)
+        contents.require_unchanged_search(new_plan, study_plan.search)
         rung = tuning.rank_rung(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
         planner.write_job_files(new_plan)
     else:
@@ -262,7 +264,7 @@ def write_tables(
     from fedpipe.report.data import StudyData
 
     study_plan = read_plan(params, preset)
-    contents.require_same_plan(study_plan, plan_fingerprint)
+    contents.require_unchanged_plan(study_plan, plan_fingerprint)
     study_plan.require_finished_search()
     contents.write_report_files(contents.build_report_files(StudyData(study_plan)))
 
@@ -289,7 +291,7 @@ def draw_figure(
     study_plan = read_plan(params, preset)
     if name not in (*study_plan.figure_labels, "partition"):
         raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
-    contents.require_same_plan(study_plan, plan_fingerprint)
+    contents.require_unchanged_plan(study_plan, plan_fingerprint)
     if name != "partition":  # its figures need no run
         study_plan.require_finished_search()
     if name in study_plan.metrics_by_curves_figure:

@@ -272,7 +272,7 @@ def _compare_all_orders(
             published_side, measured_side = (
                 {row: number for row, number in side.items() if name in ("all", kinds[row])} for side in (targets, ours)
             )
-            if order := contrasts.compare_orders(published_side, measured_side):
+            if order := contrasts.compare_method_orders(published_side, measured_side):
                 orders[paper, table, column, name] = order
     return orders
 

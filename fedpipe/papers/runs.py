@@ -117,7 +117,7 @@ class LocalRun:
     @cached_property
     def times(self) -> dict[str, Any]:
         """Seconds of each round (``rounds``), and the environments (``made_by``)."""
-        return results.read_times(self.cell)
+        return results.read_run_times(self.cell)
 
     @property
     def traffic(self) -> Traffic:

@@ -183,7 +183,7 @@ class PaperStudy:
 
     @cached_property
     def _failed_jobs(self) -> list[status.Failure]:
-        return status.load_progress(self.plan)[1]
+        return status.load_run_progress(self.plan)[1]
 
     def _describe_failure(self, run: PlannedRun) -> str:
         """The last line of the failed job of a run, or of its data or partition."""

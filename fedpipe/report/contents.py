@@ -81,7 +81,7 @@ def write_curves_figure(data: StudyData, name: str = "curves") -> None:
     """Draw a metric against round: the first of the study, or the one of the figure's name."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.metrics_by_curves_figure[name])
+    curves.draw_curves_figure(data, data.plan.study_files.figures / name, data.plan.metrics_by_curves_figure[name])
 
 
 def write_partition_figure(plan: Plan, key: str) -> None:
@@ -91,21 +91,21 @@ def write_partition_figure(plan: Plan, key: str) -> None:
     if key not in plan.partitions:
         raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     stem = plan.study_files.get_partition_figure_path(plan.partition_names[key])
-    partition.draw_partition(plan, key, stem)
+    partition.draw_partition_figure(plan, key, stem)
 
 
 def write_class_relations_figure(data: StudyData) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
-    matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
+    matrices.draw_matrices_figure(data, data.plan.study_files.figures / "matrices")
 
 
 def write_ranks_figure(data: StudyData) -> None:
     """Draw the critical-difference diagram."""
     from fedpipe.report.figures import ranks
 
-    ranks.draw_ranks(data, data.plan.study_files.figures / "ranks")
+    ranks.draw_ranks_figure(data, data.plan.study_files.figures / "ranks")
 
 
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
@@ -135,14 +135,14 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     )
 
 
-def get_reported_fields(plan: Plan) -> dict[str, Any]:
+def select_report_fields(plan: Plan) -> dict[str, Any]:
     """Get the fields of a plan that tables and figures contain. They are rebuilt if these change."""
     return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
 
 
 def compute_report_fingerprint(plan: Plan) -> str:
-    """Compute the hash of :func:`get_reported_fields`."""
-    return compute_json_digest(get_reported_fields(plan))
+    """Compute the hash of :func:`select_report_fields`."""
+    return compute_json_digest(select_report_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
@@ -150,7 +150,7 @@ def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
     return compute_json_digest([plan.to_dict() for plan in plans])
 
 
-def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
+def require_unchanged_plan(plan: Plan, expected_fingerprint: str | None) -> None:
     """Require that the plan has not changed since this Snakemake began.
 
     Raises
@@ -162,7 +162,7 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
         raise ArtifactError(_describe_changed_plan(plan))
 
 
-def require_same_search(plan: Plan, expected_search: str | None) -> None:
+def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
     """Require that section `tune` has not changed since this Snakemake began.
 
     Raises
@@ -184,7 +184,7 @@ def _describe_changed_plan(plan: Plan) -> str:
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
     if (
-        freshness.compare_plan_with_files(plan, get_reported_fields).state != "stale"
+        freshness.compare_plan_with_files(plan, select_report_fields).state != "stale"
     ):  # unknown if a clone lacks data for planning
         return None
     command = format_run_command_of_plan(plan)
@@ -222,7 +222,7 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     complete_cells = _get_complete_cells(plan)
     if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
-    runs, failures = status.load_progress(plan.resolve(has_draws=True))
+    runs, failures = status.load_run_progress(plan.resolve(has_draws=True))
     failure_lines = [failure.describe() for failure in failures]
     if form != "markdown":
         failure_lines = [
@@ -258,7 +258,7 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     from fedpipe.report import plots, ranks, tables
 
     files = data.plan.study_files
-    rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_pairs_table(data))}
+    rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_method_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
         files.tables / "results.csv": lambda: tables.encode_table_csv(data.table),
         files.tables / "results.html": lambda: tables.render_html(data).encode(),

@@ -110,7 +110,7 @@ def compute_contrast(first: Number, second: Number, spread: Spread | None) -> Co
     return Contrast(difference, difference - half_width, difference + half_width, is_paired)
 
 
-def compare_orders(published: Mapping[str, Number], measured: Mapping[str, Number]) -> ColumnOrder | None:
+def compare_method_orders(published: Mapping[str, Number], measured: Mapping[str, Number]) -> ColumnOrder | None:
     """Compare the order of the methods that both columns contain. None for fewer than two."""
     names = [name for name in published if name in measured]
     if len(names) < 2:

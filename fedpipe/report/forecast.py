@@ -43,7 +43,7 @@ class RunKind(NamedTuple):
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
     @property
-    def nearest_kinds(self) -> list[RunKind]:
+    def similar_kinds(self) -> list[RunKind]:
         """Kinds to try: this one, then other data sets, then other algorithms of this model. Empty matches any."""
         return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
@@ -87,7 +87,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     Shared runs count once, and runs without available data are omitted. With `tune`, all draws are as expensive as
     those with the lowest numbers, which are assumed to continue.
     """
-    plans = tuple(map(_assume_results, plans))
+    plans = tuple(map(_assume_search_results, plans))
     remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
         for run in plan.runs:
@@ -129,14 +129,14 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     """
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     for kind, kind_rates in _load_mean_rates(None).items():
-        for nearest_kind in kind.nearest_kinds:
+        for nearest_kind in kind.similar_kinds:
             rates_by_kind.setdefault(nearest_kind, []).append(kind_rates)
     hours_by_key = {}
     for run in plan.runs:
         rates = next(
             (
                 rates_by_kind[nearest_kind]
-                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).nearest_kinds
+                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).similar_kinds
                 if nearest_kind in rates_by_kind
             ),
             None,
@@ -146,7 +146,7 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     return hours_by_key
 
 
-def _assume_results(plan: NewPlan) -> NewPlan:
+def _assume_search_results(plan: NewPlan) -> NewPlan:
     """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
     rungs, winners = search.assume_search_results(plan, plan.run_settings)
     return dataclasses.replace(plan.resolve(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners)

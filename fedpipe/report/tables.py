@@ -17,17 +17,17 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.ranks import build_rank_section
 from fedpipe.report.table_notes import (
     build_heterogeneity_section,
+    describe_best_values_at_grid_edges,
     describe_data_and_partitions,
     describe_environments,
     describe_failures,
     describe_missing_seeds,
     describe_reported_numbers,
     explain_missing_values,
-    warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
-from fedpipe.report.tuning import build_search_parts
-from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric
+from fedpipe.report.tuning import build_search_section
+from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -84,8 +84,8 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = describe_missing_seeds(plan)
-    for key, cells in data.reported_rows.groupby(data.row_columns, sort=False):
-        if key not in data.table_rows:
+    for key, cells in data.reported_rows.groupby(data.table_key_columns, sort=False):
+        if key not in data.table_row_keys:
             continue
         algorithm, *point = key
         rows.append(
@@ -97,14 +97,14 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
                 **seeds.get(key, {}),
                 **_format_reported_column(plan, cells),
                 **{
-                    format_metric(str(cell["protocol"]), cell["metric"]): format_score(cell)
+                    format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell)
                     for cell in cells.to_dict("records")
                 },
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
             }
         )
-    result_table = TextTable(pd.DataFrame(rows), len(data.row_columns))
+    result_table = TextTable(pd.DataFrame(rows), len(data.table_key_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
         *describe_failures(data),
@@ -114,11 +114,11 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         *data.shared_code_notes,
     ]
     return [
-        build_caption(plan),
+        build_table_caption(plan),
         result_table,
-        *build_search_parts(plan),
-        *results.describe_overrides(plan),
-        *warn_about_grid_edges(data),
+        *build_search_section(plan),
+        *results.describe_method_overrides(plan),
+        *describe_best_values_at_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
         *_build_statistics_section(data),
         *build_rank_section(data),
@@ -126,11 +126,11 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     ]
 
 
-def build_caption(plan: Plan) -> str:
+def build_table_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_column_header(plan)}`: {format_metric(plan.protocols[0], plan.metrics[0])}, or the "
+        f"Column `{get_reported_column_header(plan)}`: {format_metric_label(plan.protocols[0], plan.metrics[0])}, or the "
         "metric in parentheses. "
         if plan.method_protocols
         else ""
@@ -189,7 +189,7 @@ def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = cells[(cells["protocol"] == protocol) & (cells["metric"] == plan.metrics[0])].to_dict("records")
-    metric = f" ({format_metric(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
+    metric = f" ({format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
     return {get_reported_column_header(plan): f"{format_score(cell)}{metric}"}
 
 
@@ -200,7 +200,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     if not report.statistics:
         return []
     statistics_by_key = {
-        (*[row[name] for name in data.row_columns], row["protocol"], row["statistic"]): row
+        (*[row[name] for name in data.table_key_columns], row["protocol"], row["statistic"]): row
         for row in data.statistics.to_dict("records")
     }
     target_text = f"{100 * report.target:g} %" if report.target is not None else ""
@@ -215,14 +215,14 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
         "difference": f"− {plan.get_method_title(str(report.baseline))}",
     }
     rows = []
-    for key in data.table_rows:
+    for key in data.table_row_keys:
         algorithm, *point = map(str, key)
         protocol = plan.method_protocols.get(algorithm, first_protocol)
         rows.append(
             {
                 "algorithm": plan.get_method_title(algorithm),
                 **dict(zip(results.shorten_dotted_keys(plan.grid), (value or DASH for value in point), strict=True)),
-                **({"metric": format_metric(protocol)} if plan.method_protocols else {}),
+                **({"metric": format_metric_label(protocol)} if plan.method_protocols else {}),
                 **{
                     column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
@@ -230,7 +230,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "the metric of each row" if plan.method_protocols else format_metric(first_protocol)
+    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(first_protocol)
     sentences = [f"Statistics of: {metric_text}."]
     if len(plan.seeds) > 1:
         sentences.append("Mean ± standard deviation over seeds.")

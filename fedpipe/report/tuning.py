@@ -30,7 +30,7 @@ from fedpipe.planning.rungs import (
 from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric, join_words
+from fedpipe.report.words import METRICS, format_metric_label, join_words
 from fedpipe.settings.base import Metric
 from fedpipe.settings.tune import Range
 
@@ -56,9 +56,9 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     ArtifactError
         The result of the rung before or a file of a run is missing or damaged, or a method has no such score.
     """
-    tuning = _require_tuning(plan)
+    tuning = _get_planned_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
-    stored_tuning, earlier_rungs = _require_tuning(plan.resolve()), plan.read_rungs()[:number]
+    stored_tuning, earlier_rungs = _get_planned_tuning(plan.resolve()), plan.read_rungs()[:number]
     tuning = tuning.add_draws(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
@@ -84,7 +84,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     return tpe.draw_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
 
 
-def build_rungs(plan: Plan) -> dict[Path, bytes]:
+def build_rung_files(plan: Plan) -> dict[Path, bytes]:
     """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
     rungs = plan.tuning.rungs if plan.tuning else ()
     return {plan.study_files.get_rung_result_path(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
@@ -141,14 +141,14 @@ def build_draws_frame(plan: Plan) -> pd.DataFrame:
     """
     rows = []
     for rung in plan.read_rungs():
-        for planned, result in zip(_require_tuning(plan).searches, rung.searches, strict=True):
+        for planned, result in zip(_get_planned_tuning(plan).searches, rung.searches, strict=True):
             for rank, ranked in enumerate(result.ranking, start=1):
                 rows.append(
                     {
                         "algorithm": planned.algorithm,
-                        **_format_point(plan, planned),
+                        **_format_search_grid_point(plan, planned),
                         "draw": ranked.draw,
-                        **_get_values(plan, planned, ranked.draw),
+                        **_get_draw_values(plan, planned, ranked.draw),
                         "rounds": rung.rounds,
                         "rank": rank,
                         "score": math.nan if ranked.score is None else ranked.score,
@@ -159,7 +159,7 @@ def build_draws_frame(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def build_search_parts(plan: Plan) -> list[str | TextTable]:
+def build_search_section(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
@@ -169,9 +169,9 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
     metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
     heads = dict(zip(plan.tuning.over, results.shorten_dotted_keys(plan.tuning.over), strict=True))
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
-        title, point = plan.get_method_title(planned.algorithm), _format_point(plan, planned)
+        title, point = plan.get_method_title(planned.algorithm), _format_search_grid_point(plan, planned)
         winner = result.ranking[0] if result.ranking else None
-        values = _get_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
+        values = _get_draw_values(plan, planned, winner.draw) if winner else dict.fromkeys(heads)
         failed += [results.describe_configuration(title, point)] if winner and winner.diverged else []
         near_bounds += [
             f"{heads[key]} of {results.describe_configuration(title, point)}"
@@ -204,9 +204,9 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
 
 def describe_search(plan: Plan) -> str:
     """Describe how the methods were tuned, so that a reader sees that each had the same budget."""
-    tuning = _require_tuning(plan)
+    tuning = _get_planned_tuning(plan)
     protocols = dict.fromkeys(planned.protocol for planned in tuning.searches)
-    measures = join_words([format_metric(protocol, tuning.metric) for protocol in protocols])
+    measures = join_words([format_metric_label(protocol, tuning.metric) for protocol in protocols])
     *earlier, last = map(str, tuning.rungs)
     earlier_rounds = f"the best third continued after round {join_words(earlier)}, and " if earlier else ""
     ranges = ", ".join(
@@ -248,18 +248,18 @@ def _describe_test_samples(plan: Plan, tuning: PlannedTuning) -> str:
     )
 
 
-def _require_tuning(plan: Plan) -> PlannedTuning:
+def _get_planned_tuning(plan: Plan) -> PlannedTuning:
     if plan.tuning is None:
         raise ArtifactError(f"{plan.params}: the study has no section `tune`. Type `fedpipe plan`, and run again.")
     return plan.tuning
 
 
-def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
+def _format_search_grid_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
     """Format the grid values of a search as text by name."""
     return {name: value for name, value in results.format_grid_point(plan, planned).items() if name != TUNING}
 
 
-def _get_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
+def _get_draw_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
     """Get the values of a draw by key of `tune.over`. None if a key does not concern the method."""
     values = planned.draws[draw].values
-    return {key: values.get(key) for key in _require_tuning(plan).over}
+    return {key: values.get(key) for key in _get_planned_tuning(plan).over}

@@ -54,7 +54,7 @@ class WideTable(NamedTuple):
     overrides: list[str]  #: overrides of each row
 
 
-def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
+def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render a tabular for the package booktabs, with text for its caption in comments.
 
     The best number of each column is bold and the second best is underlined, after rounding. The lowest ECE or NLL is
@@ -76,9 +76,9 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     ]
     body: list[list[str]] = []
     for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
-        name = _render_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
+        name = _render_latex_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
         entries = [
-            _render_entry(entry, mark, notes)
+            _render_latex_entry(entry, mark, notes)
             for entry, mark in zip(row, (column_marks[len(body)] for column_marks in marks), strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
@@ -91,7 +91,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
         *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
-        *_render_table_head(wide_table),
+        *_render_latex_table_head(wide_table),
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
@@ -101,7 +101,7 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
+def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses."""
     wide_table, text = build_wide_table(data, full_plan), io.StringIO()
     writer = comma.writer(text, lineterminator="\n")
@@ -149,14 +149,16 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         for cell in data.reported_rows.to_dict("records")
     }
     runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
-    shown_keys = {(get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_rows}
+    shown_keys = {
+        (get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_row_keys
+    }
     planned_keys = dict.fromkeys(
         (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
     )
     planned_cells = {(get_row_labels(key), get_column_grid_values(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
     cell_overrides = {
-        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_overrides(cell)
+        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_method_overrides(cell)
         for cell in plan.cells
     }
     overrides_by_row: dict[tuple[str, ...], set[str]] = {}
@@ -175,7 +177,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         if not cell["seeds"]:
             return Entry(words.DASH)
         notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
-        notes += [words.format_metric(shown_protocol, metric)] if shown_protocol != protocol else []
+        notes += [words.format_metric_label(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
@@ -200,7 +202,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
                 _format_grid_header(name, short_names[name], value)
                 for name, value in zip(column_names, point, strict=True)
             ),
-            words.format_metric(protocol_name, metric),
+            words.format_metric_label(protocol_name, metric),
         )
         for point, protocol_name, metric in columns
     ]
@@ -271,7 +273,7 @@ def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]
     ]
 
 
-def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
+def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     """Render an entry as LaTeX, and add the letters of its new notes to ``notes``."""
     for note in entry.notes:
         notes.setdefault(note, ascii_lowercase[len(notes) % 26] * (len(notes) // 26 + 1))
@@ -280,7 +282,7 @@ def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{letters}}}" if letters else "")
 
 
-def _render_table_head(wide_table: WideTable) -> Iterator[str]:
+def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
     """Render the levels of the head. Below cells that span the columns of several cells are rules."""
     columns = _build_latex_column_heads(wide_table)
     stub_count, level_count = len(wide_table.stubs), len(columns[0])
@@ -316,7 +318,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     metric_labels = [
-        words.format_metric(protocol, metric)
+        words.format_metric_label(protocol, metric)
         for metric in plan.metrics
         for protocol in dict.fromkeys(wide_table.protocols)
     ]
@@ -326,12 +328,12 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
         *([describe_search(plan)] if plan.tuning else []),
-        *results.describe_overrides(plan),
+        *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),
     ]
     if plan.report.best_over:
-        caption_lines += [*_describe_best_values(data), *table_notes.warn_about_grid_edges(data)]
+        caption_lines += [*_describe_best_values(data), *table_notes.describe_best_values_at_grid_edges(data)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     return [
         *caption_lines,
@@ -347,7 +349,7 @@ def _describe_best_values(data: StudyData) -> list[str]:
     plan = data.plan
     searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
-    for key in data.table_rows:
+    for key in data.table_row_keys:
         algorithm, *point = map(str, key)
         searched_text, rest_text = (
             results.describe_grid_point(
@@ -377,6 +379,6 @@ def _describe_best_values(data: StudyData) -> list[str]:
 
 
 TABLE_RENDERERS: dict[str, Callable[[StudyData, Plan | None], str]] = {
-    "latex": render_latex,
-    "csv": render_csv,
+    "latex": render_latex_table,
+    "csv": render_wide_csv,
 }  #: by format of `fedpipe show`

@@ -403,9 +403,9 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     plan = studies.prepare(make_declared_study())
     ((key, settings),) = plan.partitions.items()
     table = files.read_parquet(layout.get_assignment_path(key))
-    table_rows = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
+    table_row_keys = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
-    assert table_rows == sorted((int(sample), int(client), split) for sample, client, split in rows)
+    assert table_row_keys == sorted((int(sample), int(client), split) for sample, client, split in rows)
     sha256 = files.compute_file_sha256(Path("own.csv"))
     description = table_notes.describe_partition(settings)
     assert f"partition file (sha256={sha256[:12]}…)" in description

@@ -53,7 +53,7 @@ class Parsed(html.parser.HTMLParser):
 def draw_figure():
     rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
     frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
-    return SvgFigure(panels.render_lines(frame, "round", "y"), frame.to_csv(index=False))
+    return SvgFigure(panels.draw_line_panels(frame, "round", "y"), frame.to_csv(index=False))
 
 
 @pytest.fixture(scope="session")

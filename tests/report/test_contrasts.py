@@ -91,7 +91,7 @@ def test_tau_is_scipys_if_the_paper_separates_all_pairs():
     for _ in range(50):
         one, two = (chance.permutation(7) for _ in range(2))
         columns = [{str(name): Number(float(mean), 0.01, 5) for name, mean in enumerate(means)} for means in (one, two)]
-        order = contrasts.compare_orders(*columns)
+        order = contrasts.compare_method_orders(*columns)
         assert order.tau == pytest.approx(stats.kendalltau(one, two).statistic)
         assert (order.methods, order.resolved_pairs) == (7, 21)
 
@@ -100,40 +100,40 @@ def test_an_order_computed_by_hand():
     paper = {"a": Number(90, 0.1, 5), "b": Number(80, 0.1, 5), "c": Number(70, 0.1, 5), "d": Number(70.05, 0.1, 5)}
     ours = {"a": Number(85, 0.1, 1), "b": Number(85.05, 0.1, 1), "c": Number(70, 0.1, 1), "d": Number(60, 0.1, 1)}
     # The paper does not separate c and d: 0.05 is less than two standard errors. Of five pairs, a and b are reversed.
-    assert contrasts.compare_orders(paper, ours) == (4, 5, pytest.approx((4 - 1) / 5), "a", "b", True)
-    assert contrasts.compare_orders(paper, {"b": Number(1)}) is None
+    assert contrasts.compare_method_orders(paper, ours) == (4, 5, pytest.approx((4 - 1) / 5), "a", "b", True)
+    assert contrasts.compare_method_orders(paper, {"b": Number(1)}) is None
 
 
 def test_the_paper_agrees_with_itself_and_disagrees_with_its_reverse():
     for column in list_columns().values():
-        order = contrasts.compare_orders(column, column)
+        order = contrasts.compare_method_orders(column, column)
         assert order.tau == (pytest.approx(1) if order.resolved_pairs else None)
         assert order.is_winner_confirmed
         reverse = {name: dataclasses.replace(number, mean=-number.mean) for name, number in column.items()}
         if order.resolved_pairs:
-            assert contrasts.compare_orders(column, reverse).tau == pytest.approx(-1)
+            assert contrasts.compare_method_orders(column, reverse).tau == pytest.approx(-1)
 
 
 def test_without_standard_deviations_runs_vary_by_a_point():
     """PFPS-LWC has one seed, and so have we."""
     near, far = ({"a": Number(80), "b": Number(80 - gap), "c": Number(10)} for gap in (2.8, 2.9))
-    assert [contrasts.compare_orders(column, column).resolved_pairs for column in (near, far)] == [2, 3]
-    assert contrasts.compare_orders(near, near | {"b": Number(81.4)}).is_winner_confirmed, "within 1.41 points"
-    assert not contrasts.compare_orders(near, near | {"b": Number(81.5)}).is_winner_confirmed
+    assert [contrasts.compare_method_orders(column, column).resolved_pairs for column in (near, far)] == [2, 3]
+    assert contrasts.compare_method_orders(near, near | {"b": Number(81.4)}).is_winner_confirmed, "within 1.41 points"
+    assert not contrasts.compare_method_orders(near, near | {"b": Number(81.5)}).is_winner_confirmed
 
 
 def test_of_equal_published_bests_the_one_counts_that_is_best_here():
     """FedUV and FedDW have 99.52 in FedDW's Table I."""
     paper = list_columns()["FedDW", "Table I", "practical/MNIST"]
     ours = {name: Number(90 + (name == "FedDW") - (name == "FedUV"), 0.1, 5) for name in paper}
-    assert contrasts.compare_orders(paper, ours)[3:] == ("FedDW", "FedDW", True)
+    assert contrasts.compare_method_orders(paper, ours)[3:] == ("FedDW", "FedDW", True)
 
 
 def test_one_order_has_one_kind_of_means():
     """If a seed is missing, all comparisons of two methods use the means over all of their seeds."""
     paper = {"a": Number(50, 0.1, 5), "b": Number(40, 0.1, 5)}
     ours = {"a": Number.from_values({0: 50.0, 1: 51.0}), "b": Number.from_values({0: 49.0, 1: 50.0, 2: 90.0})}
-    order = contrasts.compare_orders(paper, ours)
+    order = contrasts.compare_method_orders(paper, ours)
     assert (order.tau, order.best_measured) == (-1, "b")
     contrast = contrasts.compute_contrast(ours["a"], ours["b"], None)
     assert (contrast.difference, contrast.is_paired) == (50.5 - 63, False)

@@ -507,7 +507,7 @@ def test_no_global_model_is_said(four):
 def check_page(figure, page):
     """Check the size of a figure, and that its texts are legible, inside, and apart. Titles may be above each other."""
     canvas = FigureCanvasAgg(figure)
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         canvas.draw()
     width, height = figure.get_size_inches()
     assert width == page.width

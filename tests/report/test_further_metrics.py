@@ -108,7 +108,7 @@ def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
     tree.change(protocols=(PROTOCOL,), metrics=("nll",))
     assert StudyData(tree.plan).reported_rows["mean"].tolist() == [math.inf]
     assert " ∞ " in tables.render_markdown(StudyData(tree.plan))
-    assert r"$\infty$" in wide.render_latex(StudyData(tree.plan))
+    assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
 def test_without_two_classes_the_area_is_a_dash(make):
@@ -142,7 +142,7 @@ def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
     for run, (loss, hits) in enumerate([(7.0, 9), (6.0, 8)]):
         write_metrics(tree, run, [[(0, 10, 0.5, loss, ([0, 0, 10], [0, 0, hits], [0, 0, 9.5]))]])
     tree.change(protocols=(PROTOCOL,), metrics=("nll", "ece", "accuracy"))
-    text = wide.render_latex(StudyData(tree.plan))
+    text = wide.render_latex_table(StudyData(tree.plan))
     rows = [line.removesuffix(r" \\").split(" & ") for line in text.splitlines() if line.startswith("fed")]
     assert rows == [
         ["fedavg", r"\underline{7.00}", r"\textbf{5.00}", r"\textbf{90.00}"],
@@ -154,9 +154,9 @@ def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
 def test_best_over_and_metrics_json_choose_the_lowest_of_the_first_metric(two_methods):
     two_methods.change(report=Report(best_over=("federation.learning_rate",)))
     data = StudyData(two_methods.plan)
-    assert data.table_rows == [("fedavg", "0.5"), ("fedprox", "0.5")]
+    assert data.table_row_keys == [("fedavg", "0.5"), ("fedprox", "0.5")]
     two_methods.change(metrics=("accuracy", "nll"))
-    assert StudyData(two_methods.plan).table_rows == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
+    assert StudyData(two_methods.plan).table_row_keys == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
     two_methods.change(metrics=("nll",))
     assert tables.build_dvc_metrics(StudyData(two_methods.plan)) == {
         "fedavg": {"learning_rate=0.1": 7.0, "learning_rate=0.5": 3.0},

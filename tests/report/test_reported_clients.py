@@ -101,7 +101,7 @@ def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) ->
         data = report(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
         assert set(curves.build_metric_curves(data)["protocol"]) == protocols
-        assert ("new clients" in wide.render_latex(data)) == (clients != "seen")
+        assert ("new clients" in wide.render_latex_table(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
     data = report(plan, "both")
     figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
@@ -123,7 +123,7 @@ def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
         data = report(plan, clients)
         data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
         figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
-        captions = [tables.render_markdown(data), wide.render_latex(data), figure.get_supxlabel()]
+        captions = [tables.render_markdown(data), wide.render_latex_table(data), figure.get_supxlabel()]
         for caption in captions:
             text = " ".join(caption.split())
             assert f"{plan.held_out_notes[0]} {drift_note}" in text

@@ -17,7 +17,7 @@ from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
 from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.data import StudyData
-from fedpipe.report.words import format_bytes, format_metric
+from fedpipe.report.words import format_bytes, format_metric_label
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
@@ -190,19 +190,19 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     large, small = (partition | {"dataset": partition["dataset"] | {"subset": subset}} for subset in (900, 300))
     runs = [dataclasses.replace(run, partition=key) for run, key in zip(tree.runs, ("0c", "0b"), strict=True)]
     tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # as the file has them: by key
-    assert tables.build_caption(tree.plan).endswith(
+    assert tables.build_table_caption(tree.plan).endswith(
         "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
         "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
     )
 
 
 def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
-    names = {protocol: format_metric(protocol) for protocol in get_args(Protocol)}
+    names = {protocol: format_metric_label(protocol) for protocol in get_args(Protocol)}
     assert len(set(names.values())) == len(names)
     assert names["personal-on-train"] == "Local training accuracy (personalized)"
     assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
     assert not set(names) & set(names.values())
-    assert format_metric("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
+    assert format_metric_label("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
@@ -258,7 +258,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     assert head[:4] == [
         "algorithm",
         "reported accuracy",
-        *map(format_metric, ("global-on-global", "personal-on-local")),
+        *map(format_metric_label, ("global-on-global", "personal-on-local")),
     ]
     assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
     assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
@@ -369,7 +369,7 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     text = tables.render_markdown(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
-        ["algorithm", "algorithms.prox.algorithm", format_metric("global-on-global")],
+        ["algorithm", "algorithms.prox.algorithm", format_metric_label("global-on-global")],
         ["prox", "fedavg", "0.00"],
         ["prox", "fedprox", "20.00"],
         ["fedavg", "–", "10.00"],

@@ -73,8 +73,8 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert draws["diverged"].tolist() == [False, False, True, True, False]
     assert draws["selected"].tolist() == [True, False, False, False, True]
     assert {*draws["algorithm"]} == {"fedprox"}
-    assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
-    sentence, table = tuning.build_search_parts(plan)
+    assert tuning.build_rung_files(plan) == {path: path.read_bytes() for path in plan.rung_files}
+    sentence, table = tuning.build_search_section(plan)
     assert "the best of 4 draws" in sentence
     assert "Every method with a range had 4 draws: the best third continued after round 1" in sentence
     assert "with seed 7. " in sentence
@@ -114,7 +114,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
         plan = Plan.read(path)
         compute(plan, 2)
         files = {path: path.read_bytes() for path in plan.rung_files}
-        assert tuning.build_rungs(plan) == files, "`fedpipe verify` draws again"
+        assert tuning.build_rung_files(plan) == files, "`fedpipe verify` draws again"
         outcomes.append(files)
     assert outcomes[0] == outcomes[1]
     assert plan.tuning is not None
@@ -124,7 +124,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
     assert {*draws["draw"]} > {4, 5}
     values = planned.new_draws[0].values
     assert {key: draws.loc[1, key] for key in over} == values
-    sentence, table = tuning.build_search_parts(plan)[:2]
+    sentence, table = tuning.build_search_section(plan)[:2]
     assert "the best of 6 draws" in sentence
     assert isinstance(table, tuning.TextTable)
     assert table.frame.loc[0, ["learning_rate", "batch_size", "local_epochs", "draws"]].tolist() == [
@@ -138,7 +138,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
     rung = json.loads(plan.rung_files[0].read_text())
     rung["searches"][0]["new_draws"][0]["values"]["federation.learning_rate"] = 0.5
     plan.rung_files[0].write_text(json.dumps(rung))
-    assert tuning.build_rungs(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
+    assert tuning.build_rung_files(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
 
 
 @pytest.mark.parametrize(

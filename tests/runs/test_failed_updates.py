@@ -58,12 +58,12 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     assert failed_clients
     assert finite_clients
 
-    table_rows = files.read_parquet(run.files.round(2).participants).to_pylist()
-    assert [row["client"] for row in table_rows] == ids
-    assert [row["client"] for row in table_rows if not row["finite"]] == failed_clients
+    table_row_keys = files.read_parquet(run.files.round(2).participants).to_pylist()
+    assert [row["client"] for row in table_row_keys] == ids
+    assert [row["client"] for row in table_row_keys if not row["finite"]] == failed_clients
     total = sum(int(sizes[client]) for client in finite_clients)
     weights = [sizes[client] / total if client in finite_clients else 0 for client in ids]
-    assert [row["weight"] for row in table_rows] == pytest.approx(weights, rel=1e-15)
+    assert [row["weight"] for row in table_row_keys] == pytest.approx(weights, rel=1e-15)
 
     block = run.train(2, ids)
     finite_rows = [row for row, client in enumerate(ids) if client in finite_clients]
@@ -130,4 +130,4 @@ def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not
         assert not comparison.differing_files
     assert not files.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert StudyData(plan).table_rows == [("fedavg", "0.1")]
+    assert StudyData(plan).table_row_keys == [("fedavg", "0.1")]

@@ -94,13 +94,15 @@ def iterate_rounds() -> Iterator[int]:
 
 
 def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
+    assert list(progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
     assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
 
 
 def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
-    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))) == [
+    assert list(
+        progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))
+    ) == [
         3,
         4,
     ]

@@ -106,11 +106,11 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         sha256 = files.write_parquet(merged_files.metrics, changed_table)
         files.write_json(merged_files.marker, marker | {merged_files.metrics.name: sha256})
     table = StudyData(plan).table
-    assert [row[1] for row in StudyData(plan).table_rows] == ["0.1"]
-    assert "validation samples" in tables.build_caption(plan)
+    assert [row[1] for row in StudyData(plan).table_row_keys] == ["0.1"]
+    assert "validation samples" in tables.build_table_caption(plan)
     by_test = dataclasses.replace(plan, report=plan.report.model_copy(update=dict(best_on="test")))
-    assert [row[1] for row in StudyData(by_test).table_rows] == ["0.01"]
-    caption = tables.build_caption(by_test)
+    assert [row[1] for row in StudyData(by_test).table_row_keys] == ["0.01"]
+    caption = tables.build_table_caption(by_test)
     assert "test samples" in caption
     assert "validation samples" not in caption
 

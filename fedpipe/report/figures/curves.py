@@ -21,7 +21,7 @@ from fedpipe.report import results
 from fedpipe.report.curves import build_figure_curves
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.words import METRICS, format_metric
+from fedpipe.report.words import METRICS, format_metric_label
 from fedpipe.settings.base import Metric
 
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
@@ -30,7 +30,7 @@ MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
-def draw_curves(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
+def draw_curves_figure(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
     """Draw mean curves with bands of one standard deviation over seeds."""
     figure = build_curves_figure(data.plan, build_figure_curves(data, metric), metric)
     style.save_figure(figure, stem, style.PAGES[data.plan.report.figure_width])
@@ -59,22 +59,22 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     )
     protocols = [name for name in results.list_evaluation_protocols(plan, frame) if name in set(frame["protocol"])]
     drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))
-    overrides = results.describe_overrides(dataclasses.replace(plan, cells=drawn_cells))
+    overrides = results.describe_method_overrides(dataclasses.replace(plan, cells=drawn_cells))
     page = style.PAGES[plan.report.figure_width]
-    build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_panels
-    with style.use_style(page):
+    build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_curve_panels
+    with style.use_matplotlib_style(page):
         sentences = [_describe_seeds(plan), *plan.held_out_notes, *plan.drift_notes, *overrides]
         return style.add_notes(build(page, frame, lines, protocols, metric), sentences)
 
 
-def _build_panels(
+def _build_curve_panels(
     page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str], metric: Metric
 ) -> Figure:
     """Build one panel per protocol and grid point, and a legend."""
     panels = list(itertools.product(frame["point"].unique(), protocols))
     max_columns = int(page.width / page.em_in_inches / 21)
     columns = len(protocols) if 1 < len(protocols) <= max_columns else max_columns
-    rows, columns, height = page.arrange_panels(len(panels), columns, 22, 6)
+    rows, columns, height = page.compute_panel_layout(len(panels), columns, 22, 6)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
@@ -86,7 +86,9 @@ def _build_panels(
             _draw_curve(ax, line_rows, name, metric, **line_style)
         ax.set_title(
             _wrap_title(
-                format_metric(protocol, metric).replace(" (", "\n("), point, page.characters_per_line // columns - 4
+                format_metric_label(protocol, metric).replace(" (", "\n("),
+                point,
+                page.characters_per_line // columns - 4,
             )
         )
         for group_index, group in enumerate(_find_coinciding_lines(panel)):
@@ -107,7 +109,7 @@ def _build_small_multiples(
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
     reference_label = f"{lines[reference]} (gray, for comparison)"
-    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
+    rows, columns, height = page.compute_panel_layout(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
@@ -120,7 +122,7 @@ def _build_small_multiples(
             if name != reference and len(protocol_rows):
                 gray_style = line_style | REFERENCE_STYLE | {"label": reference_label}
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
-            _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
+            _draw_curve(ax, protocol_rows, format_metric_label(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
             {name, reference} <= {*group}
             for group in _find_coinciding_lines(_merge_protocols_into_one_line(point_rows))
@@ -132,7 +134,9 @@ def _build_small_multiples(
     _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [
-        name for name in (*(format_metric(name, metric) for name in protocols), reference_label) if name in handles
+        name
+        for name in (*(format_metric_label(name, metric) for name in protocols), reference_label)
+        if name in handles
     ]
     style.add_legend(figure, page, [(name, handles[name]) for name in names])
     return figure

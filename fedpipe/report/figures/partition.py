@@ -28,7 +28,7 @@ HELD_OUT_COLOR = "#999999"  #: gray for sizes of held-out clients
 MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
-def draw_partition(plan: Plan, key: str, stem: Path) -> None:
+def draw_partition_figure(plan: Plan, key: str, stem: Path) -> None:
     """Draw the partition with this key. Clients that are held out are marked."""
     path, dataset = layout.get_assignment_path(key), next(run.dataset for run in plan.runs if run.partition == key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
@@ -67,7 +67,7 @@ def build_partition_figure(
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
     height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em_in_inches)
     max_ticks = int(page.characters_per_line * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
         image = draw_counts(cells, counts, max_ticks, has_numbers)
