@@ -102,7 +102,7 @@ def render_study(study: Path) -> str:
 
 def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str, str]]:
     """Protocol, accuracies, key and commit of each stored run of a cell, the newest first, or dashes."""
-    settings = stored_runs.digest_settings(vars(plan.run_settings[cell.key]))
+    settings = stored_runs.compute_settings_digest(vars(plan.run_settings[cell.key]))
     runs = run_store.find(settings, cell.rounds, plan.report.average)
     method_protocol = plan.method_protocols.get(cell.algorithm)
     for run, protocol in itertools.product(runs, [method_protocol] if method_protocol else plan.protocols):

@@ -155,7 +155,7 @@ def store_runs(
     """Store the accuracies of finished runs as text next to their studies, so that git can keep them."""
     from fedpipe.papers import recording
 
-    recorded_studies = list(recording.record_studies(layout.list_studies(params), preset))
+    recorded_studies = list(recording.record_runs_of_studies(layout.list_studies(params), preset))
     for recorded in recorded_studies:
         typer.echo(recorded.message, err=not recorded.is_current)
     if not all(recorded.is_current for recorded in recorded_studies):

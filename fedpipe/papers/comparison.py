@@ -159,7 +159,7 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
                 f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
             )
         all_measured |= derived_cells
-    columns = _group_by_column({} if preset == "smoke" else all_measured)
+    columns = _group_numbers_by_column({} if preset == "smoke" else all_measured)
     cells = {}
     for cell_id in list_all_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
@@ -245,7 +245,7 @@ def _get_column_key(cell_id: CellId) -> ColumnKey:
     return cell_id.paper, cell_id.table, cell_id.column, cell_id.metric
 
 
-def _group_by_column(
+def _group_numbers_by_column(
     measured_cells: Mapping[CellId, MeasuredCell],
 ) -> dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]:
     """The targets of each column by row, and the measured numbers of these rows."""

@@ -89,10 +89,10 @@ def write_pages(
 
 def get_figure_path(paper: Paper, heading: str, suffix: str) -> str:
     """The path of a figure's file in the folder of the pages."""
-    return f"figures/{paper.stem}-{slugify(heading)}.{suffix}"
+    return f"figures/{paper.stem}-{make_url_slug(heading)}.{suffix}"
 
 
-def slugify(heading: str) -> str:
+def make_url_slug(heading: str) -> str:
     """A heading as the name of a file or link."""
     return heading.lower().replace(" ", "-")
 
@@ -158,7 +158,7 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
     return dict(zip(names, (table, claim.statement, *texts, reproduced), strict=True))
 
 
-def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
+def get_compared_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
     """The cells of a table, or the numbers in running text."""
     return {cell_id: compared.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 

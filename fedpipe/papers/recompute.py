@@ -143,19 +143,25 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
         metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn_round.round).metrics)
     frame = results.compute_accuracies(metrics)
     frame = frame[frame["average"] == stored_run.curves[0].average]
-    current_digests = stored_runs.get_digests(vars(settings), code_digest.compute_shared_code_digest())
+    current_digests = stored_runs.get_code_and_sample_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn_round,
         _select_round_accuracies(stored_run.accuracies, drawn_round.round),
         _select_round_accuracies(frame, drawn_round.round),
-        (*stored_run.list_changes(current_digests), *_list_environment_changes(stored_run, run.get_environment())),
+        (
+            *stored_run.list_changed_parts(current_digests),
+            *_list_environment_changes(stored_run, run.get_environment()),
+        ),
     )
 
 
 def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None:
     for run in plan.runs:
         settings = vars(plan.run_settings[run.key])
-        if run.algorithm == stored_run.algorithm and stored_runs.digest_settings(settings) == stored_run.settings:
+        if (
+            run.algorithm == stored_run.algorithm
+            and stored_runs.compute_settings_digest(settings) == stored_run.settings
+        ):
             return run
     return None
 

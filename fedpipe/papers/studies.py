@@ -102,12 +102,14 @@ class PaperStudy:
     def _find_stored_runs(self, run_store: RunStore, cell: Cell) -> list[StoredRun]:
         """The stored runs with a cell's settings: those of today's code first, then the newest."""
         current_digests = self._get_current_digests(cell)
-        settings = stored_runs.digest_settings(self.read_settings(cell))
+        settings = stored_runs.compute_settings_digest(self.read_settings(cell))
         runs = run_store.find(settings, cell.rounds, self.plan.report.average)
-        return sorted(runs, key=lambda run: bool(run.list_changes(current_digests)))
+        return sorted(runs, key=lambda run: bool(run.list_changed_parts(current_digests)))
 
     def _get_current_digests(self, cell: Cell) -> dict[str, str]:
-        return stored_runs.get_digests(self.read_settings(cell), code_digest.compute_shared_code_digest())
+        return stored_runs.get_code_and_sample_digests(
+            self.read_settings(cell), code_digest.compute_shared_code_digest()
+        )
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
