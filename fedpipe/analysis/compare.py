@@ -71,7 +71,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
                 _fetch_revision(name, Path(folder))
             with contextlib.chdir(Path() if name == WORKSPACE else folder):
                 revisions.append(_read_revision(name, report))
-            if name != WORKSPACE and _is_outdated(revisions[-1].plan, Path(folder)):
+            if name != WORKSPACE and _is_plan_outdated(revisions[-1].plan, Path(folder)):
                 warnings.append(
                     f"the params.yaml of '{name}' does not match its recorded table. Check out '{name}', type "
                     "`dvc repro`, and commit."
@@ -85,7 +85,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 
 def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
-    plan = _read_plan(name)
+    plan = _read_revision_plan(name)
     plan.require_finished_search()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
@@ -112,7 +112,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     )
 
 
-def _read_plan(name: str) -> Plan:
+def _read_revision_plan(name: str) -> Plan:
     """Read the plan in the current folder, as that of a revision."""
     plan_path = StudyFiles.from_params(PARAMS).plan
     if name == WORKSPACE and not plan_path.is_file():
@@ -143,7 +143,7 @@ def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _is_outdated(plan: Plan, folder: Path) -> bool:
+def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
     """Whether the params.yaml of a revision describes another table than its plan, apart from code.
 
     The revision's files are in ``folder``. Code, and the files that its params.yaml names, are the current ones.
@@ -194,11 +194,11 @@ def _fetch_revision(name: str, folder: Path) -> None:
             for path in (plan, PARAMS):
                 _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                rung_files = _read_plan(name).rung_files
+                rung_files = _read_revision_plan(name).rung_files
             for path in rung_files:
                 _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                cells = _read_plan(name).cells
+                cells = _read_revision_plan(name).cells
             for cell in cells:
                 for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
                     if not (folder / path).exists():
@@ -208,7 +208,7 @@ def _fetch_revision(name: str, folder: Path) -> None:
             f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
         ) from None
     except (DvcException, GitError, OSError) as error:
-        raise SettingsError(f"'{name}' can't be read: {_to_single_line(error)}") from None
+        raise SettingsError(f"'{name}' can't be read: {_format_error_on_one_line(error)}") from None
 
 
 def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
@@ -226,7 +226,9 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
         ) from None
     except DataIndexDirError as error:  # the list of its folder's files is missing
         reason = error.__cause__
-        note = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_to_single_line(reason)})"
+        note = (
+            "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_format_error_on_one_line(reason)})"
+        )
         raise ArtifactError(f"{problem}{note}. {advice}") from None
     if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
         (folder / path).write_bytes(path.read_bytes())
@@ -237,7 +239,7 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
         raise ArtifactError(f"{problem}. {advice}") from None
 
 
-def _to_single_line(error: BaseException) -> str:
+def _format_error_on_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
