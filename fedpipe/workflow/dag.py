@@ -116,7 +116,7 @@ class Dag:
         return self.execution.clients_per_job
 
     @property
-    def has_run_jobs(self) -> bool:
+    def has_one_job_per_run(self) -> bool:
         """Whether a run is one job, which also merges its rounds."""
         return self.execution.rounds_per_job is None
 
@@ -181,7 +181,11 @@ class Dag:
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
         is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
-        return {"merged": str(run.files.merged_files(rounds).marker)} if is_rung_end and not self.has_run_jobs else {}
+        return (
+            {"merged": str(run.files.merged_files(rounds).marker)}
+            if is_rung_end and not self.has_one_job_per_run
+            else {}
+        )
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
@@ -241,7 +245,7 @@ class Dag:
 
         return list_input
 
-    def after_search(
+    def get_input_after_search(
         self, plan: Plan, list_input: Callable[[Plan], list[str]], checkpoints: Any
     ) -> list[str] | Callable[[Wildcards], list[str]]:
         """List input that depends on the winners of `tune`. With `tune` it is a function, which waits for them."""
@@ -258,11 +262,11 @@ class Dag:
     def get_winner_output(self, checkpoints: Any) -> list[Any]:
         """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
         plans = [plan for plan in self.planned.complete_plans if plan.tuning]
-        return [self.after_search(plan, self._list_run_output, checkpoints) for plan in plans]
+        return [self.get_input_after_search(plan, self._list_run_output, checkpoints) for plan in plans]
 
     def _list_run_output(self, plan: Plan) -> list[str]:
         manifests = [manifest for run in plan.runs for manifest in self.get_segment_manifests(run)]
-        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_run_jobs else [])]
+        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_one_job_per_run else [])]
 
     def _wait_for_rung(self, plan: Plan, rounds: int, checkpoints: Any) -> None:
         """Let Snakemake call this function again after a rung, unless its result is current."""
@@ -294,7 +298,7 @@ class Dag:
         runs = [run for run in self.planned.runs.values() if run.path in paths]
         return [
             *(str(merged.marker) for merged in untuned.merged_files),
-            *(manifest for run in runs if self.has_run_jobs for manifest in self.get_segment_manifests(run)),
+            *(manifest for run in runs if self.has_one_job_per_run for manifest in self.get_segment_manifests(run)),
         ]
 
     def get_partition_output(self) -> list[str]:
@@ -353,7 +357,7 @@ class Dag:
         titles_by_run_path: dict[Path, str] = self._cache["names"]
         return titles_by_run_path
 
-    def describe_work(self) -> str:
+    def describe_remaining_runs(self) -> str:
         """Describe how many runs are to do."""
         runs = self.plan.runs.values()
         count = sum(not run.merged_files.marker.is_file() for run in runs)
@@ -374,7 +378,7 @@ class Dag:
             subject = next(filter(None, names), "") or f"of draws, seed {next(runs).seed}"
         else:
             subject = wildcards.get("partition", wildcards.get("dataset", "").rpartition("-")[0])
-        last_round = "" if self.has_run_jobs else wildcards.get("stop", "")
+        last_round = "" if self.has_one_job_per_run else wildcards.get("stop", "")
         number = wildcards.get("round", wildcards.get("rung", last_round))
         parts = [
             f"{rule} {subject}".rstrip(),
