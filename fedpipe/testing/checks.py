@@ -37,7 +37,7 @@ from fedpipe.testing.comparisons import (
     Check,
     call_recording_hooks,
     check_omitted_parts,
-    collect_results,
+    collect_client_results,
     collect_results_and_states,
     compare_loop_and_stacks,
     compute_mean_loss,
@@ -71,7 +71,7 @@ def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     return check
 
 
-def get_title(check: Check) -> str:
+def get_check_title(check: Check) -> str:
     """Title of a check, such as ``order of uploads``."""
     return check.__name__.removeprefix("check_").replace("_", " ")
 
@@ -95,7 +95,7 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
         if len(messages) > naming_message_count and check in (check_memory, check_loop_and_stack):
             break
         if progress:
-            progress(get_title(check), number, len(CHECKS))
+            progress(get_check_title(check), number, len(CHECKS))
         messages += check(algorithm)
     return list(dict.fromkeys(messages))
 
@@ -207,7 +207,9 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     all_clients = range(len(loop.clients))
     for phase in _list_evaluation_phases(algorithm):
         stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (stack, loop))
-        if message := describe_difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
+        if message := describe_difference(
+            collect_client_results(stack_outcomes), collect_client_results(loop_outcomes), ROUNDING
+        ):
             yield (
                 f"in the phase '{phase}', clients in one call differ from clients one after the other ({message}). "
                 f"{PADDING_ADVICE}"
@@ -282,7 +284,8 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
         blocks = [all_clients[first : first + 3] for first in (6, 3, 0)]
         block_outcomes = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
         if message := describe_difference(
-            collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), collect_results(outcomes)
+            collect_client_results(sorted(block_outcomes, key=lambda outcome: outcome.client)),
+            collect_client_results(outcomes),
         ):
             yield (
                 f"a client's results depend on the clients that train before or together with it ({message}). Use only "
