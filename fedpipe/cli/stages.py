@@ -221,7 +221,7 @@ def compute_diagnostic(
     """Compute a diagnostic of a study (section `diagnostics`) from the stored states of a run."""
     from fedpipe.engine.diagnostics import stage
 
-    stage.run_diagnostic(path, _build_execution(device, stack), threads)
+    stage.run_diagnostic(path, _build_execution_settings(device, stack), threads)
 
 
 @app.command("rank", rich_help_panel=STAGES_PANEL)
@@ -330,10 +330,10 @@ def _open_run(
 ) -> Any:
     from fedpipe.engine.run import open_run
 
-    return open_run(path, _build_execution(device, stack, graphs), threads, _parse_keep_models(keep_models))
+    return open_run(path, _build_execution_settings(device, stack, graphs), threads, _parse_keep_models(keep_models))
 
 
-def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
+def _build_execution_settings(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.settings.execution import Execution
 
     return _build_settings_section(Execution, device=device, stack=_parse_integer_or_text(stack), graphs=graphs)

@@ -127,7 +127,7 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
     component_class = registry.find_component(kind, name)
     doc = inspect.getdoc(component_class)
     assert doc
-    assert equations.render_docstring(doc) in text
+    assert equations.render_docstring_equations(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
     if kind is component.ALGORITHM:
@@ -135,7 +135,7 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
     for field in component.list_parameters(component_class):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
         inherited = pages.get_inherited_parameter_docs(component_class).get(field.name)
-        meaning = f"    # {equations.render_docstring(inherited)}" if inherited else ""
+        meaning = f"    # {equations.render_docstring_equations(inherited)}" if inherited else ""
         assert f"  {field.name}: {default}{meaning}\n" in text
 
 

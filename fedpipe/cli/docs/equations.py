@@ -70,7 +70,7 @@ SUBSCRIPTS = dict(zip("0123456789+-=()aehijklmnoprstuvxβγρφχ", "₀₁₂�
 TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 
 
-def render_docstring(text: str) -> str:
+def render_docstring_equations(text: str) -> str:
     """Render a docstring with its equations as plain text, displayed equations on separate lines."""
 
     def render_displayed_equation(match: re.Match[str]) -> str:

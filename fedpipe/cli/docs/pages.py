@@ -77,13 +77,13 @@ def write_docs() -> None:
     if not Path("docs").is_dir():
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
     pages = {Path(f"docs/{kind.plural}.md"): render_components_page(kind) for kind in COMPONENT_KINDS}
-    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_schema()}
+    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_json_schema()}
     pages |= {Path("docs/cli.md"): render_commands_page()}
     for path, text in (pages | {Path(".dvc/plots/page.html"): render_plots_page()}).items():
         files.write_bytes(path, text.encode())
 
 
-def render_schema() -> str:
+def render_json_schema() -> str:
     """Render the JSON Schema of params.yaml."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
 
@@ -147,7 +147,7 @@ def render_settings_page() -> str:
         "that differ. An unknown key is an error.",
     ]
     for name, entry in schema["properties"].items():
-        section, kind = _resolve_reference(entry, schema), kinds.get(name)
+        section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
         paragraphs += [f"## {name}", convert_inline_to_markdown(section.get("description", ""))]
         if kind:
             selector_text = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
@@ -162,7 +162,7 @@ def render_settings_page() -> str:
             common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
         paragraphs.append(_render_keys_table(common, schema))
         for choices in section.get("patternProperties", {}).values():
-            for choice in (_resolve_reference(choice, schema) for choice in choices.get("oneOf", ())):
+            for choice in (_resolve_schema_reference(choice, schema) for choice in choices.get("oneOf", ())):
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
                     convert_inline_to_markdown(choice.get("description", "")),
@@ -183,12 +183,12 @@ def describe_diagnostic(kind: str) -> str:
         for diagnostic_class in get_args(diagnostics.Diagnostic)
         if get_args(diagnostic_class.model_fields["kind"].annotation) == (kind,)
     )
-    lines = [f"{kind} (diagnostic)", "", equations.render_docstring(_read_diagnostic_docstring(kind)), ""]
+    lines = [f"{kind} (diagnostic)", "", equations.render_docstring_equations(_read_diagnostic_docstring(kind)), ""]
     lines += ["In params.yaml, in an entry of diagnostics, whose name you choose:", f"  kind: {kind}"]
     for name, field in section.model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
-            lines.append(f"  {name}: {value}    # {equations.render_docstring(field.description or '')}")
+            lines.append(f"  {name}: {value}    # {equations.render_docstring_equations(field.description or '')}")
     schema = re.search(r"^SCHEMA = .*?^\)", _find_diagnostic_module(kind).read_text(), re.M | re.S)
     lines += ["", f"Columns of its table, results/diagnostics/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
     for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
@@ -228,7 +228,7 @@ def render_plots_page() -> str:
     return PLOTS_PAGE.format(licenses="\n\n".join(licenses).replace("</", "<\\/"), scripts="\n".join(scripts))
 
 
-def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _resolve_schema_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Resolve a reference in a JSON Schema, also that of an optional key. The entry's own values take precedence."""
     references = [choice["$ref"] for choice in (entry, *entry.get("anyOf", ())) if "$ref" in choice]
     definition = schema["$defs"][references[0].rpartition("/")[2]] if len(references) == 1 else {}
@@ -255,7 +255,7 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
     for name, entry in entries.items():
         if "const" in entry:  # key with a component's name
             continue
-        resolved_entry = _resolve_reference(entry, schema)
+        resolved_entry = _resolve_schema_reference(entry, schema)
         nested_entries = resolved_entry.get("properties", {})
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
         description = " ".join(
