@@ -49,7 +49,7 @@ from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack import schedule
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.models.base import Model
 from fedpipe.models.cnn4 import CNN4
 from fedpipe.models.resnet18 import ResNet18
@@ -211,7 +211,7 @@ def count_step_rows(run: Run) -> int:
 
 def count_recorded_steps(run: Run) -> int:
     """Number of steps that a stack has recorded as CUDA graphs."""
-    cache = run.executor._graph_cache if isinstance(run.executor, Stack) else None
+    cache = run.executor._graph_cache if isinstance(run.executor, StackExecutor) else None
     return len(cache._captured_steps) if cache else 0
 
 

@@ -237,7 +237,7 @@ def update_client(algorithm: Algorithm, function: Callable[..., Any], client: St
     return result
 
 
-def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
+def compute_pass_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
     """Compute the condition of a pass, which must be one Boolean."""
     result = function(client)
     if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
@@ -248,7 +248,7 @@ def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], cl
     raise _make_pass_error(algorithm, function, problem, advice)
 
 
-def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
+def compute_pass_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
     """Compute the sums of a Measure pass over a batch, which must be named tensors."""
     result: Any = measuring.sums(client, batch)
     advice = "Return a dict of tensors from `sums`, such as {'loss': batch.sum(losses)}."

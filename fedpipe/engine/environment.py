@@ -45,7 +45,7 @@ def describe_versions(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_job(executor: str, device: torch.device, threads: int) -> str:
+def describe_job_environment(executor: str, device: torch.device, threads: int) -> str:
     """Describe the executor, device and cores of this process."""
     visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = describe_versions(device)["device"]

@@ -35,15 +35,15 @@ from fedpipe.engine.clients import drift, evaluation, frozen
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.load import get_input_paths, load_federated_data
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import ComponentCode, describe_versions, remove_duplicates, select_device
 from fedpipe.engine.new_clients import NewClients
 from fedpipe.engine.server.device import choose_storage_device, create_tensors_on_device_of
 from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
-from fedpipe.engine.weights import WeightedUploads, compute_weights, select_participants
+from fedpipe.engine.weights import WeightedUploads, compute_aggregation_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.execution import Execution
@@ -143,8 +143,8 @@ class Rounds:
             print(f"execution.graphs: steps are not recorded, because {reason}.", file=sys.stderr)
         if width > 1:
             backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
-            return Stack(algorithm, clients or self.clients, width, epochs, backend, self._storage_device)
-        return Loop(algorithm, clients or self.clients, self._threads, epochs, self._storage_device)
+            return StackExecutor(algorithm, clients or self.clients, width, epochs, backend, self._storage_device)
+        return LoopExecutor(algorithm, clients or self.clients, self._threads, epochs, self._storage_device)
 
     def make_initial_model(self, index: int) -> Tensors:
         """Make the run's ``index``-th initial model.
@@ -255,7 +255,7 @@ class Rounds:
         ArtifactError
             A block belongs to another run or round, or the blocks have other clients than the round.
         """
-        self._require_own_blocks(round_number, blocks)
+        self._reject_foreign_blocks(round_number, blocks)
         self._begin_step(round_number)
         start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
         weighted_uploads = self._compute_upload_weights(round_number, block)
@@ -289,7 +289,7 @@ class Rounds:
         seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
         self._record_times(round_number, **seconds)
 
-    def _require_own_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
+    def _reject_foreign_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
         """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, round_number):
@@ -308,7 +308,7 @@ class Rounds:
             )
         client_states = zip(block.uploads, block.kept_states, strict=True)
         finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
-        weights = compute_weights(self.federation, self.clients.sizes[block.ids])
+        weights = compute_aggregation_weights(self.federation, self.clients.sizes[block.ids])
         return WeightedUploads(block, finite_mask, finite_mask * weights)
 
     def _record_participants(self, round_number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:

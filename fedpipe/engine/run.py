@@ -13,7 +13,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import replay
 from fedpipe.engine.checkpoint import prune_states
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.environment import describe_job
+from fedpipe.engine.environment import describe_job_environment
 from fedpipe.engine.rounds import Rounds
 from fedpipe.settings.execution import Execution
 
@@ -70,7 +70,7 @@ class Run(Rounds):
 
     def describe_environment(self) -> str:
         """Describe device and executor of this process."""
-        return describe_job(self.executor.name, self._device, self._threads)
+        return describe_job_environment(self.executor.name, self._device, self._threads)
 
     @override
     def _begin_step(self, round_number: int) -> None:

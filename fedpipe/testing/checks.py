@@ -23,7 +23,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block, restore_state
 from fedpipe.engine.clients.executor import Phase
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import names
@@ -141,7 +141,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 def check_memory(algorithm: Algorithm) -> Iterator[str]:
     """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
-    workers = cast(Loop, trial.executor)._idle_workers
+    workers = cast(LoopExecutor, trial.executor)._idle_workers
     remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}

@@ -20,12 +20,12 @@ from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.engine import contract
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import select_device
 from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
-from fedpipe.engine.weights import compute_weights, select_participants
+from fedpipe.engine.weights import compute_aggregation_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -96,7 +96,7 @@ class Trial:
         )
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
-            Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
+            StackExecutor(self.algorithm, clients, width) if width else LoopExecutor(self.algorithm, clients, threads)
         )
         self.initial_model = initial_model or (
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
@@ -138,7 +138,7 @@ class Trial:
     def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """Uploads with weights, as the server reads them."""
         ids = [outcome.client for outcome in outcomes]
-        weights = compute_weights(self.algorithm.federation, self.clients.sizes[ids])
+        weights = compute_aggregation_weights(self.algorithm.federation, self.clients.sizes[ids])
         return Uploads(ids, weights.tolist(), [outcome.upload for outcome in outcomes])
 
     def aggregate(self, uploads: Uploads) -> State:

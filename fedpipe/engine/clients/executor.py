@@ -116,7 +116,7 @@ class ClientTask:
     metrics: Sequence[Metric] = ()
     samples_round: int | None = None
 
-    def select_samples(self, clients: FederatedData) -> FederatedData:
+    def select_round_samples(self, clients: FederatedData) -> FederatedData:
         """Select the clients with the samples of the task."""
         return clients.select_round_samples(self.round if self.samples_round is None else self.samples_round)
 
@@ -303,7 +303,7 @@ class ClientPass:
         """Whether the client trains another epoch. Always true for a pass without a condition."""
         if self._training.when is None:
             return torch.tensor(True)
-        return contract.compute_condition(self._algorithm, self._training.when, client)
+        return contract.compute_pass_condition(self._algorithm, self._training.when, client)
 
     def finish_epoch(self, client: State) -> State:
         """Apply the pass's `after` at the end of an epoch."""

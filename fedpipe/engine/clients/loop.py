@@ -73,7 +73,7 @@ class PersonalizedState(NamedTuple):
         return is_same_task and has_same_bits(self.initial_state, state)
 
 
-class Loop(Executor):
+class LoopExecutor(Executor):
     """Trains one client at a time on each thread, which has its own module.
 
     Parameters
@@ -134,7 +134,7 @@ class Loop(Executor):
             self._idle_workers.append(worker)
 
     def _make_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
-        clients, device = task.select_samples(self._clients), self._clients.device
+        clients, device = task.select_round_samples(self._clients), self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
         kept_state = task.get_kept_state(client)
@@ -257,7 +257,7 @@ class ClientRun:
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
         with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                terms = contract.compute_sums(self.algorithm, measuring, state, batch)
+                terms = contract.compute_pass_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
             return contract.update_client(self.algorithm, measuring.then, state, sums)
 

@@ -41,7 +41,7 @@ from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_
 from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, stack_states, unstack_client
 
 
-class Stack(Executor):
+class StackExecutor(Executor):
     """Trains up to ``width`` clients at a time, in stacks that depend only on the round's participants.
 
     The first rows are the largest clients. As other clients finish, the stack becomes narrower in fixed widths, and
@@ -120,7 +120,11 @@ class Stack(Executor):
             self._graph_cache = GraphCache(self._backend)
 
     def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
-        algorithm, clients, device = self._round_algorithm, task.select_samples(self._clients), self._clients.device
+        algorithm, clients, device = (
+            self._round_algorithm,
+            task.select_round_samples(self._clients),
+            self._clients.device,
+        )
         allowed_widths = schedule.get_allowed_stack_widths(self._width)
         stack_run = StackRun(
             algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache
