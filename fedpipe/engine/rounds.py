@@ -63,6 +63,8 @@ class Rounds:
         Section `execution`: device and executor.
     threads
         Cores of this job.
+    keep_models
+        Rounds whose states are kept, see `artifacts.keep_models`.
     clients
         Federated data. By default the run's data set and partition.
     """
@@ -72,11 +74,12 @@ class Rounds:
         files: RunFiles,
         execution: Execution | None = None,
         threads: int = 1,
+        keep_models: str | int = "all",
         *,
         clients: FederatedData | None = None,
     ) -> None:
         execution = execution or Execution()
-        self.files = files
+        self.files, self._keep_models = files, keep_models
         self.settings = settings = RunSettings.read(files.settings)
         self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
         self._device, self._threads = select_device(execution), threads
@@ -293,9 +296,10 @@ class Rounds:
         """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, round_number):
+                path = self.files.round(round_number).get_block_uploads_path(index)
                 raise ArtifactError(
-                    f"{self.files.round(round_number).get_block_uploads_path(index)} belongs to round {block.round} of run "
-                    f"{block.run} instead of round {round_number} of run {self.settings.key}. Delete it and run again."
+                    f"{path} belongs to round {block.round} of run {block.run} instead of round {round_number} of run "
+                    f"{self.settings.key}. Delete it and run again."
                 )
 
     def _compute_upload_weights(self, round_number: int, block: Block) -> WeightedUploads:

@@ -12,40 +12,13 @@ from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_jso
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import replay
 from fedpipe.engine.checkpoint import prune_states
-from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.environment import describe_job_environment
 from fedpipe.engine.rounds import Rounds
 from fedpipe.settings.execution import Execution
 
 
 class Run(Rounds):
-    """A run in this process.
-
-    Parameters
-    ----------
-    files
-        Files of the run, with its ``run.yaml``.
-    execution
-        Section `execution`: device and executor.
-    threads
-        Cores of this job.
-    keep_models
-        Rounds whose states are kept, see `artifacts.keep_models`.
-    clients
-        Federated data. By default the run's data set and partition.
-    """
-
-    def __init__(
-        self,
-        files: RunFiles,
-        execution: Execution | None = None,
-        threads: int = 1,
-        keep_models: str | int = "all",
-        *,
-        clients: FederatedData | None = None,
-    ) -> None:
-        super().__init__(files, execution, threads, clients=clients)
-        self._keep_models = keep_models
+    """A run in this process, with the parameters of its :class:`Rounds`."""
 
     def run_segment(self, stop: int) -> Iterator[int]:
         """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""

@@ -179,8 +179,8 @@ class StudyProgress:
     @cached_property
     def accuracy_charts(self) -> list[Chart]:
         """A chart for each protocol that has been evaluated."""
-        accuracy_charts = [self._draw_chart(protocol) for protocol in self.plan.protocols]
-        return [chart for chart in accuracy_charts if chart.lines]
+        charts = [self._draw_chart(protocol) for protocol in self.plan.protocols]
+        return [chart for chart in charts if chart.lines]
 
     @cached_property
     def run_rows(self) -> list[Row]:

@@ -130,8 +130,8 @@ def build_table_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_column_header(plan)}`: {format_metric_label(plan.protocols[0], plan.metrics[0])}, or the "
-        "metric in parentheses. "
+        f"Column `{get_reported_column_header(plan)}`: {format_metric_label(plan.protocols[0], plan.metrics[0])}, or "
+        "the metric in parentheses. "
         if plan.method_protocols
         else ""
     )
