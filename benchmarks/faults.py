@@ -102,7 +102,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 def read_complete_rounds(files: RunFiles) -> dict[int, str]:
     """The times of each complete round. They differ if it is computed again."""
     return {
-        number: str(storage_files.read_json(files.round(number).times))
+        number: str(storage_files.read_json(files.get_round_files(number).times))
         for number in files.list_complete_rounds()
         if number
     }

@@ -108,7 +108,7 @@ class Client:
     def step(self) -> None:
         """Take a step."""
         with torch.no_grad():
-            self.client_pass.step(self.state, self.batch)
+            self.client_pass.take_step(self.state, self.batch)
 
     def compute_gradient(self) -> Iterable[Tensor]:
         """Compute the gradient of a step."""

@@ -185,7 +185,7 @@ def measure_variant(
         for number in run.run_segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), stopwatch.seconds)
         (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
-        times = [storage_files.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
+        times = [storage_files.read_json(run.files.get_round_files(n).times) for n in range(2, options.rounds + 2)]
         digest, step_rows = compute_digest(run.files.path), count_step_rows(run)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if options.device == "cuda":

@@ -78,7 +78,7 @@ def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], t
     """Correct predictions, number of samples and loss by round and client, from the merged files of a run."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in layout.read_merged_table(run.files.merged_files(rounds).metrics).to_pylist()
+        for row in layout.read_merged_table(run.files.get_merged_files(rounds).metrics).to_pylist()
         if row["protocol"] == protocol
     }
 
@@ -105,7 +105,7 @@ def delete_rounds(run: Path) -> None:
 def read_round_times(run: Path) -> dict[int, str]:
     """Times of the complete rounds of a run, except round 0. They change if a round is repeated."""
     files = RunFiles(run)
-    return {n: json.dumps(read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
+    return {n: json.dumps(read_json(files.get_round_files(n).times)) for n in files.list_complete_rounds() if n}
 
 
 def copy_project(folder: Path) -> Path:

@@ -306,7 +306,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
         if baseline_accuracies is None or other_accuracies is None
         else compute_paired_difference(baseline_accuracies, other_accuracies)
     )
-    return DASH if paired_difference is None else paired_difference.text
+    return DASH if paired_difference is None else paired_difference.formatted_difference
 
 
 def _render_setting_differences(revisions: Sequence[Revision]) -> str:

@@ -68,7 +68,7 @@ class Results:
     def table(self) -> pd.DataFrame:
         """The result table, as in ``results.csv``: means and deviations over seeds, in percent (NLL in nats)."""
         with self._enter_folder():
-            return self._data.table
+            return self._data.score_table
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
@@ -290,7 +290,7 @@ class Results:
                 stored_files.require_existing_client(client, len(run.clients))
                 stored_files.require_stored_state(cell.files, number, client)
             names = stored_files.get_class_names(self._get_dataset_name(cell))
-            state = cell.files.round(number)
+            state = cell.files.get_round_files(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
                 "algorithm": cell.algorithm,

@@ -143,7 +143,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
                 continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
-            needed_runs = study_plan.resolve(has_draws=True).runs
+            needed_runs = study_plan.add_search_results(has_draws=True).runs
             runs |= {run.path for run in needed_runs}
             partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
             data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}

@@ -160,7 +160,7 @@ def _format_seed_count(count: int) -> str:
 
 def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     """Rows of the pivoted table by the name of their cell."""
-    report, frame = data.plan.report, data.table  # results.csv was compared with it, but has other text
+    report, frame = data.plan.report, data.score_table  # results.csv was compared with it, but has other text
     shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
     cells = {}
     for row in shown_rows.to_dict("records"):
@@ -185,7 +185,7 @@ def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
 
 def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
-    folder = files.round(round_number)
+    folder = files.get_round_files(round_number)
     hashes = layout.read_round_digests(folder, folder.marker)
     hashes_by_path = {format_display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):

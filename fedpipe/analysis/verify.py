@@ -93,7 +93,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
         damaged_files[str(archive_path)] = files.path
     rounds = files.list_complete_rounds()
     for number in rounds if not damaged_files else ():
-        folder = files.round(number)
+        folder = files.get_round_files(number)
         for name, sha256 in layout.read_round_digests(folder, folder.marker).items():
             path = folder.path / name
             if path in (folder.server_state, folder.client_states) and not path.exists():
@@ -131,11 +131,11 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
     candidates = [
         number
         for number in files.list_complete_rounds()
-        if number > 0 and files.round(number - 1).server_state.exists()
+        if number > 0 and files.get_round_files(number - 1).server_state.exists()
     ]
     rng.shuffle(candidates)
     for number in candidates:
-        made_by = read_json(files.round(number).complete_states_marker)["made_by"]
+        made_by = read_json(files.get_round_files(number).complete_states_marker)["made_by"]
         run = Run(files, _parse_recorded_execution(made_by[0]["executor"]))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
@@ -203,7 +203,7 @@ def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
     """Find segment manifests that differ from the existing rounds, which you should delete."""
     wrong_manifests = {}
     for path in files.list_segment_manifests():
-        markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
+        markers = {str(number): files.get_round_files(number).marker for number in range(int(path.stem) + 1)}
         rounds = {number: compute_file_sha256(marker) for number, marker in markers.items() if is_stored(marker)}
         if read_json(path) != {"rounds": rounds}:
             wrong_manifests[str(path)] = path

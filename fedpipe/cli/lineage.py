@@ -68,7 +68,7 @@ def verify_results(
         verdicts = lineage.verify_runs(runs, rerun, random.Random(seed))
     else:
         study_plan = read_plan(params, preset)
-        paths = [run.path for run in study_plan.resolve(has_draws=True).runs]
+        paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
             [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random(seed))
         )
@@ -90,7 +90,7 @@ def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterato
         typer.echo(f"fedpipe: trains {drawn}.", err=True)
         try:
             recomputation = recompute.recompute_round(drawn)
-            yield VerificationResult(recomputation.message, recomputation.is_ok, "stored")
+            yield VerificationResult(recomputation.message, recomputation.is_reproduced, "stored")
         except UserError as error:
             yield VerificationResult(str(error), False)
 

@@ -159,7 +159,7 @@ def train_block(
     if not ids:
         last_block = (len(participants) - 1) // size
         raise SettingsError(f"--block: {block} is not a block of round {round}. Use a number from 0 to {last_block}.")
-    write_pt(run.files.round(round).get_block_uploads_path(block), run.train(round, ids).to_tensors())
+    write_pt(run.files.get_round_files(round).get_block_uploads_path(block), run.train(round, ids).to_tensors())
 
 
 @app.command("aggregate", rich_help_panel=STAGES_PANEL)
@@ -173,7 +173,7 @@ def aggregate_round(
     from fedpipe.engine.blocks import Block
 
     run = _open_run(path, device=device)
-    files = run.files.round(round)
+    files = run.files.get_round_files(round)
     run.aggregate(round, [Block.read(files.get_block_uploads_path(index)) for index in range(blocks)])
 
 
@@ -246,7 +246,7 @@ def rank_draws(
         from fedpipe.planning import planner
 
         new_plan = planner.make_plan(params, preset)
-        contents.require_unchanged_search(new_plan, study_plan.search)
+        contents.require_unchanged_search(new_plan, study_plan.search_digest)
         rung = tuning.rank_rung(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
         planner.write_job_files(new_plan)
     else:
@@ -315,7 +315,7 @@ def require_complete_runs(
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
     study_plan.require_finished_search()
-    cells = study_plan.resolve(has_draws=True).cells
+    cells = study_plan.add_search_results(has_draws=True).cells
     for merged_files in dict.fromkeys(cell.merged_files for cell in cells if cell.algorithm == algorithm):
         merged_files.check_hashes()
 

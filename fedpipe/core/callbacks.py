@@ -130,7 +130,7 @@ def _is_callback(value: Any) -> bool:
 
 def read_round_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
-    round_files = files.round(round_number)
+    round_files = files.get_round_files(round_number)
     hashes = {
         **layout.read_round_digests(round_files, round_files.complete_states_marker),
         **layout.read_round_digests(round_files, round_files.marker),

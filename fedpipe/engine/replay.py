@@ -98,7 +98,9 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
             return None
         else:
             copy.run_round(round_number)
-        old, new = (read_json(compared_run.files.round(round_number).marker)["sha256"] for compared_run in (run, copy))
+        old, new = (
+            read_json(compared_run.files.get_round_files(round_number).marker)["sha256"] for compared_run in (run, copy)
+        )
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
         distance = _compute_state_distance(run, copy, round_number) if differing_files else 0.0
@@ -156,9 +158,9 @@ def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> R
     earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
     archive.get_pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
     for earlier_round in range(round_number):
-        if files.round(earlier_round).path.is_dir():
-            copy.round(earlier_round).path.symlink_to(
-                files.round(earlier_round).path.resolve(), target_is_directory=True
+        if files.get_round_files(earlier_round).path.is_dir():
+            copy.get_round_files(earlier_round).path.symlink_to(
+                files.get_round_files(earlier_round).path.resolve(), target_is_directory=True
             )
     return copy
 

@@ -223,7 +223,7 @@ class Rounds:
 
     def _begin_step(self, round_number: int) -> None:
         """Remember before a step of a round whether the round was complete when this process began it."""
-        self._was_complete.setdefault(round_number, is_stored(self.files.round(round_number).marker))
+        self._was_complete.setdefault(round_number, is_stored(self.files.get_round_files(round_number).marker))
 
     def train(self, round_number: int, ids: Sequence[int]) -> Block:
         """Train some participants."""
@@ -296,7 +296,7 @@ class Rounds:
         """Reject blocks of another run or round."""
         for index, block in enumerate(blocks):
             if (block.run, block.round) != (self.settings.key, round_number):
-                path = self.files.round(round_number).get_block_uploads_path(index)
+                path = self.files.get_round_files(round_number).get_block_uploads_path(index)
                 raise ArtifactError(
                     f"{path} belongs to round {block.round} of run {block.run} instead of round {round_number} of run "
                     f"{self.settings.key}. Delete it and run again."
@@ -305,7 +305,7 @@ class Rounds:
     def _compute_upload_weights(self, round_number: int, block: Block) -> WeightedUploads:
         """Compute the weights of a round's uploads."""
         if block.ids != self.participants(round_number):
-            path = self.files.round(round_number).path
+            path = self.files.get_round_files(round_number).path
             raise ArtifactError(
                 f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
                 "Delete the folder and run again."
@@ -317,7 +317,7 @@ class Rounds:
 
     def _record_participants(self, round_number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
         """Write the participants and their accuracies after training. Return the files' hashes."""
-        files, block = self.files.round(round_number), weighted_uploads.block
+        files, block = self.files.get_round_files(round_number), weighted_uploads.block
         participants = {
             "client": pa.array(block.ids, pa.int32()),
             "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
@@ -352,7 +352,7 @@ class Rounds:
             matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
         if not matrices[-1]:
             return {}
-        path = self.files.round(round_number).exchanged_matrices
+        path = self.files.get_round_files(round_number).exchanged_matrices
         return {path.name: write_parquet(path, evaluation.make_matrices_table(round_number, "exchanged", matrices))}
 
     def evaluate(self, round_number: int) -> None:
@@ -360,7 +360,7 @@ class Rounds:
         self.checkpoint.read_state_json(round_number)  # requires the round's states
         self._begin_step(round_number)
         self._require_same_data(round_number)
-        start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
+        start_time, files, hashes = time.perf_counter(), self.files.get_round_files(round_number), {}
         if self._is_evaluated(round_number):
             server = self.load_server_state(round_number)
             get_kept_state = functools.partial(self.load_kept_state, round_number=round_number)
@@ -400,13 +400,13 @@ class Rounds:
 
     def _record_times(self, round_number: int, **seconds: float) -> None:
         """Write the seconds of a round's steps, unless another process has completed the round."""
-        files = self.files.round(round_number)
+        files = self.files.get_round_files(round_number)
         if self._was_complete.get(round_number) or not is_stored(files.marker):
             write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
 
     def _read_last_accuracies(self, round_number: int) -> pa.Table:
         """Read the recorded accuracies of a round's participants for the kept protocols."""
-        path = self.files.round(round_number).kept_accuracies
+        path = self.files.get_round_files(round_number).kept_accuracies
         return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
 
     def _score_initial_models(
@@ -427,7 +427,7 @@ class Rounds:
         """Require that round 0 and the previous round were made with the current data."""
         checksums = self.clients.data_checksums
         for earlier_round in (0, round_number):
-            if not is_stored(self.files.round(earlier_round).complete_states_marker):
+            if not is_stored(self.files.get_round_files(earlier_round).complete_states_marker):
                 continue
             recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
             for name in checksums:

@@ -30,14 +30,16 @@ class Run(Rounds):
         self._require_same_data(last_complete)
         yield last_complete
         numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [number for number in numbers if is_stored(self.files.round(number).marker)]  # but damaged
+        damaged_rounds = [
+            number for number in numbers if is_stored(self.files.get_round_files(number).marker)
+        ]  # but damaged
         for number in numbers:
-            if number in damaged_rounds or not is_stored(self.files.round(number).marker):
+            if number in damaged_rounds or not is_stored(self.files.get_round_files(number).marker):
                 self.run_round(number)  # unless another study has completed it
             prune_states(self.files, number, self._keep_models)
             yield number
         packing.pack_folder(self.files.rounds_folder)
-        markers = {number: self.files.round(number).marker for number in range(stop + 1)}
+        markers = {number: self.files.get_round_files(number).marker for number in range(stop + 1)}
         hashes = {str(number): compute_file_sha256(marker) for number, marker in markers.items()}
         write_json(self.files.get_segment_manifest_path(stop), {"rounds": hashes})
 

@@ -26,7 +26,7 @@ from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import MethodKind, Paper
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE
-from fedpipe.report.contrasts import Contrast, Number
+from fedpipe.report.contrasts import Contrast, RunMean
 
 DASH = "–"
 KINDS = get_args(MethodKind)
@@ -125,7 +125,7 @@ def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison)
         if len(tables) == 1 or not paper.find_original_cell(cell_id)
     ]
     counts = Counter(cell.verdict_text for cell in cells)
-    counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
+    counts |= Counter({"all": len(cells), "measured": sum(cell.measured_number is not None for cell in cells)})
     columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
     orders = [(key[3], order) for key, order in compared.orders.items() if key[:3] in columns]
     taus = {kind: [order.tau for name, order in orders if name == kind and order.tau is not None] for kind in KINDS}
@@ -163,7 +163,7 @@ def get_compared_cells(paper: Paper, table: str, compared: PaperComparison) -> d
     return {cell_id: compared.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 
 
-def format_number(number: Number, decimals: int | None = None) -> str:
+def format_number(number: RunMean, decimals: int | None = None) -> str:
     """A mean with its standard deviation."""
     if not math.isfinite(number.mean):
         return "not finite"

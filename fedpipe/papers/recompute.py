@@ -58,7 +58,7 @@ class Recomputation:
         return max(100 * abs(self.recomputed[protocol] - value) for protocol, value in self.recorded.items())
 
     @property
-    def is_ok(self) -> bool:
+    def is_reproduced(self) -> bool:
         """Whether all stored digits agree. After changes, whether the difference may be chance."""
         if not self.changes:
             return self.largest_difference == 0
@@ -84,7 +84,7 @@ class Recomputation:
             f"{protocol} {100 * value:.2f} (now {100 * self.recomputed[protocol]:.2f})"
             for protocol, value in self.recorded.items()
         ]
-        judgment = "The difference may be chance" if self.is_ok else "The difference is not chance"
+        judgment = "The difference may be chance" if self.is_reproduced else "The difference is not chance"
         cause = changes or ", although code, device and libraries are the same"
         note = f". {judgment}" if self.changes else ""
         return f"{self.drawn_round}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
@@ -104,7 +104,7 @@ def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[Dra
     if not runs:
         raise SettingsError(f"--stored: {', '.join(map(str, studies))}: no stored run. Type `fedpipe store` first.")
     drawn_runs = rng.sample(runs, min(count, len(runs)))
-    return [DrawnRound(study, run, rng.choice(run.accuracies["round"].tolist())) for study, run in drawn_runs]
+    return [DrawnRound(study, run, rng.choice(run.accuracies_by_round["round"].tolist())) for study, run in drawn_runs]
 
 
 def recompute_round(drawn_round: DrawnRound) -> Recomputation:
@@ -146,7 +146,7 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     current_digests = stored_runs.get_code_and_sample_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn_round,
-        _select_round_accuracies(stored_run.accuracies, drawn_round.round),
+        _select_round_accuracies(stored_run.accuracies_by_round, drawn_round.round),
         _select_round_accuracies(frame, drawn_round.round),
         (
             *stored_run.list_changed_parts(current_digests),

@@ -70,7 +70,7 @@ def record_runs_of_study(plan: Plan, commit: str) -> Recorded | None:
             f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
         )
     run_store = RunStore.read(plan.params)
-    added = sum(run_store.add(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
+    added = sum(run_store.add_run(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
     if added:
         run_store.write()
     return Recorded(f"{stored_runs.get_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
@@ -110,11 +110,11 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         classes=run.classes,
         round_seconds=float(f"{seconds.mean():.4g}"),
         epoch_seconds=float(f"{run.epoch_seconds:.4g}"),
-        bytes_down=run.traffic.down,
-        bytes_up=run.traffic.up,
+        bytes_down=run.last_round_traffic.down,
+        bytes_up=run.last_round_traffic.up,
         curves=tuple(
             AccuracyCurve.from_values(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
-            for protocol, rows in run.accuracies.groupby("protocol")
+            for protocol, rows in run.accuracies_by_round.groupby("protocol")
         ),
     )
 

@@ -103,12 +103,12 @@ class StoredRun:
         return _compute_run_id(format_csv_fields(self), [format_csv_fields(curve) for curve in self.curves])
 
     @cached_property
-    def accuracies(self) -> pd.DataFrame:
+    def accuracies_by_round(self) -> pd.DataFrame:
         """Accuracies in [0, 1] by ``protocol`` and ``round`` in the stored average."""
         return pd.concat([curve.to_frame() for curve in self.curves], ignore_index=True)
 
     @property
-    def traffic(self) -> Traffic:
+    def last_round_traffic(self) -> Traffic:
         """Traffic of the last round."""
         return Traffic(self.bytes_down, self.bytes_up)
 
@@ -117,16 +117,20 @@ class StoredRun:
         return next(curve.test_samples for curve in self.curves if curve.protocol == protocol)
 
     @property
-    def digests(self) -> dict[str, str]:
+    def code_and_sample_digests(self) -> dict[str, str]:
         """Digests of the code by the section of its component, of the shared code and of the samples."""
         code = {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
         return {**code, SAMPLES: self.samples}
 
     def list_changed_parts(self, current_digests: Mapping[str, str]) -> list[str]:
-        """What differs now: components by their code, and the samples. ``current_digests`` are like :attr:`digests`."""
-        return [DIGEST_LABELS[name] for name, digest in self.digests.items() if digest != current_digests[name]]
+        """What differs now: components by their code, and the samples, compared with the current digests."""
+        return [
+            DIGEST_LABELS[name]
+            for name, digest in self.code_and_sample_digests.items()
+            if digest != current_digests[name]
+        ]
 
-    def describe(self, current_digests: Mapping[str, str]) -> str:
+    def describe_origin(self, current_digests: Mapping[str, str]) -> str:
         """Describe the commit, the date, and what differs now."""
         origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
         changes = self.list_changed_parts(current_digests)
@@ -177,15 +181,15 @@ class RunStore:
             raise ArtifactError(f"{accuracies_path}, line {line}: {runs_path} has no run {run_id}. {RESTORE_ADVICE}")
         return cls(study, runs.values())
 
-    def add(self, run: StoredRun) -> bool:
+    def add_run(self, run: StoredRun) -> bool:
         """Add a run. False if it is stored already: with the same settings, key and numbers."""
-        others = self.find(run.settings, run.rounds, run.curves[0].average)
+        others = self.find_runs(run.settings, run.rounds, run.curves[0].average)
         if any(other.key == run.key and other.has_same_numbers(run) for other in others):
             return False
         self.runs = sorted([*self.runs, run], key=_get_sort_key)
         return True
 
-    def find(self, settings: str, rounds: int, average: str) -> list[StoredRun]:
+    def find_runs(self, settings: str, rounds: int, average: str) -> list[StoredRun]:
         """Find the runs with these settings, number of rounds and average, the newest first."""
         runs = [
             run for run in self.runs if (run.settings, run.rounds, run.curves[0].average) == (settings, rounds, average)
@@ -203,7 +207,9 @@ class RunStore:
 def compute_largest_difference(run: FinishedRun, other: FinishedRun) -> float:
     """The largest difference of the accuracies of two runs with the same settings, in their stored digits."""
     first, second = (
-        each.accuracies.set_index(["protocol", "round"])["accuracy"].map(lambda value: float(format_accuracy(value)))
+        each.accuracies_by_round.set_index(["protocol", "round"])["accuracy"].map(
+            lambda value: float(format_accuracy(value))
+        )
         for each in (run, other)
     )
     return float((first - second).abs().max())

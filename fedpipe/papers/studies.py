@@ -89,7 +89,7 @@ class PaperStudy:
         """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
         run_id, run = _format_run_id(cell), self.get_run(cell)
         stored, is_local = self._stored_runs.get(run_id, []), run_id in self._local_runs
-        origin = HERE if is_local else stored[0].describe(self._get_current_digests(cell))
+        origin = HERE if is_local else stored[0].describe_origin(self._get_current_digests(cell))
         others = stored if is_local else stored[1:]
         differences = [(other, stored_runs.compute_largest_difference(run, other)) for other in others]
         notes = [
@@ -103,7 +103,7 @@ class PaperStudy:
         """The stored runs with a cell's settings: those of today's code first, then the newest."""
         current_digests = self._get_current_digests(cell)
         settings = stored_runs.compute_settings_digest(self.read_settings(cell))
-        runs = run_store.find(settings, cell.rounds, self.plan.report.average)
+        runs = run_store.find_runs(settings, cell.rounds, self.plan.report.average)
         return sorted(runs, key=lambda run: bool(run.list_changed_parts(current_digests)))
 
     def _get_current_digests(self, cell: Cell) -> dict[str, str]:
@@ -115,7 +115,7 @@ class PaperStudy:
     def accuracies(self) -> pd.DataFrame:
         """Accuracies in [0, 1] of the finished runs by ``run``, ``protocol`` and ``round``, in the reported average."""
         cells = {_format_run_id(cell): cell for cell in self.finished_cells}
-        return pd.concat([self.get_run(cell).accuracies.assign(run=run) for run, cell in cells.items()])
+        return pd.concat([self.get_run(cell).accuracies_by_round.assign(run=run) for run, cell in cells.items()])
 
     @cached_property
     def _measured_percentages_by_run(self) -> dict[Any, float]:

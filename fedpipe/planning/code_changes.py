@@ -32,7 +32,9 @@ def describe_code_changes(plan: NewPlan) -> list[str]:
 
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
-    runs = [run for run in plan.resolve(has_draws=True).runs if run.key in plan.run_settings]  # winners are derived
+    runs = [
+        run for run in plan.add_search_results(has_draws=True).runs if run.key in plan.run_settings
+    ]  # winners are derived
     planned_paths = {run.path for run in runs}
     old_settings: dict[
         str, dict[str, dict[str, Any]]
@@ -85,7 +87,7 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
     rounds = files.list_complete_rounds()
     if not rounds:
         return False
-    environments = read_json(files.round(rounds[-1]).complete_states_marker)["made_by"]
+    environments = read_json(files.get_round_files(rounds[-1]).complete_states_marker)["made_by"]
     return any(environment.get("shared") != shared for environment in environments)
 
 

@@ -50,7 +50,7 @@ class CombinedPlan:
     @cached_property
     def job_plans(self) -> tuple[Plan, ...]:
         """The plans with the draws of `tune`, which also need jobs."""
-        return tuple(plan.resolve(has_draws=True) for plan in self.plans)
+        return tuple(plan.add_search_results(has_draws=True) for plan in self.plans)
 
     @cached_property
     def runs(self) -> dict[str, PlannedRun]:

@@ -140,7 +140,7 @@ class DerivedStudy:
         return folder / f"{simple_name}.yaml"
 
     @property
-    def options(self) -> str:
+    def command_options(self) -> str:
         """The options, as you type them."""
         return " ".join(map(str, self.overrides))
 
@@ -190,13 +190,13 @@ class DerivedStudy:
             self._reject_overrides_without_effect(preset)
             return planner.make_plan(self.path, preset, self.settings)
         except SettingsError as error:
-            suffix = f"(with {self.options})"
+            suffix = f"(with {self.command_options})"
             lines = str(error).splitlines()
             raise SettingsError(
-                "\n".join(line if self.options in line else f"{line} {suffix}" for line in lines)
+                "\n".join(line if self.command_options in line else f"{line} {suffix}" for line in lines)
             ) from None
 
-    def write(self, preset: str) -> bool:
+    def write_study(self, preset: str) -> bool:
         """Check the study, and write its file if it is missing or outdated. Return whether it was.
 
         Raises
@@ -207,8 +207,8 @@ class DerivedStudy:
         state = self.file_state
         if state == "edited":
             raise SettingsError(
-                f"{self.path}: differs from the study that {self.options} derives from {self.base}, because it was "
-                f"edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
+                f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
+                f"was edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
             )
         if state == "current":
             return False
@@ -225,7 +225,7 @@ class DerivedStudy:
 
     @property
     def _origin_comment(self) -> str:
-        return f"# fedpipe derived this study from {self.base} with {self.options}"
+        return f"# fedpipe derived this study from {self.base} with {self.command_options}"
 
     @property
     def _edit_warning(self) -> str:

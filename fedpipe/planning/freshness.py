@@ -76,7 +76,7 @@ def needs_planning(params: Path, preset: str) -> bool:
         plan = Plan.read(StudyFiles.from_params(params, preset).plan)
     except UserError:
         return True
-    runs = plan.resolve(has_draws=True).runs
+    runs = plan.add_search_results(has_draws=True).runs
     return (
         (plan.params, plan.preset) != (params, preset)
         or compare_source_hashes(plan).state != "fresh"

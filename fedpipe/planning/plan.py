@@ -73,7 +73,7 @@ class _FirstRounds:
     @property
     def merged_files(self) -> MergedFiles:
         """The merged files of these rounds."""
-        return self.files.merged_files(self.rounds)
+        return self.files.get_merged_files(self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ class Plan:
     def run_descriptions(self) -> list[str]:
         """One line per run: method, seed, points of the grid, key."""
         points: dict[tuple[str, str], list[str]] = {}
-        plan = self.resolve(has_draws=True)
+        plan = self.add_search_results(has_draws=True)
         for cell in plan.cells:
             values = cell.own if cell.files.path in self.draw_run_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
@@ -314,7 +314,7 @@ class Plan:
         return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws(()))
 
     @cached_property
-    def search(self) -> str:
+    def search_digest(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = self.to_dict().get("tuning")
         return compute_json_digest(
@@ -354,9 +354,9 @@ class Plan:
         """Read the results of the complete rungs of `tune`."""
         if self.tuning is None:
             return ()
-        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.get_rung_result_path)
+        return read_rungs(self.tuning, self.search_digest, len(self.seeds), self.study_files.get_rung_result_path)
 
-    def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
+    def add_search_results(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
         """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.
 
         ``rungs`` are the results of the complete rungs. By default they are read. A cell of a draw is not part of the
@@ -442,7 +442,7 @@ class Plan:
             raise ArtifactError(
                 f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
             )
-        return plan.resolve()
+        return plan.add_search_results()
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""

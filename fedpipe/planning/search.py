@@ -126,7 +126,7 @@ def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
 
 def write_winner_settings(plan: Plan) -> None:
     """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
-    plan, rungs = plan.resolve(), plan.read_rungs()
+    plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
     for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
@@ -168,7 +168,7 @@ def assume_search_results(
             keys = tuple(settings.key for settings in runs)
             result = RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=keys)
             results.append(result)
-        rungs.append(Rung(search=plan.search, rounds=rounds, searches=tuple(results)))
+        rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
     return tuple(rungs), winners
 
 

@@ -83,7 +83,7 @@ def draw_tpe_samples(
         study.add_trial(trial)
     return [
         {
-            key: one.round_number(params[key]) if one.choice is None else one.choice[params[key]]
+            key: one.round_to_digits(params[key]) if one.choice is None else one.choice[params[key]]
             for key, one in ranges.items()
         }
         for params in (study.ask(distributions).params for _ in range(count))

@@ -61,7 +61,7 @@ def build_run_key_files(plan: Plan) -> FileContents:
     """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
     key_files = {}
     for label in plan.algorithms:
-        rounds = {run.key: run.rounds for run in plan.resolve(has_draws=True).runs if run.algorithm == label}
+        rounds = {run.key: run.rounds for run in plan.add_search_results(has_draws=True).runs if run.algorithm == label}
         key_files[plan.study_files.get_run_keys_path(label)] = encode_json({"keys": rounds})
     return key_files
 
@@ -81,7 +81,9 @@ def write_curves_figure(data: StudyData, name: str = "curves") -> None:
     """Draw a metric against round: the first of the study, or the one of the figure's name."""
     from fedpipe.report.figures import curves
 
-    curves.draw_curves_figure(data, data.plan.study_files.figures / name, data.plan.metrics_by_curves_figure[name])
+    curves.draw_curves_figure(
+        data, data.plan.study_files.figures_folder / name, data.plan.metrics_by_curves_figure[name]
+    )
 
 
 def write_partition_figure(plan: Plan, key: str) -> None:
@@ -98,14 +100,14 @@ def write_class_relations_figure(data: StudyData) -> None:
     """Draw the soft-label and class-relation matrices of two algorithms."""
     from fedpipe.report.figures import matrices
 
-    matrices.draw_matrices_figure(data, data.plan.study_files.figures / "matrices")
+    matrices.draw_matrices_figure(data, data.plan.study_files.figures_folder / "matrices")
 
 
 def write_ranks_figure(data: StudyData) -> None:
     """Draw the critical-difference diagram."""
     from fedpipe.report.figures import ranks
 
-    ranks.draw_ranks_figure(data, data.plan.study_files.figures / "ranks")
+    ranks.draw_ranks_figure(data, data.plan.study_files.figures_folder / "ranks")
 
 
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
@@ -170,7 +172,7 @@ def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
     ArtifactError
         The study has another search now.
     """
-    if expected_search is not None and plan.search != expected_search:
+    if expected_search is not None and plan.search_digest != expected_search:
         raise ArtifactError(_describe_changed_plan(plan))
 
 
@@ -201,7 +203,7 @@ def require_current_tables(data: StudyData, *names: str) -> None:
     """
     plan = data.plan
     all_builders = _get_table_builders(data)
-    builders = {path: all_builders[path] for path in (plan.study_files.tables / name for name in names)}
+    builders = {path: all_builders[path] for path in (plan.study_files.tables_folder / name for name in names)}
     for path in builders:
         if not path.is_file():
             raise ArtifactError(f"{path} is missing. Type `{format_run_command_of_plan(plan)}` to make it.")
@@ -222,8 +224,8 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     complete_cells = _get_complete_cells(plan)
     if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
-    runs, failures = status.load_run_progress(plan.resolve(has_draws=True))
-    failure_lines = [failure.describe() for failure in failures]
+    runs, failures = status.load_run_progress(plan.add_search_results(has_draws=True))
+    failure_lines = [failure.format_line() for failure in failures]
     if form != "markdown":
         failure_lines = [
             f"{COMMENT_PREFIXES[form]} {line}" for failure_text in failure_lines for line in failure_text.splitlines()
@@ -260,11 +262,11 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     files = data.plan.study_files
     rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_method_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
-        files.tables / "results.csv": lambda: tables.encode_table_csv(data.table),
-        files.tables / "results.html": lambda: tables.render_html(data).encode(),
-        files.tables / "results.md": lambda: tables.render_markdown(data).encode(),
-        files.tables / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
-        files.tables / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
+        files.tables_folder / "results.csv": lambda: tables.encode_table_csv(data.score_table),
+        files.tables_folder / "results.html": lambda: tables.render_html(data).encode(),
+        files.tables_folder / "results.md": lambda: tables.render_markdown(data).encode(),
+        files.tables_folder / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
+        files.tables_folder / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
-        files.plots / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
+        files.plots_folder / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
     }

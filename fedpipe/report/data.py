@@ -157,7 +157,7 @@ class StudyData:
         return ["algorithm", *self.plan.grid]
 
     @cached_property
-    def table(self) -> pd.DataFrame:
+    def score_table(self) -> pd.DataFrame:
         """Scores of every algorithm and grid point by every protocol, metric, average and reported round.
 
         ``algorithm``, one column per name of the grid, ``protocol``, ``metric``, ``average``, ``round``, ``mean`` and
@@ -208,7 +208,7 @@ class StudyData:
 
     @property
     def _reported_round_rows(self) -> pd.DataFrame:
-        report, table = self.plan.report, self.table
+        report, table = self.plan.report, self.score_table
         return table[(table["round"] == report.round) & (table["average"] == report.average)]
 
     @cached_property

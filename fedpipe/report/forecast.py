@@ -149,7 +149,9 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
 def _assume_search_results(plan: NewPlan) -> NewPlan:
     """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
     rungs, winners = search.assume_search_results(plan, plan.run_settings)
-    return dataclasses.replace(plan.resolve(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners)
+    return dataclasses.replace(
+        plan.add_search_results(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners
+    )
 
 
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
@@ -201,7 +203,7 @@ def _average_rates(kind_rates: list[Rates]) -> Rates:
 
 
 def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
-    merged_files = files.merged_files(rounds)
+    merged_files = files.get_merged_files(rounds)
     times = read_json(merged_files.times)["rounds"]
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
@@ -213,7 +215,7 @@ def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> R
     trained_samples = (
         train_samples * participation_sum * federation.count_epochs(round(train_samples / federation.clients))
     )
-    last = files.round(rounds)
+    last = files.get_round_files(rounds)
     return Rates(
         train=sum(seconds["train"] for seconds in times) / trained_samples,
         rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / all_samples,

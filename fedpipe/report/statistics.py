@@ -41,7 +41,7 @@ class PairedDifference(NamedTuple):
         return EQUALITY_TOLERANCE < self.half_width < abs(self.mean)
 
     @property
-    def text(self) -> str:
+    def formatted_difference(self) -> str:
         """Text with two decimals, such as ``+1.20 ± 0.45 *``, with a star if it is significant."""
         if math.isnan(self.half_width):
             return f"{self.mean:+.2f} (one seed)"

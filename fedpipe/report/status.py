@@ -96,7 +96,7 @@ class Failure:
     log: Path
     lines: list[str]
 
-    def describe(self) -> str:
+    def format_line(self) -> str:
         """Describe the failure in one line, with the last line of its log."""
         return f"{f'{self.run}: ' if self.run else ''}{self.rule} failed: {self.lines[-1].strip()} ({self.log})"
 
@@ -147,7 +147,7 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
     """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
 
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
-    is that of ``plan.resolve(has_draws=True)``.
+    is that of ``plan.add_search_results(has_draws=True)``.
     """
     jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
     sorted_runs = sort_runs(plan)
@@ -165,7 +165,7 @@ def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunPro
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
-    study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
+    study_paths = {plan.study_files.tables_folder, plan.study_files.figures_folder, *markers_by_run, *partitions}
     study_paths |= {layout.get_dataset_path(run.dataset) for run in sorted_runs} | {
         diagnostic.files.table for diagnostic in plan.diagnostics
     }
@@ -350,7 +350,9 @@ def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
 
 def _read_accuracy_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
     """Read the accuracies by protocol of the evaluated rounds, or of the last ``limit`` of them."""
-    evaluated_rounds = (number for number in range(complete_rounds, 0, -1) if is_stored(files.round(number).metrics))
+    evaluated_rounds = (
+        number for number in range(complete_rounds, 0, -1) if is_stored(files.get_round_files(number).metrics)
+    )
     return {
         number: callbacks.read_round_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)
     }
@@ -374,7 +376,7 @@ def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
     times = []
     for number in range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1):
         with suppress(ArtifactError):  # times have no checksum
-            times.append(read_json(files.round(number).times))
+            times.append(read_json(files.get_round_files(number).times))
     return _average_round_seconds(times)
 
 

@@ -112,7 +112,7 @@ class StudyProgress:
     """The progress of a study with everything that its section of the page shows."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan.resolve(has_draws=True)
+        self.plan = plan.add_search_results(has_draws=True)
         self.runs, self.failures = status.load_run_progress(self.plan, has_curves=True)
         self.partitions = [run.partition for run in status.sort_runs(self.plan)]
 
@@ -216,7 +216,7 @@ class StudyProgress:
         tables = [Link(name, study_files.get_result_table_path(suffix)) for name, suffix in formats.items()]
         tables += [Link("statistics", study_files.statistics_table), Link("times", study_files.times_table)]
         tables += [Link("ranks", study_files.ranks_table)] if self.plan.report.rank_test else []
-        figures = [Link(name, study_files.figures / f"{name}.svg") for name in self.plan.figure_labels]
+        figures = [Link(name, study_files.figures_folder / f"{name}.svg") for name in self.plan.figure_labels]
         links = {
             "Study": [Link(self.plan.params.name, self.plan.params)],
             "Tables": tables if self.has_results else [],

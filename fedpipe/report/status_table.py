@@ -33,12 +33,12 @@ def show_progress(plan: Plan, watch: bool = False) -> None:
     """Print the progress, or update it until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
-        plan = plan.resolve(has_draws=True)
+        plan = plan.add_search_results(has_draws=True)
         console.print(render_progress_table(plan, *status.load_run_progress(plan), console.width))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
-            plan = plan.resolve(has_draws=True)
+            plan = plan.add_search_results(has_draws=True)
             runs, failures = status.load_run_progress(plan)
             display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)

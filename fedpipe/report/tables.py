@@ -262,7 +262,7 @@ def _format_statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
         return DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
-        return statistics.PairedDifference(mean, std, row["half_width"], seeds).text
+        return statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
     if name == "bytes_to_target":
         text = format_bytes(mean) + (f" ± {format_bytes(std)}" if seeds > 1 else "")
     else:

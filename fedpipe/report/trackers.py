@@ -214,7 +214,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     from fedpipe.report import results
     from fedpipe.report.words import METRICS
 
-    round_files = files.round(round_number)
+    round_files = files.get_round_files(round_number)
     hashes = layout.read_round_digests(round_files, round_files.complete_states_marker)
     hashes |= layout.read_round_digests(round_files, round_files.marker)
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]

@@ -58,14 +58,14 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     """
     tuning = _get_planned_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
-    stored_tuning, earlier_rungs = _get_planned_tuning(plan.resolve()), plan.read_rungs()[:number]
+    stored_tuning, earlier_rungs = _get_planned_tuning(plan.add_search_results()), plan.read_rungs()[:number]
     tuning = tuning.add_draws(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
     for index, planned in enumerate(tuning.searches):
         draws = tuning.list_rung_draws(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
-        files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
+        files = {draw: [run.get_merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
         ranking = rank_draws(measurements, METRICS[tuning.metric].improvement_sign)
         selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
@@ -75,7 +75,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
                 algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=tuple(keys)
             )
         )
-    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+    rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
 
     def find_stored_draw(index: int, draw: int, values: dict[str, Any]) -> Candidate:
         stored = stored_tuning.searches[index].draws[draw]

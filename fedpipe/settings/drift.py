@@ -92,7 +92,7 @@ class Drift(Choice):
                 "larger fraction, or remove federation.drift."
             )
 
-    def check(self, rounds: int, shape: tuple[int, ...], num_classes: int) -> None:
+    def check_rounds_and_samples(self, rounds: int, shape: tuple[int, ...], num_classes: int) -> None:
         """Raise a SettingsError if samples of this shape, or the classes, can't have the new concept."""
         if self.round > rounds:
             raise SettingsError(

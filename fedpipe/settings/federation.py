@@ -42,14 +42,14 @@ class Server(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
+    def _fill_optimizer_defaults(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         raw = {name: value for name, value in raw.items() if value is not None}
         return SERVER_OPTIMIZER_DEFAULTS.get(str(raw.get("optimizer", "sgd")), {}) | raw
 
     @model_validator(mode="after")
-    def _check_keys(self) -> Server:
+    def _check_optimizer_keys(self) -> Server:
         allowed_keys = ["learning_rate", *SERVER_OPTIMIZER_DEFAULTS[self.optimizer]]
         self._reject_keys_of_other_choices("federation.server", "optimizer", allowed_keys)
         return self
@@ -92,7 +92,7 @@ class Schedule(Choice):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
+    def _fill_schedule_defaults(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         raw = {name: value for name, value in raw.items() if value is not None}
@@ -100,7 +100,7 @@ class Schedule(Choice):
         return {name: value for name, value in defaults.items() if value is not None} | raw
 
     @model_validator(mode="after")
-    def _check_keys(self) -> Schedule:
+    def _check_schedule_keys(self) -> Schedule:
         allowed_keys = ["warmup", *SCHEDULE_DEFAULTS[self.name]]
         self._reject_keys_of_other_choices("federation.schedule", "name", allowed_keys)
         for name in allowed_keys:

@@ -172,7 +172,9 @@ class Params(Section):
         drift, federation = self.federation.drift, self.federation
         if drift is None:
             return
-        drift.check(federation.rounds, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes)
+        drift.check_rounds_and_samples(
+            federation.rounds, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes
+        )
         if drift.angle and self.model.has_frozen_base:
             raise SettingsError(
                 "federation.drift.kind: rotation can't be used with a frozen base of the model, whose features are "
@@ -288,7 +290,7 @@ class Params(Section):
                 f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
                 f"which clients share samples, because one would train on validation samples of another. Use 0."
             )
-        self.transforms.check(facts.shape, facts.vocabulary is not None)
+        self.transforms.check_input_shape(facts.shape, facts.vocabulary is not None)
         if self.model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(

@@ -45,7 +45,7 @@ class Transforms(Section):
         """Whether images are augmented at random."""
         return bool(self.crop or self.flip or self.rotation)
 
-    def check(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
+    def check_input_shape(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
         """Raise a SettingsError if inputs of this shape can't be transformed."""
         for name in ("mean", "std", "crop", "flip", "rotation"):
             is_normalization = name in {"mean", "std"}

@@ -75,10 +75,10 @@ class Range(Section):
         margin = 0.5 if self.has_integers else 0.0  # each integer has the same room
         start, stop = low - margin, high + margin
         if self.log is not None:
-            return self.round_number(math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start))))
-        return self.round_number(start + fraction * (stop - start))
+            return self.round_to_digits(math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start))))
+        return self.round_to_digits(start + fraction * (stop - start))
 
-    def round_number(self, value: float) -> float:
+    def round_to_digits(self, value: float) -> float:
         """Round a number: to an integer if both bounds are integers, and otherwise to three significant digits."""
         low, high = self.bounds
         rounded_value = round(value) if self.has_integers else float(f"{value:.{SIGNIFICANT_DIGITS}g}")

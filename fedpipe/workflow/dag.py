@@ -93,7 +93,7 @@ class Dag:
         state = tuple((path, compute_stat_fingerprint(path)) for path in rung_files)
         if state not in self._cache:
             self._cache.clear()
-            plans = tuple(plan.resolve() for plan in self.planned.plans)
+            plans = tuple(plan.add_search_results() for plan in self.planned.plans)
             self._cache[state] = replace(self.planned, plans=plans)
         plan: CombinedPlan = self._cache[state]
         return plan
@@ -175,14 +175,14 @@ class Dag:
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of a round's training and aggregation: a run's files, and the previous round's state."""
         run, previous_round = self.get_run(wildcards), int(wildcards.round) - 1
-        state = {"state": str(run.files.round(previous_round).complete_states_marker)}
+        state = {"state": str(run.files.get_round_files(previous_round).complete_states_marker)}
         return self.get_run_input(wildcards) | state | self._get_rung_marker(run, previous_round)
 
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
         is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
         return (
-            {"merged": str(run.files.merged_files(rounds).marker)}
+            {"merged": str(run.files.get_merged_files(rounds).marker)}
             if is_rung_end and not self.has_one_job_per_run
             else {}
         )
@@ -194,7 +194,7 @@ class Dag:
 
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
         """List the uploads of all blocks of a round."""
-        files = self.get_run(wildcards).files.round(int(wildcards.round))
+        files = self.get_run(wildcards).files.get_round_files(int(wildcards.get_round_files))
         return [str(files.get_block_uploads_path(block)) for block in range(self.count_blocks(wildcards))]
 
     def get_collect_input(self, wildcards: Wildcards) -> list[str]:
@@ -206,9 +206,9 @@ class Dag:
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
         last = rounds if run.path in self.plan.draw_run_paths else run.rounds
         fewer_rounds = [count for count in self.plan.round_counts_by_run[str(run.path)] if count < rounds]
-        earlier = [str(run.files.merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
+        earlier = [str(run.files.get_merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
         if self.participants_per_job:
-            return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
+            return [str(run.files.get_round_files(number).marker) for number in range(1, last + 1)] + earlier
         ends = (end for end in self.get_segment_ends(run) if end <= last)
         return [*(str(run.files.get_segment_manifest_path(end)) for end in ends), *earlier]
 
@@ -222,7 +222,7 @@ class Dag:
         diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
             "settings": ancient(str(diagnostic.files.settings)),
-            "joined": ancient(str(diagnostic.run.merged_files(diagnostic.rounds).marker)),
+            "joined": ancient(str(diagnostic.run.get_merged_files(diagnostic.rounds).marker)),
         }
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Dag:
             earlier = [number for number in rungs if number < rounds]
             if earlier:
                 self._wait_for_rung(plan, max(earlier), checkpoints)
-            resolved = plan.resolve(has_draws=True)
+            resolved = plan.add_search_results(has_draws=True)
             cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_run_paths)
             merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
@@ -255,7 +255,7 @@ class Dag:
 
         def list_input_of_winners(_: Wildcards) -> list[str]:
             self._wait_for_rung(plan, last_rung, checkpoints)
-            return [*map(str, plan.rung_files), *list_input(plan.resolve())]
+            return [*map(str, plan.rung_files), *list_input(plan.add_search_results())]
 
         return list_input_of_winners
 
@@ -337,7 +337,7 @@ class Dag:
             *(f"{run.files.rounds_folder}/" for run in self.plan.runs.values() if self.participants_per_job),
             *(manifest for run in self.plan.runs.values() for manifest in self.get_segment_manifests(run)),
             *(f"{merged.path}/" for merged in self.plan.merged_files),
-            *(f"{files.tables}/" for files in self.selection.studies.values()),
+            *(f"{files.tables_folder}/" for files in self.selection.studies.values()),
         )
         locked_files: list[str] = []
         for lock in LOCKS.glob("*.output.lock"):

@@ -91,7 +91,7 @@ def run_study(settings, **execution):
         *_, last_round = run.run_segment(planned_run.rounds)
         collect_rounds(run.files, last_round, "all")
         ids = [set(run.participants(number)) for number in range(1, last_round + 1)]
-        merged_files = run.files.merged_files(last_round)
+        merged_files = run.files.get_merged_files(last_round)
         tables[planned_run.algorithm] = (
             ids,
             pd.read_parquet(merged_files.rounds),

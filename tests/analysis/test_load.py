@@ -269,7 +269,7 @@ def test_participants_and_batches_are_those_of_the_files(results: Any) -> None:
         "records"
     )
     for number in range(1, ROUNDS + 1):
-        files_of_round = RunFiles(results.folder / row["run"]).round(number)
+        files_of_round = RunFiles(results.folder / row["run"]).get_round_files(number)
         marker = read_json(files_of_round.complete_states_marker)
         trained = [client for client, last in enumerate(marker["last"]) if last == number]
         assert results.participants(**run, round=number) == trained

@@ -170,10 +170,12 @@ def test_another_number_of_rounds_than_the_plans_is_an_error(
     dataclasses.replace(study_plan, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
     error = read_error(monkeypatch, capsys, "record", run.algorithm)[1]
-    assert re.match(f"fedpipe: {files.merged_files(2).marker} is missing.*`fedpipe run`", error)
+    assert re.match(f"fedpipe: {files.get_merged_files(2).marker} is missing.*`fedpipe run`", error)
     for other in runs:
-        other.files.merged_files(3).path.rename(other.merged_files.path)
-    problem = rf"fedpipe: {files.merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.merged_files(2).path}\b.*"
+        other.files.get_merged_files(3).path.rename(other.get_merged_files.path)
+    problem = (
+        rf"fedpipe: {files.get_merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.get_merged_files(2).path}\b.*"
+    )
     staleness_warning = f"fedpipe: {contents.get_staleness_warning(read_plan())}"
     assert "has changed" in staleness_warning
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):

@@ -109,7 +109,7 @@ def count_crossings_by_round(run: Run, crossings: Counter[str]) -> Iterator[Coun
 
 def count_large_tensors(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
-    files = run.files.round(number)
+    files = run.files.get_round_files(number)
     trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= fake_device.LARGE for leaf in pytree.tree_leaves(trees))
 
@@ -188,7 +188,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
         studies.open_runs(plan, stack=5)[0].initialize()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
-            path = run.files.round(number).get_block_uploads_path(0)
+            path = run.files.get_round_files(number).get_block_uploads_path(0)
             write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)

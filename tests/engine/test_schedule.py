@@ -14,7 +14,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.transforms import transform_images
-from fedpipe.engine.run import WIDTH_ON_GPU
+from fedpipe.engine.rounds import WIDTH_ON_GPU
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.schedule import StepRange
 from fedpipe.engine.stack.stack_run import StackRun, _gather_batch

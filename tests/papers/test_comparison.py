@@ -13,7 +13,7 @@ from scipy import stats
 from fedpipe.papers import comparison, layouts, pages, published
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.report import contrasts
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 from tests.small_studies import ROOT
 
 HEAD = [
@@ -26,7 +26,7 @@ HEAD = [
 def measure_one(find_cell, *names, values, **others):
     """One measured cell by its id."""
     fields = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
-    return {find_cell(*names): MeasuredCell(Number.from_values(values), **fields)}
+    return {find_cell(*names): MeasuredCell(RunMean.from_values(values), **fields)}
 
 
 def change_each(measured, **others):
@@ -273,8 +273,8 @@ def test_counts_leave_out_what_another_table_has(compared):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"number": Number.from_values({0: 166.0})}, "166.0 is not an accuracy in percent"),
-        ({"number": Number.from_values({0: -1.0})}, "-1.0 is not an accuracy in percent"),
+        ({"number": RunMean.from_values({0: 166.0})}, "166.0 is not an accuracy in percent"),
+        ({"number": RunMean.from_values({0: -1.0})}, "-1.0 is not an accuracy in percent"),
         ({"test_samples": None}, "needs its numbers of test samples and classes"),
         ({"classes": None}, "needs its numbers of test samples and classes"),
     ],

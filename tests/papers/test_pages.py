@@ -18,7 +18,7 @@ from fedpipe.papers import comparison, layouts, pages
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.pages import BuildInfo
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 from fedpipe.report.figures import panels
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
@@ -156,7 +156,7 @@ def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, 
         for cell_id in [cell_id for cell_id in cells if cell_id.paper == "FedDUAL" and cell_id.row == "FedDUAL"]:
             rival = cells[cell_id._replace(row="FedAvg")]
             values = {seed: value + shift for seed, value in rival.number.values.items()}
-            cells[cell_id] = replace(rival, number=Number.from_values(values))
+            cells[cell_id] = replace(rival, number=RunMean.from_values(values))
         pages.write_pages(tmp_path / name, "reduced", cells, {}, ABOUT)
         assert f"Reproduced: <strong>{word}</strong>" in (tmp_path / name / "feddual.html").read_text()
     pages.write_pages(tmp_path / "smoke", "smoke", cells, {}, ABOUT)

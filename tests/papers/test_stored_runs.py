@@ -114,7 +114,7 @@ def test_a_stored_run_has_the_studys_numbers(stored_study: NewPlan) -> None:
     }
     data = StudyData(stored_study)
     expected = data.accuracies.query("average == 'sample'").set_index(["key", "protocol", "round"])["accuracy"]
-    stored = pd.concat([each.accuracies.assign(key=each.key) for each in run_store.runs])
+    stored = pd.concat([each.accuracies_by_round.assign(key=each.key) for each in run_store.runs])
     stored = stored.set_index(["key", "protocol", "round"])["accuracy"]
     assert len(stored) == len(expected) == 4 * 2 * 2
     assert dict(stored) == pytest.approx(dict(expected), rel=5e-6)
@@ -151,14 +151,14 @@ def test_other_numbers_of_the_same_run_are_stored_next_to_the_old_ones(files: tu
     run_store = RunStore.read(STUDY)
     first = run_store.runs[0]
     other = change_accuracies(first, commit="0123456789", date="2020-01-01")
-    assert run_store.add(other)
-    assert not run_store.add(other)
+    assert run_store.add_run(other)
+    assert not run_store.add_run(other)
     run_store.write()
     assert record() == [f"{files[0]}: 0 added, 5 stored"]
-    found = RunStore.read(STUDY).find(first.settings, 2, "sample")
+    found = RunStore.read(STUDY).find_runs(first.settings, 2, "sample")
     assert [each.commit for each in found] == [first.commit, "0123456789"]
-    assert RunStore.read(STUDY).find(first.settings, 3, "sample") == []
-    assert RunStore.read(STUDY).find(first.settings, 2, "client") == []
+    assert RunStore.read(STUDY).find_runs(first.settings, 3, "sample") == []
+    assert RunStore.read(STUDY).find_runs(first.settings, 2, "client") == []
 
 
 def test_code_that_is_not_committed_is_named(stored_study: NewPlan, files: tuple[Path, Path]) -> None:

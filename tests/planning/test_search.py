@@ -56,7 +56,7 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
             algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=keys
         )
         found.append(result)
-    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+    rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
     write_bytes(plan.study_files.get_rung_result_path(rounds), encode_json(asdict(rung)))
 
 
@@ -176,7 +176,7 @@ def test_draws_with_the_same_values_count_as_one() -> None:
 
 
 def get_rounds_of_draws(plan: Plan) -> dict[str, int]:
-    resolved = plan.resolve(has_draws=True)
+    resolved = plan.add_search_results(has_draws=True)
     cells = [cell for cell in resolved.cells if cell.algorithm == "fedprox" and cell.seed == 100]
     return {cell.grid["tuning"]: max(one.rounds for one in cells if one.grid == cell.grid) for cell in cells}
 

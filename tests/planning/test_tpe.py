@@ -50,7 +50,7 @@ def plan_study(**tune: Any) -> NewPlan:
 def finish_rung(target: float) -> Rung:
     """Finish the next rung as `fedpipe rank` does. The best learning rate is the nearest to a target."""
     plan = planner.make_plan()
-    rungs, tuning = plan.read_rungs(), plan.resolve().tuning
+    rungs, tuning = plan.read_rungs(), plan.add_search_results().tuning
     assert tuning is not None
     number, found = len(rungs), []
     for index, planned in enumerate(tuning.searches):
@@ -61,7 +61,7 @@ def finish_rung(target: float) -> Rung:
         selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
-    rung = Rung(search=plan.search, rounds=tuning.rungs[number], searches=tuple(found))
+    rung = Rung(search=plan.search_digest, rounds=tuning.rungs[number], searches=tuple(found))
     rung = tpe.draw_next_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
     write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
@@ -123,8 +123,8 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert sobol.tuning is not None
     assert plan.tuning.batch_sizes == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
-    assert plan.search != sobol.search
-    draws = [run for run in plan.resolve(has_draws=True).runs if run.path in plan.draw_run_paths]
+    assert plan.search_digest != sobol.search_digest
+    draws = [run for run in plan.add_search_results(has_draws=True).runs if run.path in plan.draw_run_paths]
     assert len(draws) == 2 * 8 * 2
     assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_run_paths) == len(draws)
     # 8 draws of each method until round 1, then 3 of them and 4 new ones, and then 3 of these and 2 new ones.
@@ -147,7 +147,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert fedavg.new_draws != fedprox.new_draws
     resolved = Plan.read(plan.study_files.plan)
     assert resolved.tuning is not None
-    rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.resolve(has_draws=True).cells}
+    rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.add_search_results(has_draws=True).cells}
     assert {int(name[5:]) for name, last in rounds.items() if last == 2} == {
         *(draw for result in first.searches for draw in result.selected),
         *(8, 9, 10, 11),
@@ -167,7 +167,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert resolved.tuning is not None
     assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]
     assert plan.study_files.plan.read_bytes() == content, "plan.json does not depend on the results"
-    assert resolved.search == plan.search
+    assert resolved.search_digest == plan.search_digest
     assert not count_later_jobs(resolved, resolved.execution)
     assert not freshness.needs_planning(Path("params.yaml"), "full")
     Path("results/runs/fedprox", fedprox.new_draws[0].keys[0], "run.yaml").unlink()

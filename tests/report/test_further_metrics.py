@@ -86,7 +86,7 @@ def two_methods(make):
     ],
 )
 def test_averages_of_hand_computed_clients(single, metric, average, expected):
-    rows = StudyData(single.plan).table.query("metric == @metric and average == @average and round == 'last'")
+    rows = StudyData(single.plan).score_table.query("metric == @metric and average == @average and round == 'last'")
     assert rows["mean"].tolist() == [pytest.approx(expected)]
     assert rows["seeds"].tolist() == [1]
 
@@ -186,7 +186,7 @@ def test_each_metric_has_its_curves(single):
     assert figure.get_supylabel() == "test NLL (nats)"
     assert "NLL" in ax.get_title(loc="left")
     contents.write_curves_figure(StudyData(single.plan), "curves_ece")
-    (path,) = single.plan.study_files.figures.glob("*.svg")
+    (path,) = single.plan.study_files.figures_folder.glob("*.svg")
     assert path in single.plan.figure_files
     assert b"ECE" in path.read_bytes()
 

@@ -199,7 +199,7 @@ def test_grid_values_of_one_method_are_rows(make):
 
 def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
     contents.write_ranks_figure(StudyData(study.plan))
-    (path,) = study.plan.study_files.figures.glob("*.svg")
+    (path,) = study.plan.study_files.figures_folder.glob("*.svg")
     assert path.name == "ranks.svg"
     assert path in study.plan.figure_files
     text = path.read_text(encoding="utf-8")

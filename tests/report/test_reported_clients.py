@@ -92,7 +92,7 @@ def test_a_table_has_the_clients_that_the_study_asks_for(plan: NewPlan) -> None:
 def test_results_csv_has_all_clients(plan: NewPlan) -> None:
     protocols = {*PROTOCOLS, *(f"new-{name}" for name in PROTOCOLS[::2])}
     for clients in ("seen", "new", "both"):
-        assert set(report(plan, clients).table["protocol"]) == protocols
+        assert set(report(plan, clients).score_table["protocol"]) == protocols
 
 
 def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) -> None:

@@ -43,7 +43,7 @@ def plan() -> NewPlan:
     list(begun.run_segment(2))
     for run in (done, begun):
         for number in run.files.list_complete_rounds():
-            files.write_json(run.files.round(number).times, TIMES)
+            files.write_json(run.files.get_round_files(number).times, TIMES)
     merged_files = plan.runs[0].merged_files
     files.write_json(merged_files.times, files.read_json(merged_files.times) | {"rounds": [TIMES] * 3})
     return plan
@@ -91,7 +91,7 @@ def states(plan: NewPlan) -> dict[str, str]:
 
 def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
     done, begun, waiting = status.load_run_progress(plan)[0]
-    table = layout.read_merged_table(plan.runs[0].files.merged_files(3).metrics).to_pandas()
+    table = layout.read_merged_table(plan.runs[0].files.get_merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == plan.protocols[0])]
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
@@ -110,7 +110,7 @@ def test_models_right_after_training_are_measured_in_files_of_their_own() -> Non
     assert [next(steps), next(steps)] == [0, 1]
     assert status.load_run_progress(plan)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
-    rows = files.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
+    rows = files.read_parquet(run.files.get_round_files(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
     assert status.load_run_progress(plan)[0][0].accuracy == accuracy
     assert f"{100 * accuracy:.2f} %" in render(plan)
@@ -328,7 +328,7 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
     assert metric.strip() == "accuracy: Global test accuracy (global model)"
     head, *rows = [line.split() for line in lines]
     assert head == ["run", "rounds", "accuracy", "s/round", "time", "left", "state"]
-    table = files.read_parquet(plan.runs[0].files.round(1).metrics).to_pandas()
+    table = files.read_parquet(plan.runs[0].files.get_round_files(1).metrics).to_pandas()
     rows_of_protocol = table[table["protocol"] == "global-on-global"]
     accuracy = f"{100 * rows_of_protocol['correct'].sum() / rows_of_protocol['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"FedAvg": True, "Local": False, "FedProx": False}
@@ -399,7 +399,7 @@ def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: Ne
     assert (sorted(done.curves), sorted(begun.curves), waiting.curves) == ([1, 2, 3], [1, 2], {})
     for planned, run in zip(plan.runs, (done, begun), strict=False):
         for number in run.curves:
-            rows = files.read_parquet(planned.files.round(number).metrics).to_pylist()
+            rows = files.read_parquet(planned.files.get_round_files(number).metrics).to_pylist()
             for protocol in plan.protocols:
                 counts = [(row["correct"], row["total"]) for row in rows if row["protocol"] == protocol]
                 correct, total = map(sum, zip(*counts, strict=True))

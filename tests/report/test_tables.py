@@ -45,7 +45,7 @@ def grid(make):
 
 
 def test_mean_and_sample_deviation_over_seeds(two):
-    table = StudyData(two.plan).table
+    table = StudyData(two.plan).score_table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
     row = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
     assert row["mean"] == pytest.approx(70)
@@ -62,7 +62,7 @@ def test_mean_and_sample_deviation_over_seeds(two):
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
     row = cell(
-        StudyData(two.plan).table,
+        StudyData(two.plan).score_table,
         algorithm="local",
         protocol="global-on-global",
         average="sample",
@@ -85,7 +85,7 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     tree = make(["feddyn", "fedavg"], [0])
     tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
     tree.write(1, one_round(4))
-    table = StudyData(tree.plan).table
+    table = StudyData(tree.plan).score_table
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
     assert "mean-on-global" not in tables.render_markdown(StudyData(tree.plan))
@@ -139,7 +139,7 @@ def test_settings_of_the_report_choose_the_number(two):
 def test_one_seed_has_no_deviation(make):
     tree = make(["fedavg"], [7])
     tree.write(0, one_round(5))
-    table = StudyData(tree.plan).table
+    table = StudyData(tree.plan).score_table
     assert table["std"].isna().all()
     text = tables.render_markdown(StudyData(tree.plan))
     assert "One seed." in text
@@ -162,7 +162,7 @@ def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
 
 
 def test_a_grid_adds_columns_and_a_level(grid):
-    table = StudyData(grid.plan).table
+    table = StudyData(grid.plan).score_table
     rows = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
     ]
@@ -349,7 +349,7 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
     grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
-    table = StudyData(grid.plan).table
+    table = StudyData(grid.plan).score_table
     text = tables.render_markdown(StudyData(grid.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [

@@ -85,7 +85,9 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
         ["FedAvg", "–", "0"],
         ["FedProx", "0.1", "4"],
     ]
-    means = StudyData(plan).table.query("protocol == 'personal-on-local' and average == 'sample' and round == 'last'")
+    means = StudyData(plan).score_table.query(
+        "protocol == 'personal-on-local' and average == 'sample' and round == 'last'"
+    )
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
     assert isinstance(by_row, pd.Series)
@@ -176,7 +178,7 @@ def compute(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
     from fedpipe.planning import partition
     from fedpipe.settings.execution import Execution
 
-    runs = plan.resolve(has_draws=True).runs
+    runs = plan.add_search_results(has_draws=True).runs
     for planned in runs[::-1] if is_reversed else runs:
         if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
             partition.partition_dataset(planned.partition)

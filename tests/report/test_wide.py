@@ -389,7 +389,7 @@ def test_the_command_prints_it(one):
         assert result.exit_code == 0
         assert result.stdout == expected_text
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
-    (one.plan.study_files.tables / "results.md").write_text("edited")
+    (one.plan.study_files.tables_folder / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match=r"results.md does not match the runs"):
         contents.render_results(StudyData(one.plan), "latex")
 

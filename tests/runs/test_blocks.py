@@ -45,7 +45,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def test_a_block_of_another_run_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_files, second_files = (files.round(1) for files in blocks)
+    first_files, second_files = (files.get_round_files(1) for files in blocks)
     original_bytes = first_files.get_block_uploads_path(0).read_bytes()
     shutil.copy(second_files.get_block_uploads_path(0), first_files.get_block_uploads_path(0))
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
@@ -66,18 +66,16 @@ def test_a_block_of_another_round_is_refused(
     blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files, path = blocks[0], str(blocks[0].path)
-    round_1_bytes = files.round(1).get_block_uploads_path(0).read_bytes()
+    round_1_bytes = files.get_round_files(1).get_block_uploads_path(0).read_bytes()
     assert run_command(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
     assert run_command(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
-    files.round(2).path.mkdir()
-    files.round(2).get_block_uploads_path(0).write_bytes(round_1_bytes)
+    files.get_round_files(2).path.mkdir()
+    files.get_round_files(2).get_block_uploads_path(0).write_bytes(round_1_bytes)
     status, message = run_command(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
-    assert (
-        f"{files.round(2).get_block_uploads_path(0)} belongs to round 1 of run {files.path.name} instead of round 2"
-        in message
-    )
-    assert not files.round(2).server_state.exists()
+    path = files.get_round_files(2).get_block_uploads_path(0)
+    assert f"{path} belongs to round 1 of run {files.path.name} instead of round 2" in message
+    assert not files.get_round_files(2).server_state.exists()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_a_block_of_another_round_is_refused(
 def test_what_is_no_block_is_refused(
     change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = blocks[0].round(1).get_block_uploads_path(0)
+    path = blocks[0].get_round_files(1).get_block_uploads_path(0)
     write_pt(path, change(read_pt(path)))
     status, message = run_command(
         monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1"

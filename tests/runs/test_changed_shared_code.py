@@ -39,14 +39,14 @@ def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any
 def replace_shared_code(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Replace the shared code by one with another digest, whose SGD multiplies the step by ``rate``."""
     monkeypatch.setattr(code_digest, "compute_shared_code_digest", lambda: "f00d" * 3)
-    update = optimizers.SGD.update
+    update = optimizers.SGD.update_parameters
 
     def update_with_rate(
         self: Any, parameters: Tensors, gradient: Tensors, slots: Any, can_overwrite: bool = False
     ) -> Any:
         return update(self, parameters, gradient * rate, slots, can_overwrite)
 
-    monkeypatch.setattr(optimizers.SGD, "update", update_with_rate)
+    monkeypatch.setattr(optimizers.SGD, "update_parameters", update_with_rate)
 
 
 def read_records(run: Run) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch)
 def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
-    run.files.round(ROUNDS - 1).server_state.unlink()
+    run.files.get_round_files(ROUNDS - 1).server_state.unlink()
     replace_shared_code(monkeypatch)
     with pytest.raises(ArtifactError, match=r"can't be resumed.*states before it are missing"):
         replay.require_reproducible_round(run, ROUNDS)

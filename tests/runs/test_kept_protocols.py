@@ -117,7 +117,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     studies.open_runs(plan, stack=2)[0].initialize()
     for number in range(1, ROUNDS + 1):
         ids = studies.open_runs(plan)[0].participants(number)
-        files = run.files.round(number)
+        files = run.files.get_round_files(number)
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(plan, stack=2)[0].train(number, members)
             write_pt(files.get_block_uploads_path(index), block.to_tensors())
@@ -197,6 +197,6 @@ def test_a_damaged_record_is_made_again() -> None:
     resumed_run = run_study(plan)
     expected = studies.hash_results(resumed_run.files.path)
     packing.unpack_folder(run.files.rounds_folder)
-    run.files.round(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
+    run.files.get_round_files(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
     shutil.rmtree(run.files.path / "segments")
     assert studies.hash_results(run_study(plan).files.path) == expected

@@ -216,7 +216,7 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
     studies.delete_rounds(run.files.path)
     studies.open_runs(plan)[0].initialize()
     for number in range(1, ROUNDS + 1):
-        files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
+        files, participants = run.files.get_round_files(number), studies.open_runs(plan)[0].participants(number)
         blocks = [participants[:1], participants[1:]]
         for block, ids in enumerate(blocks):
             write_pt(files.get_block_uploads_path(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())

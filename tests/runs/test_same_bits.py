@@ -48,7 +48,7 @@ def run_single_rounds(plan: dict, index: int, size: int) -> None:
     open_new_run().initialize()
     for number in range(1, ROUNDS + 1):
         ids = open_new_run().participants(number)
-        files = open_new_run().files.round(number)
+        files = open_new_run().files.get_round_files(number)
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
             run = open_new_run()
@@ -132,7 +132,7 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
         if not number:
             run.initialize()
             continue
-        path = run.files.round(number).get_block_uploads_path(0)
+        path = run.files.get_round_files(number).get_block_uploads_path(0)
         write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)

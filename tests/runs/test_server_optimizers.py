@@ -74,7 +74,7 @@ def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: Command) -> None:
     assert all(json.dumps(point, sort_keys=True) in text for point in GRID)
     assert run_fedpipe("figure", "curves")[2] == 0
     losses = {
-        run.files.path.name: pd.read_parquet(run.files.merged_files(2).metrics)["loss"].sum()
+        run.files.path.name: pd.read_parquet(run.files.get_merged_files(2).metrics)["loss"].sum()
         for run in studies.open_runs(plan)
     }
     assert len(set(losses.values())) == 6
@@ -103,7 +103,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
         *_, last_round = run.run_segment(4)
         expected_bits = studies.hash_results(run.files.path)
         part = {"fedavg": "model", "fedrep": "body"}[planned.algorithm]
-        saved = torch.load(run.files.round(last_round).server_state, weights_only=True)
+        saved = torch.load(run.files.get_round_files(last_round).server_state, weights_only=True)
         names = {name for name in saved[part] if "running" not in name}
         assert {M, V} < saved.keys()
         assert names == saved[M].keys() == saved[V].keys()
@@ -122,7 +122,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
             ids = resumed_run.participants(number)
             resumed_run.aggregate(number, [resumed_run.train(number, ids[:2]), resumed_run.train(number, ids[2:])])
             resumed_run.evaluate(number)
-        server = torch.load(resumed_run.files.round(4).server_state, weights_only=True)
+        server = torch.load(resumed_run.files.get_round_files(4).server_state, weights_only=True)
         assert all(torch.equal(server[V][name], saved[V][name]) for name in names)
 
 

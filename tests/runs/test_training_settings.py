@@ -99,7 +99,7 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
         if cut == "blocks":
             open_new_run().initialize()
             for number in range(1, 5):
-                files, blocks = open_new_run().files.round(number), []
+                files, blocks = open_new_run().files.get_round_files(number), []
                 for index, client in enumerate(open_new_run().participants(number)):
                     write_pt(files.get_block_uploads_path(index), open_new_run().train(number, [client]).to_tensors())
                     blocks.append(Block.read(files.get_block_uploads_path(index)))
@@ -124,7 +124,7 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
         block = run.train(1, run.participants(1))
         block.client_seconds = [3.0] * len(block.ids)
         run.aggregate(1, [block])
-        epoch_seconds.append(read_json(run.files.round(1).times)["epoch"])
+        epoch_seconds.append(read_json(run.files.get_round_files(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
         traffic.append((block.bytes_down, block.bytes_up))
     passes = [7 / math.ceil(size / 40) for size in sizes]

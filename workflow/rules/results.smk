@@ -51,13 +51,13 @@ for PLAN in STUDY_DAG.plan.plans:
                 ),
             output:
                 report(
-                    f"{FILES.figures}/{FIGURE}.svg",
+                    f"{FILES.figures_folder}/{FIGURE}.svg",
                     caption=f"../report/{FIGURE.partition('_')[0]}.rst",
                     category="Results",
                     labels={"shows": LABEL},
                 ),
-                f"{FILES.figures}/{FIGURE}.pdf",
-                f"{FILES.figures}/{FIGURE}.png",
+                f"{FILES.figures_folder}/{FIGURE}.pdf",
+                f"{FILES.figures_folder}/{FIGURE}.png",
             log:
                 f"{FILES.path}/logs/{FIGURE}.log",
             localrule: True

@@ -200,7 +200,7 @@ class RunFiles:
         """Folder of the rounds, whose small files are packed at the end of a segment."""
         return self.path / "rounds"
 
-    def round(self, round_number: int) -> RoundFiles:
+    def get_round_files(self, round_number: int) -> RoundFiles:
         """The files of one round."""
         return RoundFiles(self.rounds_folder / f"{round_number:04d}")
 
@@ -224,7 +224,7 @@ class RunFiles:
         """List the manifests of all segments, ascending."""
         return sorted(self.path.glob("segments/*.json"))
 
-    def merged_files(self, rounds: int) -> MergedFiles:
+    def get_merged_files(self, rounds: int) -> MergedFiles:
         """The merged files of the rounds 1 to ``rounds``."""
         return MergedFiles(self.path / "joined" / f"{rounds:04d}")
 
@@ -320,17 +320,17 @@ class StudyFiles:
         return self.path / "metrics.json"
 
     @property
-    def tables(self) -> Path:
+    def tables_folder(self) -> Path:
         """Folder of the tables."""
         return self.path / "tables"
 
     @property
-    def plots(self) -> Path:
+    def plots_folder(self) -> Path:
         """Folder of the plots' numbers."""
         return self.path / "plots"
 
     @property
-    def figures(self) -> Path:
+    def figures_folder(self) -> Path:
         """Folder of the figures."""
         return self.path / "figures"
 
@@ -340,34 +340,34 @@ class StudyFiles:
 
     def get_result_table_path(self, file_format: str) -> Path:
         """Result table as ``csv``, ``md`` or ``html``."""
-        return self.tables / f"results.{file_format}"
+        return self.tables_folder / f"results.{file_format}"
 
     @property
     def statistics_table(self) -> Path:
         """The table of all statistics."""
-        return self.tables / "statistics.csv"
+        return self.tables_folder / "statistics.csv"
 
     @property
     def ranks_table(self) -> Path:
         """The table of mean ranks and p-values, if the study has a rank test."""
-        return self.tables / "ranks.csv"
+        return self.tables_folder / "ranks.csv"
 
     def get_rung_result_path(self, rounds: int) -> Path:
         """Result of the rung of section `tune` with this number of rounds."""
-        return self.tables / f"tuning-{rounds:04d}.json"
+        return self.tables_folder / f"tuning-{rounds:04d}.json"
 
     @property
     def times_table(self) -> Path:
         """The table of times."""
-        return self.tables / "times.csv"
+        return self.tables_folder / "times.csv"
 
     def get_plot_data_path(self, name: str) -> Path:
         """Numbers of one of the `PLOTS`."""
-        return self.plots / f"{name}.csv"
+        return self.plots_folder / f"{name}.csv"
 
     def get_partition_figure_path(self, name: str) -> Path:
         """Figure of the partition with this name, without suffix."""
-        return self.figures / f"partition-{name}"
+        return self.figures_folder / f"partition-{name}"
 
     def list_table_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
         """List all files of rule `table` for these algorithms."""
@@ -382,7 +382,7 @@ class StudyFiles:
 
     def list_figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
         """Figures with these names and of these partitions, in each format."""
-        stems = [*(self.figures / name for name in names), *map(self.get_partition_figure_path, partition_names)]
+        stems = [*(self.figures_folder / name for name in names), *map(self.get_partition_figure_path, partition_names)]
         return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 

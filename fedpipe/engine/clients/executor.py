@@ -285,16 +285,18 @@ class ClientPass:
         if self._optimizer_part in client:
             return client
         return client | {
-            self._optimizer_part: self._optimizer.init(self._training.get_trained_tensors(client).only(self._names))
+            self._optimizer_part: self._optimizer.init_slots(
+                self._training.get_trained_tensors(client).only(self._names)
+            )
         }
 
-    def step(self, client: State, batch: Batch) -> State:
+    def take_step(self, client: State, batch: Batch) -> State:
         """Take a step on a batch, and update the running statistics."""
         gradient = _BatchGradient(self, batch)
         if self._training.step is not None:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
-            client = self.descend(client, gradient(client), self._can_overwrite)
+            client = self.apply_gradient(client, gradient(client), self._can_overwrite)
         part = BUFFERS if BUFFERS in client else self._training.first_trained_part
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
@@ -330,11 +332,13 @@ class ClientPass:
             )
         return gradient.clipped(training.clip, self._can_overwrite), results
 
-    def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
+    def apply_gradient(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
         group, part = self._training.get_trained_tensors(client), self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
-        parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
+        parameters, slots = self._optimizer.update_parameters(
+            group.only(gradient), gradient, client[part], can_overwrite
+        )
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
     def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
@@ -364,4 +368,4 @@ class _BatchGradient(Gradient):
 
     @override
     def descend(self, client: State, gradient: Tensors) -> State:
-        return self._pass.descend(client, gradient)
+        return self._pass.apply_gradient(client, gradient)

@@ -237,7 +237,7 @@ class ClientRun:
                     if not steps:
                         return state
                     steps -= 1
-                state = client_pass.step(state, batch)
+                state = client_pass.take_step(state, batch)
             state = client_pass.finish_epoch(state)
         return state
 

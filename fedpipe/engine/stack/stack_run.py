@@ -154,7 +154,7 @@ class StackRun:
         """Make the step of a pass for a stack of any width."""
 
         def step_client(client: State, *batch: Tensor) -> State:
-            return client_pass.step(client, Batch(*batch))
+            return client_pass.take_step(client, Batch(*batch))
 
         return lambda state, stack_batch: _step_live_clients(
             step_client, state, stack_batch.live, *_gather_batch(self._clients, stack_batch)

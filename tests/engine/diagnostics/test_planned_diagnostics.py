@@ -137,7 +137,7 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     (run,) = studies.open_runs(plan)
     list(run.run_segment(6))
     collect.collect_rounds(run.files, 6, plan.keep_models)
-    retained_rounds = [number for number in range(7) if run.files.round(number).server_state.exists()]
+    retained_rounds = [number for number in range(7) if run.files.get_round_files(number).server_state.exists()]
     assert retained_rounds == [0, 2, 3, 5, 6]
     (diagnostic,) = plan.diagnostics
     run_command("diagnostic", str(diagnostic.files.settings))
