@@ -289,7 +289,7 @@ class Results:
             if client is not None:
                 stored_files.require_existing_client(client, len(run.clients))
                 stored_files.require_stored_state(cell.files, number, client)
-            names = stored_files.get_class_names(self._get_dataset_name(cell))
+            names = stored_files.get_class_names(next(run.dataset for run in self.plan.runs if run.has_cell(cell)))
             state = cell.files.get_round_files(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
@@ -460,9 +460,6 @@ class Results:
                 f"round: {number} is not a round of this run. Use a number from {first} to {cell.rounds}."
             )
         return cell, number
-
-    def _get_dataset_name(self, cell: Cell) -> str:
-        return next(run.dataset for run in self.plan.runs if run.has_cell(cell))
 
     def _open_run(self, cell: Cell) -> Run:
         from fedpipe.analysis import models

@@ -24,7 +24,7 @@ from fedpipe.core.storage.files import (
 )
 from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.data import store
-from fedpipe.planning.plan import Cell, Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import require_current_tables
@@ -72,9 +72,9 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         )
     row = table_cells[cell]
     cells = tuple(
-        run
-        for run in results.sort_cells(plan)
-        if run.algorithm == row["algorithm"] and _has_grid_point_of_row(plan, run, row)
+        cell
+        for cell in results.sort_cells(plan)
+        if row.items() >= {"algorithm": cell.algorithm, **results.format_grid_point(plan, cell)}.items()
     )
     frame = data.scores
     frame = frame[(frame[data.table_key_columns] == [row[name] for name in data.table_key_columns]).all(axis=1)]
@@ -92,8 +92,8 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     return {
         "cell": cell,
         metric.name_with_unit: round(float((metric.factor * seeds["score"]).mean()), 4),
-        "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
-        f"{_format_seed_count(len(seeds))}",
+        "reported": f"{table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
+        f"{table_parts.AVERAGE_PHRASES[report.average]}, mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
         "table": {str(table): compute_file_sha256(table)},
         "settings": _extract_common_settings(runs),
         "runs": runs,
@@ -135,10 +135,6 @@ def find_first_commit(files: RunFiles) -> str:
     return f"{commit}{shallow_note}" or "no commit's results/keys"
 
 
-def _describe_reported_round(plan: Plan) -> str:
-    return table_parts.ROUND_PHRASES[plan.report.round].format(last_k=plan.report.last_k)
-
-
 def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Get the sections of settings that all runs have in common, and remove them and the seed from the runs."""
     common = {
@@ -154,10 +150,6 @@ def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return common
 
 
-def _format_seed_count(count: int) -> str:
-    return f"{count} seeds" if count > 1 else "1 seed"
-
-
 def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     """Rows of the pivoted table by the name of their cell."""
     report, frame = data.plan.report, data.score_table  # results.csv was compared with it, but has other text
@@ -168,10 +160,6 @@ def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
         metric = "" if row["metric"] == "accuracy" else row["metric"]
         cells[".".join(filter(None, (row["algorithm"], point, row["protocol"], metric)))] = row
     return cells
-
-
-def _has_grid_point_of_row(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
-    return all(row[name] == value for name, value in results.format_grid_point(plan, cell).items())
 
 
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:

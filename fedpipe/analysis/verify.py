@@ -29,6 +29,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
 from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
+from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import partition
 from fedpipe.planning.code_changes import has_other_shared_code
 from fedpipe.planning.run_settings import RunSettings
@@ -136,7 +137,7 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
     rng.shuffle(candidates)
     for number in candidates:
         made_by = read_json(files.get_round_files(number).complete_states_marker)["made_by"]
-        run = Run(files, _parse_recorded_execution(made_by[0]["executor"]))
+        run = Run(files, Execution(stack=parse_stack_width(made_by[0]["executor"])))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
             return _judge_replay(files, comparison, run.federation.compute_dtype)
@@ -237,9 +238,3 @@ def is_same_table(first: pa.Table, second: pa.Table) -> bool:
     The chunks of a table change the pages of its file, but not its values.
     """
     return encode_parquet(first.combine_chunks()) == encode_parquet(second.combine_chunks())
-
-
-def _parse_recorded_execution(executor_name: str) -> Execution:
-    """Parse the recorded execution: loop, or a stack and its width."""
-    width = executor_name.removeprefix("stack of ")
-    return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

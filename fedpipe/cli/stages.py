@@ -294,14 +294,16 @@ def draw_figure(
     contents.require_unchanged_plan(study_plan, plan_fingerprint)
     if name != "partition":  # its figures need no run
         study_plan.require_finished_search()
+    from fedpipe.report.figures import curves, matrices, partition, ranks
+
     if name in study_plan.metrics_by_curves_figure:
-        contents.write_curves_figure(StudyData(study_plan), name)
+        curves.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
-        contents.write_class_relations_figure(StudyData(study_plan))
+        matrices.write_matrices_figure(StudyData(study_plan))
     elif name == "ranks":
-        contents.write_ranks_figure(StudyData(study_plan))
+        ranks.write_ranks_figure(StudyData(study_plan))
     elif key is not None:
-        contents.write_partition_figure(study_plan, key)
+        partition.write_partition_figure(study_plan, key)
 
 
 @app.command("record", rich_help_panel=STAGES_PANEL)

@@ -18,13 +18,13 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.engine.replay import ENVIRONMENT_KEYS
 from fedpipe.engine.run import Run
+from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.papers import stored_runs
 from fedpipe.papers.stored_runs import RunStore, StoredRun
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contrasts, results
-from fedpipe.settings.execution import Execution
 
 MAX_STANDARD_ERRORS = 3  #: of the difference of two accuracies on separate test sets, for other code or devices
 
@@ -137,7 +137,9 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     with tempfile.TemporaryDirectory(prefix="fedpipe-stored-") as folder:
         run_files = RunFiles(Path(folder) / planned_run.key)
         files.write_bytes(run_files.settings, settings.to_yaml().encode())
-        run = Run(run_files, _get_execution(plan, stored_run), keep_models="last")
+        stack_width = parse_stack_width(stored_run.executor)
+        execution = plan.execution.model_copy(update={"stack": stack_width, "callbacks": ()})
+        run = Run(run_files, execution, keep_models="last")
         for _ in run.run_segment(drawn_round.round):
             pass
         metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn_round.round).metrics)
@@ -164,12 +166,6 @@ def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None
         ):
             return run
     return None
-
-
-def _get_execution(plan: NewPlan, stored_run: StoredRun) -> Execution:
-    """The study's execution with the executor of the stored run: the loop, or a stack of the same width."""
-    width = stored_run.executor.removeprefix("stack of ")
-    return plan.execution.model_copy(update={"stack": int(width) if width.isdigit() else 1, "callbacks": ()})
 
 
 def _select_round_accuracies(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:

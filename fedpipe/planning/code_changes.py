@@ -49,10 +49,12 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
             old_settings[label] = dict(_read_run_settings(folders))
         settings = vars(plan.run_settings[run.key])
         if old := old_settings[label].get(_encode_settings_without_code(settings)):
-            edited_sections = [name for name in COMPONENT_SECTIONS if old[name]["code"] != settings[name]["code"]]
-            reasons[
-                tuple(f"{COMPONENT_SECTIONS[name]} '{_get_component_name(settings[name])}'" for name in edited_sections)
-            ] += 1
+            edited_components = (
+                f"{title} '{settings[name].get('scheme', settings[name].get('name'))}'"
+                for name, title in COMPONENT_SECTIONS.items()
+                if old[name]["code"] != settings[name]["code"]
+            )
+            reasons[tuple(edited_components)] += 1
     for names, count in reasons.items():
         subject = "1 run will be" if count == 1 else f"{count} runs will be"
         yield (
@@ -105,7 +107,3 @@ def _encode_settings_without_code(settings: dict[str, Any]) -> str:
         name: settings[name] | {"code": settings[name]["code"][:0]} for name in COMPONENT_SECTIONS
     }
     return json.dumps(stripped_settings, sort_keys=True)
-
-
-def _get_component_name(component_settings: dict[str, Any]) -> str:
-    return str(component_settings.get("scheme", component_settings.get("name")))

@@ -148,7 +148,12 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
         held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
-        drift_notes=_merge_notes_of_runs(map(_describe_concept_drift, draft.params)),
+        drift_notes=_merge_notes_of_runs(
+            params.federation.drift.describe(params.federation.clients, params.dataset.class_names)
+            if params.federation.drift
+            else ""
+            for params in draft.params
+        ),
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -347,12 +352,6 @@ class _PlanDraft:
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
         return key
-
-
-def _describe_concept_drift(params: Params) -> str:
-    """Describe the concept drift in a sentence for captions. Empty without drift."""
-    drift = params.federation.drift
-    return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""
 
 
 def _merge_notes_of_runs(notes: Iterable[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
+from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import encode_json, write_bytes
@@ -75,39 +75,6 @@ def write_report_files(contents_by_path: Mapping[Path, bytes]) -> None:
 def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     """Find files that are missing or differ from :func:`build_report_files`."""
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
-
-
-def write_curves_figure(data: StudyData, name: str = "curves") -> None:
-    """Draw a metric against round: the first of the study, or the one of the figure's name."""
-    from fedpipe.report.figures import curves
-
-    curves.draw_curves_figure(
-        data, data.plan.study_files.figures_folder / name, data.plan.metrics_by_curves_figure[name]
-    )
-
-
-def write_partition_figure(plan: Plan, key: str) -> None:
-    """Draw how many training samples of each class each client has."""
-    from fedpipe.report.figures import partition
-
-    if key not in plan.partitions:
-        raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
-    stem = plan.study_files.get_partition_figure_path(plan.partition_names[key])
-    partition.draw_partition_figure(plan, key, stem)
-
-
-def write_class_relations_figure(data: StudyData) -> None:
-    """Draw the soft-label and class-relation matrices of two algorithms."""
-    from fedpipe.report.figures import matrices
-
-    matrices.draw_matrices_figure(data, data.plan.study_files.figures_folder / "matrices")
-
-
-def write_ranks_figure(data: StudyData) -> None:
-    """Draw the critical-difference diagram."""
-    from fedpipe.report.figures import ranks
-
-    ranks.draw_ranks_figure(data, data.plan.study_files.figures_folder / "ranks")
 
 
 def render_results(data: StudyData, form: TableFormat = "markdown") -> str:

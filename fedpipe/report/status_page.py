@@ -284,7 +284,7 @@ def write_status_page(
         unplanned=list(unplanned),
         refresh_seconds=refresh_seconds,
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
-        link=functools.partial(_format_link, path.parent),
+        link=lambda target: quote(os.path.relpath(target, path.parent)),
     )
     files.write_bytes(path, text.encode("utf-8", "replace"))
     return studies
@@ -349,11 +349,6 @@ def _format_polyline_points(
 def _get_relative_position(value: float, low: float, high: float) -> float:
     """Get the position of a value in a range, in [0, 1]."""
     return (value - low) / (high - low) if high > low else 0.0
-
-
-def _format_link(folder: Path, path: Path) -> str:
-    """Format the address of a file, relative to the folder of the page."""
-    return quote(os.path.relpath(path, folder))
 
 
 @functools.cache

@@ -134,7 +134,8 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     """
     plan = data.plan
     full_plan = full_plan or plan
-    column_names, row_names = _sort_column_grid_names(full_plan), _get_row_grid_names(full_plan)
+    column_names = _sort_column_grid_names(full_plan)
+    row_names = [name for name in full_plan.grid if name not in {*column_names, *full_plan.report.best_over}]
     key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
 
     def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
@@ -244,11 +245,6 @@ def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...
     return sorted(
         points, key=lambda point: [positions[value] for positions, value in zip(value_positions, point, strict=True)]
     )
-
-
-def _get_row_grid_names(plan: Plan) -> list[str]:
-    """Get the names of the grid that are part of the row."""
-    return [name for name in plan.grid if name not in {*_sort_column_grid_names(plan), *plan.report.best_over}]
 
 
 def _format_grid_header(name: str, short_name: str, value: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from fedpipe.core.errors import reject_booleans_and_huge_numbers
@@ -120,6 +121,19 @@ def convert_to_number(value: Any) -> Any:
 
 class Choice(Section):
     """A choice with keys that depend on it. Keys of other choices are None and not written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults_of_choice(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        given_settings = {name: value for name, value in raw.items() if value is not None}
+        return cls._get_defaults_of_choice(given_settings) | given_settings
+
+    @classmethod
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        """Get the default of each key that the choice has."""
+        raise NotImplementedError
 
     def _reject_keys_of_other_choices(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):

@@ -10,6 +10,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import override
 
 from fedpipe.core import rng
 from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, make_field_omitted_at_default
@@ -40,13 +41,10 @@ class Server(Choice):
         None, gt=0, description="Added to the root of the second moment (adam, yogi, adagrad). Default 0.001."
     )
 
-    @model_validator(mode="before")
+    @override
     @classmethod
-    def _fill_optimizer_defaults(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        raw = {name: value for name, value in raw.items() if value is not None}
-        return SERVER_OPTIMIZER_DEFAULTS.get(str(raw.get("optimizer", "sgd")), {}) | raw
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        return SERVER_OPTIMIZER_DEFAULTS.get(str(given_settings.get("optimizer", "sgd")), {})
 
     @model_validator(mode="after")
     def _check_optimizer_keys(self) -> Server:
@@ -90,14 +88,11 @@ class Schedule(Choice):
         description="Rounds of linear warm-up before the schedule. The w-th has w/warmup of the rate.",
     )
 
-    @model_validator(mode="before")
+    @override
     @classmethod
-    def _fill_schedule_defaults(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        raw = {name: value for name, value in raw.items() if value is not None}
-        defaults = SCHEDULE_DEFAULTS.get(str(raw.get("name", "constant")), {})
-        return {name: value for name, value in defaults.items() if value is not None} | raw
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        defaults = SCHEDULE_DEFAULTS.get(str(given_settings.get("name", "constant")), {})
+        return {name: value for name, value in defaults.items() if value is not None}
 
     @model_validator(mode="after")
     def _check_schedule_keys(self) -> Schedule:

@@ -27,9 +27,8 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
             draws = tuning.list_rung_draws(search, rung, selected)
             for draw in draws:
                 start, participants = rungs[rung - 1] if draw in selected else 0, search.draws[draw].participants
-                counts += _multiply_counts(
-                    count_run_jobs(execution, participants, start, rungs[rung]), len(tuning.seeds)
-                )
+                for _ in tuning.seeds:
+                    counts += count_run_jobs(execution, participants, start, rungs[rung])
         if draws and len(results) < len(rungs):
             participants = max(search.draws[draw].participants for draw in draws)
             for cell in plan.plan_without_tuning.cells:
@@ -48,7 +47,3 @@ def count_run_jobs(execution: Execution, participants: int, start: int, stop: in
         return Counter(segment=1)
     ends = {*range(0, stop, execution.rounds_per_job), stop}
     return Counter(segment=sum(end > start for end in ends), collect=1)
-
-
-def _multiply_counts(counts: Counter[str], factor: int) -> Counter[str]:
-    return Counter({rule: count * factor for rule, count in counts.items()})

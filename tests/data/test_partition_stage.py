@@ -19,8 +19,9 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import download
 from fedpipe.planning.preview import preview_partitions
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.report import contents, preview
+from fedpipe.report import preview
 from fedpipe.report.figures import style
+from fedpipe.report.figures.partition import write_partition_figure
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
@@ -211,5 +212,5 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     drawn = []
     monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))
-    contents.write_partition_figure(plan, *plan.partitions)
+    write_partition_figure(plan, *plan.partitions)
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["ant", "dog"]

@@ -11,7 +11,7 @@ from fedpipe.analysis import trace
 from fedpipe.core.storage import files
 from fedpipe.report import contents, curves, table_notes, tables, wide
 from fedpipe.report.data import StudyData
-from fedpipe.report.figures.curves import build_curves_figure
+from fedpipe.report.figures.curves import build_curves_figure, write_curves_figure
 from fedpipe.report.words import join_words
 from fedpipe.settings.report import Report
 
@@ -185,7 +185,7 @@ def test_each_metric_has_its_curves(single):
     (ax,) = figure.axes
     assert figure.get_supylabel() == "test NLL (nats)"
     assert "NLL" in ax.get_title(loc="left")
-    contents.write_curves_figure(StudyData(single.plan), "curves_ece")
+    write_curves_figure(StudyData(single.plan), "curves_ece")
     (path,) = single.plan.study_files.figures_folder.glob("*.svg")
     assert path in single.plan.figure_files
     assert b"ECE" in path.read_bytes()

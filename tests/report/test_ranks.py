@@ -17,7 +17,7 @@ from fedpipe.planning.rank_test import check_rank_test, count_columns_for_signif
 from fedpipe.report import contents, ranks, tables
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.figures.ranks import build_ranks_figure
+from fedpipe.report.figures.ranks import build_ranks_figure, write_ranks_figure
 from fedpipe.settings.report import Report
 
 #: AUC of four variants of C4.5 on 14 data sets: Demšar, JMLR 2006, table 6. The paper's ranks of the 13th row come from
@@ -198,14 +198,14 @@ def test_grid_values_of_one_method_are_rows(make):
 
 
 def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
-    contents.write_ranks_figure(StudyData(study.plan))
+    write_ranks_figure(StudyData(study.plan))
     (path,) = study.plan.study_files.figures_folder.glob("*.svg")
     assert path.name == "ranks.svg"
     assert path in study.plan.figure_files
     text = path.read_text(encoding="utf-8")
     assert all(name in text for name in ("FedPer  1.96", "3.14  local", "critical difference 1.25", "Nemenyi"))
     before = path.read_bytes()
-    contents.write_ranks_figure(StudyData(study.plan))
+    write_ranks_figure(StudyData(study.plan))
     assert path.read_bytes() == before
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     (ax,) = build_ranks_figure(style.PAGES["neurips"], comparison, list(comparison.names), []).axes
@@ -222,7 +222,7 @@ def test_too_few_numbers_for_a_diagram_are_an_error(study):
             study.write(index, [{"global-on-global": [(1, 2)]}])
     assert "Friedman" not in tables.render_markdown(StudyData(study.plan))
     with pytest.raises(ArtifactError, match=r"^report\.rank_test: nemenyi .* only 2 "):
-        contents.write_ranks_figure(StudyData(study.plan))
+        write_ranks_figure(StudyData(study.plan))
 
 
 @pytest.mark.parametrize(

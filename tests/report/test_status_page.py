@@ -20,6 +20,7 @@ from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
+from fedpipe.report.figures.partition import write_partition_figure
 from tests import small_studies as studies
 from tests.papers.test_pages import BROWSER, Browser, list_problems
 
@@ -45,7 +46,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record = {"event": "job_error", "error": "", "interrupted": False, "time": 1.7e9, "job": 3, "rule": "segment"}
         record |= {"output": [f"{failed.files.path}/segments/0003.json"], "log": [str(log)]}
         files.write_bytes(Path(".snakemake/fedpipe/jobs/1-8.jsonl"), json.dumps(record).encode())
-        contents.write_partition_figure(plan, plan.runs[0].partition)
+        write_partition_figure(plan, plan.runs[0].partition)
     return folder
 
 

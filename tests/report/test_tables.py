@@ -17,6 +17,7 @@ from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
 from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.data import StudyData
+from fedpipe.report.figures.curves import write_curves_figure
 from fedpipe.report.words import format_bytes, format_metric_label
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
@@ -428,7 +429,7 @@ def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         contents.render_results(StudyData(two.plan))
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
-    contents.write_curves_figure(StudyData(two.plan))
+    write_curves_figure(StudyData(two.plan))
     text = contents.render_results(StudyData(two.plan))
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

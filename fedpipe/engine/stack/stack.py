@@ -176,3 +176,9 @@ class StackExecutor(Executor):
                 self._clients.gather_test_batch(chunk, round_number, number) for number, chunk in enumerate(chunks)
             )
             return torch.cat([self._algorithm.net(model, x) for x in batches])
+
+
+def parse_stack_width(executor_name: str) -> int:
+    """Parse the width of a recorded executor. The loop has the width 1."""
+    width = executor_name.removeprefix("stack of ")
+    return int(width) if width.isdigit() else 1

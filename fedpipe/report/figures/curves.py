@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -30,10 +29,11 @@ MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
-def draw_curves_figure(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
-    """Draw mean curves with bands of one standard deviation over seeds."""
-    figure = build_curves_figure(data.plan, build_figure_curves(data, metric), metric)
-    style.save_figure(figure, stem, style.PAGES[data.plan.report.figure_width])
+def write_curves_figure(data: StudyData, name: str = "curves") -> None:
+    """Draw a metric against round: the first of the study, or the one of the figure's name."""
+    plan, metric = data.plan, data.plan.metrics_by_curves_figure[name]
+    figure = build_curves_figure(plan, build_figure_curves(data, metric), metric)
+    style.save_figure(figure, plan.study_files.figures_folder / name, style.PAGES[plan.report.figure_width])
 
 
 def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accuracy") -> Figure:

@@ -5,8 +5,6 @@ Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 20
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from matplotlib.figure import Figure
 
 from fedpipe.core.errors import ArtifactError
@@ -18,7 +16,7 @@ MAX_LABELED_RANKS = 15  #: number of ranks up to which each has a label
 ROW_HEIGHT = 1.9  #: height of a method's name, and of a bar, in em
 
 
-def draw_ranks_figure(data: StudyData, stem: Path) -> None:
+def write_ranks_figure(data: StudyData) -> None:
     """Draw the diagram of a study.
 
     Raises
@@ -38,8 +36,8 @@ def draw_ranks_figure(data: StudyData, stem: Path) -> None:
         *describe_rank_comparison(data.plan, comparison, table.omitted_methods),
         "A bar connects methods that do not differ significantly.",
     ]
-    page = style.PAGES[data.plan.report.figure_width]
-    style.save_figure(build_ranks_figure(page, comparison, titles, sentences), stem, page)
+    page, path_stem = style.PAGES[data.plan.report.figure_width], data.plan.study_files.figures_folder / "ranks"
+    style.save_figure(build_ranks_figure(page, comparison, titles, sentences), path_stem, page)
 
 
 def build_ranks_figure(page: style.Page, comparison: RankComparison, titles: list[str], sentences: list[str]) -> Figure:

@@ -198,11 +198,6 @@ def get_small_font_size() -> float:
     return float(mpl.rcParams["legend.fontsize"])
 
 
-def get_text_color(shade: float) -> str:
-    """Get the text color on a cell with this shade in [0, 1]."""
-    return "white" if shade > 0.55 else "#222222"
-
-
 def label_axis_with_names(
     axis: Axis, names: Sequence[str], max_letters: int, max_names: int = MAX_NAMED_CLASSES
 ) -> None:
