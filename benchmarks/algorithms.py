@@ -66,7 +66,7 @@ def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
     files = RunFiles(folder / name / settings.key)
     write_bytes(files.settings, settings.to_yaml().encode())
     run = Run(files, Execution(device="cpu", stack=1), clients=clients)
-    run.initialize()
+    run.write_initial_round()
     return run
 
 

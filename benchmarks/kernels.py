@@ -102,7 +102,9 @@ class Client:
         if not is_contiguous:
             self.state, self.batch = optimize_layout(self.state), self.batch._replace(x=to_channels_last(self.batch.x))
         training = next(pass_ for pass_ in self.algorithm.local_passes() if isinstance(pass_, Train))
-        self.client_pass = ClientPass(self.algorithm, training, self.state, loop._differentiate, can_overwrite=True)
+        self.client_pass = ClientPass(
+            self.algorithm, training, self.state, loop._compute_gradient_and_loss, can_overwrite=True
+        )
         self.state = self.client_pass.add_optimizer_state(self.state)
 
     def step(self) -> None:

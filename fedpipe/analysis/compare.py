@@ -20,7 +20,7 @@ from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
-from fedpipe.report.contents import select_report_fields
+from fedpipe.report.contents import select_reported_plan_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
 from fedpipe.report.words import DASH, explain_metrics, format_metric_label
@@ -162,7 +162,7 @@ def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
 def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
-    fields = {name: value for name, value in select_report_fields(plan).items() if name not in derived_fields}
+    fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)

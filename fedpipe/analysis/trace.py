@@ -22,7 +22,7 @@ from fedpipe.core.storage.files import (
     read_json,
     read_recorded_sha256,
 )
-from fedpipe.core.storage.layout import MergedFiles, RunFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.data import store
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
@@ -33,7 +33,7 @@ from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
 
 
-def trace_cell(table: Path, cell: str) -> dict[str, Any]:
+def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     """Trace a cell to everything that it was computed from.
 
     Parameters
@@ -86,7 +86,9 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     runs = [
         {"seed": run.seed, metric.name_with_unit: round(float(scores[run.key]), 4)}
-        | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
+        | collect_run_provenance(
+            run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report)
+        )
         for run in cells
     ]
     return {
@@ -100,7 +102,7 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     }
 
 
-def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
+def collect_run_provenance(files: RunFiles, merged_files: MergedRoundFiles, rounds: list[int]) -> dict[str, Any]:
     """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
     assignment_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
@@ -111,8 +113,8 @@ def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> 
         "artifacts": {str(path): compute_file_sha256(path) for path in (files.settings, merged_files.metrics)}
         | {path: sha256 for number in rounds for path, sha256 in _collect_round_hashes(files, number).items()},
         "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
-        "partition": {str(assignment_path): _verify_file_hash(assignment_path)},
-        "data": {str(dataset_path): _verify_file_hash(dataset_path), "samples": settings.dataset["sha256"]},
+        "partition": {str(assignment_path): _read_verified_hash(assignment_path)},
+        "data": {str(dataset_path): _read_verified_hash(dataset_path), "samples": settings.dataset["sha256"]},
         "first recorded in": find_first_commit(files),
     }
 
@@ -181,12 +183,12 @@ def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
         is_pruned = path in (folder.server_state, folder.client_states) and not path.exists()
         pruned_text = sha256 + " (pruned: artifacts.keep_models)"
         hashes_by_path[format_display_path(path)] = (
-            pruned_text if is_pruned else _verify_file_hash(path, sha256, files.path)
+            pruned_text if is_pruned else _read_verified_hash(path, sha256, files.path)
         )
     return hashes_by_path
 
 
-def _verify_file_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
+def _read_verified_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
     """Compare a file with its recorded hash, and return the hash. If it is damaged, delete ``run_folder``."""
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):

@@ -32,7 +32,7 @@ def trace_results(
 
     from fedpipe.analysis import trace as lineage
 
-    typer.echo(yaml.safe_dump(lineage.trace_cell(table, cell), sort_keys=False, width=120), nl=False)
+    typer.echo(yaml.safe_dump(lineage.collect_cell_provenance(table, cell), sort_keys=False, width=120), nl=False)
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 

@@ -138,7 +138,7 @@ def run_segment(
 @app.command("initialize", rich_help_panel=STAGES_PANEL)
 def initialize_run(path: RunPath) -> None:
     """Write the initial server state of a run (round 0), if each round is split into jobs."""
-    _open_run(path, device="cpu").initialize()  # on the CPU, because the job requests no GPU
+    _open_run(path, device="cpu").write_initial_round()  # on the CPU, because the job requests no GPU
 
 
 @app.command("train", rich_help_panel=STAGES_PANEL)

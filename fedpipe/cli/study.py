@@ -167,7 +167,7 @@ def show_results(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,
-    form: Annotated[
+    output_format: Annotated[
         Literal["markdown", "latex", "csv"],
         typer.Option("--format", help="latex and csv print a table for a paper, with one row per method."),
     ] = "markdown",
@@ -178,9 +178,9 @@ def show_results(
 
     study_plan = read_plan(find_derived_study(params, preset, overrides), preset)
     warn_if_stale(study_plan)
-    if partial := contents.render_partial_results(study_plan, form):
+    if partial := contents.render_partial_results(study_plan, output_format):
         typer.echo(partial)
-    typer.echo(contents.render_results(StudyData(study_plan), form))
+    typer.echo(contents.render_results(StudyData(study_plan), output_format))
 
 
 @app.command("status", rich_help_panel=USER_PANEL)

@@ -248,7 +248,9 @@ def compute_pass_condition(algorithm: Algorithm, function: Callable[[State], Any
     raise _make_pass_error(algorithm, function, problem, advice)
 
 
-def compute_pass_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
+def compute_measure_pass_sums(
+    algorithm: Algorithm, measuring: Measure, client: State, batch: Batch
+) -> dict[str, Tensor]:
     """Compute the sums of a Measure pass over a batch, which must be named tensors."""
     result: Any = measuring.sums(client, batch)
     advice = "Return a dict of tensors from `sums`, such as {'loss': batch.sum(losses)}."

@@ -21,7 +21,7 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients import evaluation
 from fedpipe.engine.clients.executor import Executor
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.server.server import init_server, make_download
+from fedpipe.engine.server.server import make_download, make_initial_server_state
 from fedpipe.planning.new_clients import is_personal_model_trained, list_new_clients_protocols
 from fedpipe.settings.base import to_new_clients_protocol
 from fedpipe.settings.evaluation import Evaluation
@@ -66,7 +66,7 @@ class NewClients:
     def _initial_server(self) -> State:
         """The initial state of a server with one more client."""
         with torch.no_grad():
-            return init_server(self.algorithm.bind_round(0, self.clients.seed), self._make_initial_model)
+            return make_initial_server_state(self.algorithm.bind_round(0, self.clients.seed), self._make_initial_model)
 
     @cached_property
     def _has_personal_model(self) -> bool:

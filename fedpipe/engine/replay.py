@@ -93,7 +93,7 @@ def replay_round(run: Rounds, round_number: int, executor: Executor | None = Non
         copy = run.open_in_other_folder(copy_run_before_round(files, round_number, Path(folder) / files.path.name))
         copy.executor = executor or run.executor
         if round_number == 0:
-            copy.initialize()
+            copy.write_initial_round()
         elif copy.checkpoint.find_last_complete_round(round_number - 1) < round_number - 1:
             return None
         else:

@@ -39,7 +39,7 @@ from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import ComponentCode, describe_versions, remove_duplicates, select_device
 from fedpipe.engine.new_clients import NewClients
 from fedpipe.engine.server.device import choose_storage_device, create_tensors_on_device_of
-from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
+from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
 from fedpipe.engine.stack.graphs import make_cuda_graph_backend
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
@@ -106,7 +106,7 @@ class Rounds:
         self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
         self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self._bind_algorithm(0), self.make_initial_model)
+            server = make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)
             initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
         self._storage_device = choose_storage_device(
             self._device, server, initial_kept_state, self.make_initial_model, federation.participants
@@ -206,11 +206,12 @@ class Rounds:
             samples_round=samples_round,
         )
 
-    def initialize(self) -> None:
+    def write_initial_round(self) -> None:
         """Write round 0: the server's initial state."""
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             server = move_state(
-                make_contiguous(init_server(self._bind_algorithm(0), self.make_initial_model)), self._storage_device
+                make_contiguous(make_initial_server_state(self._bind_algorithm(0), self.make_initial_model)),
+                self._storage_device,
             )
         last_rounds = [-1] * self.federation.clients
         extra_entries = {

@@ -25,7 +25,7 @@ class Run(Rounds):
         packing.delete_temporary_files(self.files.path)
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
-            self.initialize()
+            self.write_initial_round()
             last_complete = 0
         self._require_same_data(last_complete)
         yield last_complete

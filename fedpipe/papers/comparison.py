@@ -137,7 +137,7 @@ class PaperComparison:
     orders: Mapping[tuple[str, str, str, str], ColumnOrder]
 
 
-def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
+def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
     if preset not in get_args(Preset):
         raise ValueError(f"preset {preset!r} is unknown. Use one of {', '.join(get_args(Preset))}.")
@@ -164,7 +164,9 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
     for cell_id in list_all_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
-        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
+        cells[cell_id] = ComparedCell(
+            cell_id, *pair, _compute_cell_verdict(*pair, spread) if preset == "full" else None
+        )
     return PaperComparison(preset, cells, columns, _compare_all_orders(columns))
 
 
@@ -198,7 +200,7 @@ def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
     return [cell_id for cell_id in paper.iter_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
 
-def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
+def compute_claim_checks(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
     """Check a claim column by column. Runs at preset smoke or on generated data show nothing."""
     checks = []
     for column in claim.columns or paper.tables[name].column_paths:
@@ -213,7 +215,9 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
     return checks
 
 
-def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None) -> Verdict | None:
+def _compute_cell_verdict(
+    number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None
+) -> Verdict | None:
     """Whether a measured value agrees: the interval of the difference contains zero, or a formula's value is equal.
 
     The interval includes the sampling error and, if the table has it, the variation between partitions.

@@ -110,7 +110,7 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
 def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
     if figure.form == "none":
         return figure.reason
-    runs, missing = _select_runs(paper, figure, find_study)
+    runs, missing = _select_figure_runs(paper, figure, find_study)
     rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
     if not len(rows):
         reason = comparison.NOT_RUN if not runs else "its diagnostics have not run"
@@ -124,7 +124,9 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts), origin)
 
 
-def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple[list[FigureRun], dict[str, list[str]]]:
+def _select_figure_runs(
+    paper: Paper, figure: Figure, find_study: StudyFinder
+) -> tuple[list[FigureRun], dict[str, list[str]]]:
     """The finished runs of a figure, and the names of the others by the reason why they are missing."""
     tables = sorted([*paper.tables.values()][::-1], key=lambda table: table.study == figure.study)  # own names win
     titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}

@@ -53,16 +53,16 @@ def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: Study
         return MeasuredCell(None, reason=NO_STUDY if table.study else comparison.NOT_RUN)
     parameter = table.parameters.get(cell_id.row, {}).get(column, "")
     if cell_id.metric == "hyperparameter":
-        return _read_parameter(study, method, parameter, column)
+        return _read_parameter_value(study, method, parameter, column)
     if cell_id.metric == "communication_cost":
         return _measure_communication_cost(study, method, parameter)
     if cell_id.metric == "time":
-        return _measure_over_seeds(study, method, column, lambda cell: study.get_run(cell).epoch_seconds)
+        return _measure_mean_over_seeds(study, method, column, lambda cell: study.get_run(cell).epoch_seconds)
     return _measure_accuracy(study, method, column)
 
 
 def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCell:
-    measured_cell = _measure_over_seeds(study, method, column, study.get_accuracy)
+    measured_cell = _measure_mean_over_seeds(study, method, column, study.get_accuracy)
     if measured_cell.number is None:
         return measured_cell
     first = next(
@@ -82,7 +82,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     )
 
 
-def _measure_over_seeds(
+def _measure_mean_over_seeds(
     study: PaperStudy, method: str, column: str, get_value: Callable[[Cell], float | None]
 ) -> MeasuredCell:
     """A number over seeds. If the study searches parameters, of the best searched values."""
@@ -113,7 +113,7 @@ def _describe_measurement(study: PaperStudy, number: RunMean, cells: Sequence[Ce
     )
 
 
-def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str) -> MeasuredCell:
+def _read_parameter_value(study: PaperStudy, method: str, parameter: str, column: str) -> MeasuredCell:
     """A setting of a method, as its runs have it. A column may name data, as in ``k/CIFAR-10``."""
     data = column.partition("/")[2].split(" and ")
     for cell in study.plan.cells:
@@ -159,12 +159,12 @@ def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
     if study is None:
         return MeasuredCell(None, reason=NO_STUDY if text.study else comparison.NOT_RUN)
     if text.metric == "hyperparameter":
-        return _read_parameter(study, text.method, text.parameter, text.column)
+        return _read_parameter_value(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
         return _count_counterexamples(study)
     if text.rival:
         cells = [
-            _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
+            _measure_mean_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
         ]
         return cells[0].compute_scaled_difference(cells[1])
     return _find_best_parameter_value(study, text)

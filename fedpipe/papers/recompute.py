@@ -148,8 +148,8 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     current_digests = stored_runs.get_code_and_sample_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn_round,
-        _select_round_accuracies(stored_run.accuracies_by_round, drawn_round.round),
-        _select_round_accuracies(frame, drawn_round.round),
+        _select_accuracies_of_round(stored_run.accuracies_by_round, drawn_round.round),
+        _select_accuracies_of_round(frame, drawn_round.round),
         (
             *stored_run.list_changed_parts(current_digests),
             *_list_environment_changes(stored_run, run.get_environment()),
@@ -168,7 +168,7 @@ def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None
     return None
 
 
-def _select_round_accuracies(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
+def _select_accuracies_of_round(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
     """The accuracies of a round by protocol, in the stored digits."""
     rows = accuracies[accuracies["round"] == round_number]
     return {

@@ -33,7 +33,7 @@ class PaperStudy:
         self._stored_runs = {
             _format_run_id(cell): self._find_stored_runs(run_store, cell) for cell in cells if run_store.runs
         }
-        self.finished_cells = tuple(cell for cell in cells if self._list_runs(cell))
+        self.finished_cells = tuple(cell for cell in cells if self._list_finished_runs(cell))
 
     @classmethod
     def find_planned_study(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
@@ -73,9 +73,9 @@ class PaperStudy:
 
     def get_run(self, cell: Cell) -> FinishedRun:
         """The run of a finished cell: of this machine if it is here, or else a stored run."""
-        return self._list_runs(cell)[0]
+        return self._list_finished_runs(cell)[0]
 
-    def _list_runs(self, cell: Cell) -> list[FinishedRun]:
+    def _list_finished_runs(self, cell: Cell) -> list[FinishedRun]:
         """The run of this machine, then the stored runs with the same settings."""
         run_id = _format_run_id(cell)
         local_runs = [self._local_runs[run_id]] if run_id in self._local_runs else []

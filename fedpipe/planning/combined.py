@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.settings.execution import Execution
 
@@ -72,7 +72,7 @@ class CombinedPlan:
         return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
 
     @cached_property
-    def merged_files(self) -> tuple[MergedFiles, ...]:
+    def merged_files(self) -> tuple[MergedRoundFiles, ...]:
         """Merged files of all tables, each once."""
         cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))

@@ -89,7 +89,7 @@ def iterate_grid_points(study_params: Params) -> Iterator[GridPoint]:
         yield GridPoint(values, changes)
 
 
-def resolve_grid_point_settings(
+def build_grid_point_params(
     raw: dict[str, Any], study_params: Params, point: GridPoint, preset_changes: dict[str, Any], obtain_command: str
 ) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
     """Resolve the settings at a point. Yields settings, the methods that have them, and their overrides by key.
@@ -131,7 +131,7 @@ def resolve_grid_point_settings(
         yield params, labels, {key: _get_setting(whole, key) for key in keys if key not in void}
 
 
-def resolve_draw_settings(
+def build_draw_params(
     raw: dict[str, Any],
     point: GridPoint,
     preset_changes: dict[str, Any],

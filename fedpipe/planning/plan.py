@@ -27,7 +27,7 @@ from pydantic import (
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
-from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles, format_run_command
+from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_run_command
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.rungs import (
     TUNED,
@@ -71,7 +71,7 @@ class _FirstRounds:
         return RunFiles.from_key(self.algorithm, self.key)
 
     @property
-    def merged_files(self) -> MergedFiles:
+    def merged_files(self) -> MergedRoundFiles:
         """The merged files of these rounds."""
         return self.files.get_merged_files(self.rounds)
 
@@ -282,7 +282,7 @@ class Plan:
         return self.study_files.list_figure_files(self.figure_labels, self.partition_names.values())
 
     @cached_property
-    def merged_files(self) -> tuple[MergedFiles, ...]:
+    def merged_files(self) -> tuple[MergedRoundFiles, ...]:
         """Merged files of its tables, each once."""
         return tuple(dict.fromkeys(cell.merged_files for cell in self.cells))
 
@@ -311,7 +311,7 @@ class Plan:
         cells = tuple(cell for cell in self.cells if cell.grid[TUNING] == UNTUNED)
         keys = {(cell.algorithm, cell.key) for cell in cells}
         runs = tuple(run for run in self.runs if (run.algorithm, run.key) in keys)
-        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws(()))
+        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws_of_rungs(()))
 
     @cached_property
     def search_digest(self) -> str:
@@ -365,7 +365,7 @@ class Plan:
         if self.tuning is None:
             return self
         rungs = self.read_rungs() if rungs is None else rungs
-        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws(rungs)
+        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws_of_rungs(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
         runs = {(run.algorithm, run.key): run for run in self.plan_without_tuning.runs}
         for index, search in enumerate(tuning.searches):

@@ -99,10 +99,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
-        point_settings = grid.resolve_grid_point_settings(raw, study_params, point, preset_changes, download_command)
+        point_settings = grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
         draft.add_grid_point(point, settings_by_label)
-        resolve_draw = partial(grid.resolve_draw_settings, raw, point, preset_changes, download_command)
+        resolve_draw = partial(grid.build_draw_params, raw, point, preset_changes, download_command)
         draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)

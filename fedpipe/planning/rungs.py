@@ -103,7 +103,7 @@ class PlannedTuning:
         """List the draws of a search in a rung, by its index: those that continue, and new ones."""
         return [*selected, *self.get_batch_draws(number)] if search.candidates else []
 
-    def add_draws(self, rungs: Sequence[Rung]) -> PlannedTuning:
+    def add_draws_of_rungs(self, rungs: Sequence[Rung]) -> PlannedTuning:
         """Add the draws of TPE in the results of these rungs, instead of others."""
         draws = [
             [new for rung in rungs for new in rung.searches[index].new_draws] for index in range(len(self.searches))

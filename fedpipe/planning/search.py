@@ -152,7 +152,7 @@ def assume_search_results(
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     if plan.tuning is None:
         return (), {}
-    tuning = plan.tuning.add_draws(rungs)
+    tuning = plan.tuning.add_draws_of_rungs(rungs)
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
         is_last = rounds == tuning.rungs[-1]

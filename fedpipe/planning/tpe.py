@@ -24,7 +24,7 @@ PlanDraw = Callable[[int, int, dict[str, Any]], Candidate]
 
 def draw_next_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
     """Add the draws that enter the next rung to the last of these complete rungs. There are none without TPE."""
-    tuning, rung, batch = tuning.add_draws(rungs), rungs[-1], tuning.get_batch_draws(len(rungs))
+    tuning, rung, batch = tuning.add_draws_of_rungs(rungs), rungs[-1], tuning.get_batch_draws(len(rungs))
     seed = rng.derive_entropy(tuning.seeds[0], "tune", rung.rounds) % 2**32
     results = []
     for index, search in enumerate(tuning.searches):

@@ -77,7 +77,7 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
+def render_results(data: StudyData, output_format: TableFormat = "markdown") -> str:
     """Render the table and the paths of the figures, or the wide table for papers.
 
     Raises
@@ -93,10 +93,10 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
             f"{table} belongs to an earlier plan. Type `{format_run_command_of_plan(plan)}` to run the current plan."
         )
     require_current_tables(data, table.name)
-    if form != "markdown":
+    if output_format != "markdown":
         from fedpipe.report import wide
 
-        return wide.TABLE_RENDERERS[form](data, None).rstrip("\n")
+        return wide.TABLE_RENDERERS[output_format](data, None).rstrip("\n")
     figures = plan.figure_files
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
@@ -104,14 +104,14 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     )
 
 
-def select_report_fields(plan: Plan) -> dict[str, Any]:
+def select_reported_plan_fields(plan: Plan) -> dict[str, Any]:
     """Get the fields of a plan that tables and figures contain. They are rebuilt if these change."""
     return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
 
 
 def compute_report_fingerprint(plan: Plan) -> str:
-    """Compute the hash of :func:`select_report_fields`."""
-    return compute_json_digest(select_report_fields(plan))
+    """Compute the hash of :func:`select_reported_plan_fields`."""
+    return compute_json_digest(select_reported_plan_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
@@ -153,7 +153,7 @@ def _describe_changed_plan(plan: Plan) -> str:
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
     if (
-        freshness.compare_plan_with_files(plan, select_report_fields).state != "stale"
+        freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale"
     ):  # unknown if a clone lacks data for planning
         return None
     command = format_run_command_of_plan(plan)
@@ -180,7 +180,7 @@ def require_current_tables(data: StudyData, *names: str) -> None:
         )
 
 
-def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
+def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") -> str:
     """Render the marked table of complete runs and the failures, if runs are missing. Otherwise empty.
 
     In other formats than Markdown, everything except the table is in comments.
@@ -193,21 +193,23 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
         return ""
     runs, failures = status.load_run_progress(plan.add_search_results(has_draws=True))
     failure_lines = [failure.format_line() for failure in failures]
-    if form != "markdown":
+    if output_format != "markdown":
         failure_lines = [
-            f"{COMMENT_PREFIXES[form]} {line}" for failure_text in failure_lines for line in failure_text.splitlines()
+            f"{COMMENT_PREFIXES[output_format]} {line}"
+            for failure_text in failure_lines
+            for line in failure_text.splitlines()
         ]
     if not complete_cells:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
     head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
-    if form != "markdown":
+    if output_format != "markdown":
         return "\n".join(
             [
-                f"{COMMENT_PREFIXES[form]} {head}",
+                f"{COMMENT_PREFIXES[output_format]} {head}",
                 *failure_lines,
-                wide.TABLE_RENDERERS[form](partial_data, plan).rstrip("\n"),
+                wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n"),
             ]
         )
     return "\n".join([head, "", tables.render_markdown(partial_data), *failure_lines])

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.storage import files, layout
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Cell, Plan
@@ -243,18 +243,18 @@ class StudyData:
         )
 
     @cached_property
-    def _metrics_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
+    def _metrics_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
         return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
 
     @cached_property
-    def _rounds_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
+    def _rounds_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
         return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
 
     @cached_property
-    def _times_by_run(self) -> dict[MergedFiles, dict[str, Any]]:
+    def _times_by_run(self) -> dict[MergedRoundFiles, dict[str, Any]]:
         return self._read_distinct_runs(results.read_run_times)
 
-    def _read_distinct_runs(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
+    def _read_distinct_runs(self, read: Callable[[Cell], Any]) -> dict[MergedRoundFiles, Any]:
         """Read each run once. Cells that differ only in settings of other methods share a run."""
         cells = {cell.merged_files: cell for cell in results.sort_cells(self.plan)}
         return {merged_files: read(cell) for merged_files, cell in cells.items()}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data.class_names import get_class_names
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
@@ -53,7 +53,7 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     return selected_matrices
 
 
-def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
+def _read_model_matrices(files: MergedRoundFiles) -> dict[str, Floats]:
     """Read SL and CR of the last round's global model. Empty for a method without one."""
     frame = results.read_merged_frame(files.matrices)
     if "source" not in frame:

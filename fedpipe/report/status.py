@@ -21,7 +21,7 @@ from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import is_stored, read_json
-from fedpipe.core.storage.layout import MergedFiles, RunFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration
@@ -359,7 +359,9 @@ def _read_accuracy_curves(files: RunFiles, complete_rounds: int, limit: int | No
 
 
 @functools.cache
-def _read_merged_accuracy_curves(files: MergedFiles, _: Path, modification_time: int) -> dict[int, dict[str, float]]:
+def _read_merged_accuracy_curves(
+    files: MergedRoundFiles, _: Path, modification_time: int
+) -> dict[int, dict[str, float]]:
     """Read the accuracies by round and protocol of a complete run. Cached until its files change."""
     columns = ["round", "protocol", "correct", "total"]  # reading all columns takes twice as long
     table = layout.read_merged_table(files.metrics, columns)

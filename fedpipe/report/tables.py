@@ -95,7 +95,7 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
                     zip(results.shorten_dotted_keys(plan.grid), (str(value) or DASH for value in point), strict=True)
                 ),
                 **seeds.get(key, {}),
-                **_format_reported_column(plan, cells),
+                **_format_reported_scores(plan, cells),
                 **{
                     format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell)
                     for cell in cells.to_dict("records")
@@ -182,7 +182,7 @@ def format_score(cell: Mapping[Hashable, Any]) -> str:
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
-def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
+def _format_reported_scores(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     """Format the column with the score by each method's protocol, if a method has another than the study's first."""
     if not plan.method_protocols:
         return {}
@@ -224,7 +224,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
                 **dict(zip(results.shorten_dotted_keys(plan.grid), (value or DASH for value in point), strict=True)),
                 **({"metric": format_metric_label(protocol)} if plan.method_protocols else {}),
                 **{
-                    column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
+                    column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
                 },
             }
@@ -257,7 +257,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
 
 
-def _format_statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
+def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
     if row is None or not row["seeds"]:
         return DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.planning import search, tpe
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import (
@@ -59,7 +59,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     tuning = _get_planned_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
     stored_tuning, earlier_rungs = _get_planned_tuning(plan.add_search_results()), plan.read_rungs()[:number]
-    tuning = tuning.add_draws(earlier_rungs)
+    tuning = tuning.add_draws_of_rungs(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
@@ -90,7 +90,7 @@ def build_rung_files(plan: Plan) -> dict[Path, bytes]:
     return {plan.study_files.get_rung_result_path(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
 
 
-def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
+def measure_draw(files: MergedRoundFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
     """Measure a draw's run in its last merged round."""
     metrics = results.read_merged_frame(files.metrics)
     scores = results.compute_scores(metrics[metrics["round"] == files.round_count], [metric])

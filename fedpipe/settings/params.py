@@ -124,7 +124,7 @@ class Params(Section):
         components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
         return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
 
-    def _check_report_names(self) -> None:
+    def _check_names_in_report(self) -> None:
         """Check that the section report refers to names of the study."""
         report = self.report
         references: list[tuple[str, Iterable[str], str, Sequence[str]]] = [
@@ -213,7 +213,7 @@ class Params(Section):
         labels = context.get("labels")
         if labels is None:
             labels = [label for label in self.study.algorithms if not options[label].overrides]
-        self._check_report_names()
+        self._check_names_in_report()
         self._check_validation_samples()
         titles = {label: get_method_title(label, self.algorithms[label]) for label in self.study.algorithms}
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):

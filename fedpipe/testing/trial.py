@@ -22,7 +22,7 @@ from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import select_device
-from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
+from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
 from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
 from fedpipe.engine.weights import compute_aggregation_weights, select_participants
@@ -102,7 +102,7 @@ class Trial:
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self._bind_algorithm(0), self.initial_model)
+            server = make_initial_server_state(self._bind_algorithm(0), self.initial_model)
             client_state = init_client(self._bind_algorithm(0), server, self.initial_model)
             self.server = move_state(make_contiguous(server), device)
             self.initial_client_state = move_state(make_contiguous(client_state), device)

@@ -27,7 +27,7 @@ from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
     PAPERS,
     DiagnosticFiles,
-    MergedFiles,
+    MergedRoundFiles,
     RunFiles,
     format_show_command,
     get_assignment_path,
@@ -45,7 +45,8 @@ LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its p
 PROGRESS_OPTION = "--logger-fedpipe-progress"  #: of `fedpipe run` and `dvc repro`, which print a line per job
 #: Files of a run's merged rounds, as an output of rules with these wildcards.
 MERGED_PATTERN = [
-    str(path) for path in MergedFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
+    str(path)
+    for path in MergedRoundFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
 ]
 _T = TypeVar("_T")
 

@@ -18,7 +18,7 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
     if plan.tuning is None:
         return counts
     results, rungs = plan.read_rungs(), plan.tuning.rungs
-    tuning = plan.tuning.add_draws(results)
+    tuning = plan.tuning.add_draws_of_rungs(results)
     for index, search in enumerate(tuning.searches):
         selected = results[-1].searches[index].selected if results else ()
         draws = tuning.list_rung_draws(search, len(results), selected)

@@ -185,7 +185,7 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     with fake_device.use_device() as crossings:
         rules = Rules(monkeypatch, crossings)
-        studies.open_runs(plan, stack=5)[0].initialize()
+        studies.open_runs(plan, stack=5)[0].write_initial_round()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
             path = run.files.get_round_files(number).get_block_uploads_path(0)

@@ -28,12 +28,12 @@ def test_widths_grow_by_half_at_most():
 
 
 def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
-    assert schedule.make_step_ranges([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
+    assert schedule.split_steps_by_stack_width([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
         StepRange(6, 0, 1),
         StepRange(3, 1, 3),
         StepRange(1, 3, 5),
     ]
-    assert schedule.make_step_ranges([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
+    assert schedule.split_steps_by_stack_width([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
         "rows keep their places"
     )
 

@@ -74,7 +74,7 @@ def test_torchvisions_weights_are_downloaded_once_and_start_the_run(monkeypatch:
     assert section["sha256"] == compute_file_sha256(path)
     assert declare(section) == section, "without a network"
     run = open_run()
-    model = run.load_server_state(0)["model"] if run.initialize() is None else {}
+    model = run.load_server_state(0)["model"] if run.write_initial_round() is None else {}
     body = {name: value for name, value in tensors.items() if not name.startswith("fc.") and "num_batches" not in name}
     assert model.keys() == {f"body.{name}" for name in body} | {"head.weight", "head.bias"}
     assert all(torch.equal(model[f"body.{name}"], value) for name, value in body.items())

@@ -155,7 +155,7 @@ def test_an_algorithm_with_another_head_draws_it_at_random() -> None:
     )
     models = {}
     for run in studies.open_runs(plan):
-        run.initialize()
+        run.write_initial_round()
         models[run.settings.algorithm["name"]] = run.load_server_state(0)["model"]
     tensors = make_state(MLP)
     for model in models.values():

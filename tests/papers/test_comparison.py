@@ -35,12 +35,12 @@ def change_each(measured, **others):
 
 
 def compare(measured, preset="full"):
-    return comparison.compare_cells(measured, preset)
+    return comparison.compare_with_published_cells(measured, preset)
 
 
 @pytest.mark.parametrize("preset", ["full", "reduced", "smoke"])
 def test_a_row_for_every_printed_number_at_every_preset(compared, preset):
-    for compared_ in (compared[preset], comparison.compare_cells({}, preset)):
+    for compared_ in (compared[preset], comparison.compare_with_published_cells({}, preset)):
         table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
@@ -248,7 +248,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= measure_one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
+    (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
     assert (result.published_rival, result.measured_rival) == ("FedAMP", "FedAMP")
     assert result.published_contrast.difference == pytest.approx(0.24)
     assert result.measured_contrast.is_paired
@@ -258,7 +258,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in means))
     ), "its seeds are equal, so only the sampling error of 10,000 tests remains"
     for unjudged in (compare(measured, "smoke"), compare(change_each(measured, is_generated=True))):
-        (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert result.measured_contrast is None
 
 

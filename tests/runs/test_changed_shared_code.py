@@ -93,7 +93,7 @@ def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = studies.prepare(studies.settings(("fedper",), ROUNDS))
     run = studies.open_runs(plan)[0]
-    run.initialize()
+    run.write_initial_round()
     replace_shared_code(monkeypatch)
     assert list(studies.open_runs(plan)[0].run_segment(1)) == [0, 1]
     assert [record["round"] for record in read_records(run)] == [0]

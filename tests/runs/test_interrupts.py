@@ -64,7 +64,7 @@ def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
 def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
     plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
     run = studies.open_runs(plan)[0]
-    run.initialize()
+    run.write_initial_round()
     initial = sorted(run.files.path.rglob("*"))
     block = ["train", str(plan.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
     code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.core.storage import files\n"

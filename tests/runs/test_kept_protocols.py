@@ -114,7 +114,7 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     assert studies.hash_results(run_study(plan, stack=2).files.path) == expected, "three segments differ from one"
 
     delete_results()
-    studies.open_runs(plan, stack=2)[0].initialize()
+    studies.open_runs(plan, stack=2)[0].write_initial_round()
     for number in range(1, ROUNDS + 1):
         ids = studies.open_runs(plan)[0].participants(number)
         files = run.files.get_round_files(number)

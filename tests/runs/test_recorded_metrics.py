@@ -111,7 +111,7 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
     for path in run.files.path.glob("*.parquet"):
         path.unlink()
     shutil.rmtree(run.files.path / "segments", ignore_errors=True)
-    studies.open_runs(plan, stack=2)[0].initialize()
+    studies.open_runs(plan, stack=2)[0].write_initial_round()
     for number in range(1, ROUNDS + 1):
         ids, files = run.participants(number), run.files.get_round_files(number)
         paths = [files.get_block_uploads_path(index) for index in range(len(ids))]

@@ -117,7 +117,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
 
         studies.delete_rounds(run.files.path)
         (resumed_run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
-        resumed_run.initialize()
+        resumed_run.write_initial_round()
         for number in range(1, 5):
             ids = resumed_run.participants(number)
             resumed_run.aggregate(number, [resumed_run.train(number, ids[:2]), resumed_run.train(number, ids[2:])])

@@ -117,7 +117,7 @@ def render_components_page(kind: ComponentKind) -> str:
             filter(
                 None,
                 (
-                    _render_docstring(component),
+                    _render_component_docstring(component),
                     convert_inline_to_markdown(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
                     render_parameter_table(component, _select_own_parameters(component, common, common_docs)),
@@ -363,7 +363,7 @@ def convert_inline_to_markdown(text: str) -> str:
     return "".join(segments)
 
 
-def _render_docstring(component: type[Component]) -> str:
+def _render_component_docstring(component: type[Component]) -> str:
     """Render the part of a docstring before its first section."""
     return convert_blocks_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 

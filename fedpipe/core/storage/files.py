@@ -162,7 +162,7 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
         raise _make_missing_file_error(path)
     if sha256 is not None and (actual_sha256 := compute_file_sha256(path)) != sha256:
         raise _make_damaged_file_error(path, actual_sha256, sha256)
-    tree: dict[str, Any] = _call_reader(
+    tree: dict[str, Any] = _call_file_reader(
         path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     )
     if not isinstance(tree, dict) or not _is_tensor_tree(tree):
@@ -182,7 +182,7 @@ def _is_tensor_tree(value: Any) -> bool:
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """Read a JSON file, checked."""
     data = read_verified_bytes(path, sha256)
-    return _call_reader(path, lambda: json.loads(data))
+    return _call_file_reader(path, lambda: json.loads(data))
 
 
 def read_parquet(path: Path, sha256: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -190,7 +190,7 @@ def read_parquet(path: Path, sha256: str | None = None, columns: Sequence[str] |
     import pyarrow as pa
 
     data = read_verified_bytes(path, sha256)
-    return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data), columns))
+    return _call_file_reader(path, lambda: decode_parquet(pa.BufferReader(data), columns))
 
 
 def decode_parquet(source: Any, columns: Sequence[str] | None = None) -> pa.Table:
@@ -249,7 +249,7 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     """
     record_path = path.with_name(record) if record else path.with_suffix(".json")
     try:
-        sha256: str = read_record(record_path)[path.name]
+        sha256: str = read_hash_record(record_path)[path.name]
     except (LookupError, TypeError):
         raise ArtifactError(
             f"{record_path} does not record the SHA-256 of {path.name}. Delete both and run again."
@@ -257,7 +257,7 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     return sha256
 
 
-def read_record(path: Path) -> Any:
+def read_hash_record(path: Path) -> Any:
     """Read a JSON file that records several files. Cached until it changes, because each file is looked up in it."""
     try:
         stat = path.stat()
@@ -340,7 +340,7 @@ def _format_repair_advice(path: Path) -> str:
     return f"Delete {run / 'segments'} and run again. Complete rounds are not recomputed"
 
 
-def _call_reader(path: Path, read: Callable[[], _T]) -> _T:
+def _call_file_reader(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except Exception as error:  # any error of a reader means that the file is damaged

@@ -20,9 +20,9 @@ from fedpipe.core.storage.files import (
     RESULTS,
     TENSOR_FILES,
     make_unreadable_file_error,
+    read_hash_record,
     read_json,
     read_parquet,
-    read_record,
     read_recorded_sha256,
     read_verified_bytes,
 )
@@ -107,7 +107,7 @@ class RoundFiles:
 
 
 @dataclass(frozen=True)
-class MergedFiles:
+class MergedRoundFiles:
     """The first rounds of a run merged into one file per kind, for tables with that number of rounds.
 
     The name of their folder is the number of rounds, so that studies of other lengths have their own files.
@@ -160,7 +160,7 @@ class MergedFiles:
             The record is missing, damaged, or has another number of rounds.
         """
         recorded_sha256 = read_recorded_sha256(path, self.marker.name)
-        if (recorded_rounds := read_record(self.marker).get("rounds")) != self.round_count:
+        if (recorded_rounds := read_hash_record(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
                 f"{self.marker} contains {recorded_rounds} rounds instead of {self.round_count}. Delete "
                 f"{self.path} and run again."
@@ -224,13 +224,13 @@ class RunFiles:
         """List the manifests of all segments, ascending."""
         return sorted(self.path.glob("segments/*.json"))
 
-    def get_merged_files(self, rounds: int) -> MergedFiles:
+    def get_merged_files(self, rounds: int) -> MergedRoundFiles:
         """The merged files of the rounds 1 to ``rounds``."""
-        return MergedFiles(self.path / "joined" / f"{rounds:04d}")
+        return MergedRoundFiles(self.path / "joined" / f"{rounds:04d}")
 
-    def list_merged_files(self) -> list[MergedFiles]:
+    def list_merged_files(self) -> list[MergedRoundFiles]:
         """List the merged files of any number of rounds, ascending."""
-        return [MergedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+        return [MergedRoundFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
 
 
 @dataclass(frozen=True)
@@ -452,7 +452,7 @@ def get_heterogeneity_path(key: str) -> Path:
 
 def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a merged table, or some columns, checked against its ``joined.json``."""
-    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path), columns)
+    return read_parquet(path, MergedRoundFiles(path.parent).read_recorded_sha256(path), columns)
 
 
 def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:

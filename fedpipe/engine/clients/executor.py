@@ -183,13 +183,13 @@ def start_client(algorithm: Algorithm, kept_state: State, received_state: State,
     return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
 
 
-def make_kept_state(algorithm: Algorithm, state: State) -> State:
+def make_kept_client_state(algorithm: Algorithm, state: State) -> State:
     """Make the state that a client keeps."""
     kept_state = contract.validate_state(algorithm, "keep", algorithm.keep(state))
     return kept_state | {part: state[part] for part in (BUFFERS,) if part in state}
 
 
-def make_upload(algorithm: Algorithm, state: State) -> State:
+def make_client_upload(algorithm: Algorithm, state: State) -> State:
     """Make the upload of a client."""
     return contract.validate_state(algorithm, "upload", algorithm.upload(state))
 
@@ -273,7 +273,7 @@ class ClientPass:
         can_overwrite: bool = False,
     ) -> None:
         self._algorithm, self._training = algorithm, training
-        self._differentiate, self._can_overwrite = differentiate, can_overwrite
+        self._compute_gradient_and_loss, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
         names = training.get_trained_tensors(client) if training.only is None else training.only
@@ -322,7 +322,7 @@ class ClientPass:
             contract.validate_loss(self._algorithm, training, loss)
             return loss, statistics
 
-        gradient, results = self._differentiate(compute_loss, group.only(self._names))
+        gradient, results = self._compute_gradient_and_loss(compute_loss, group.only(self._names))
         if training.pull is not None and training.pull.strength:
             target, out_tensors = client[training.pull.to], gradient if self._can_overwrite else {}
             alpha = training.pull.strength

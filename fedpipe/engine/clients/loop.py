@@ -39,8 +39,8 @@ from fedpipe.engine.clients.executor import (
     get_passes,
     get_personal_passes,
     has_same_bits,
-    make_kept_state,
-    make_upload,
+    make_client_upload,
+    make_kept_client_state,
     measure_seconds_since,
     needs_noise_key,
     start_client,
@@ -129,11 +129,11 @@ class LoopExecutor(Executor):
         algorithm = worker.bind_round(task.round, self._clients.seed)
         try:
             with torch.no_grad(), contract.explain_user_errors(algorithm):
-                return self._make_outcome(algorithm, task, client)
+                return self._make_client_outcome(algorithm, task, client)
         finally:
             self._idle_workers.append(worker)
 
-    def _make_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
+    def _make_client_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
         clients, device = task.select_round_samples(self._clients), self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
@@ -155,7 +155,7 @@ class LoopExecutor(Executor):
             return Outcome(client, down, 0, {}, {}, scores)
         upload, next_kept_state = (
             move_state(make_contiguous(make_state(algorithm, state)), self._storage_device)
-            for make_state in (make_upload, make_kept_state)
+            for make_state in (make_client_upload, make_kept_client_state)
         )
         up = count_bytes(algorithm.traffic(upload))
         return Outcome(client, down, up, upload, next_kept_state, scores, seconds)
@@ -222,7 +222,7 @@ class ClientRun:
     def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
         epochs, steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
-        client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
+        client_pass = ClientPass(self.algorithm, training, state, _compute_gradient_and_loss, can_overwrite=True)
         state = client_pass.add_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         has_noise = needs_noise_key(self.algorithm, training, clients.transforms)
@@ -257,7 +257,7 @@ class ClientRun:
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
         with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                terms = contract.compute_pass_sums(self.algorithm, measuring, state, batch)
+                terms = contract.compute_measure_pass_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
             return contract.update_client(self.algorithm, measuring.then, state, sums)
 
@@ -288,7 +288,7 @@ class ClientRun:
             yield Batch(to_channels_last(inputs), y[first : first + size], None, noise)
 
 
-def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
+def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
     """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     leaves = parameters.map(lambda value: value.detach().requires_grad_())
     with torch.enable_grad():

@@ -48,7 +48,7 @@ def count_batches(num_samples: int, batch_size: int, max_batches: int | None = N
     return batches if max_batches is None else min(batches, max_batches)
 
 
-def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
+def split_steps_by_stack_width(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
     """Make the step ranges of a stack, each as narrow as its unfinished clients allow.
 
     Parameters
@@ -85,7 +85,7 @@ def describe_stacks(
             "clients": stack_clients,
             "widths": [
                 [step_range.width, step_range.stop - step_range.first]
-                for step_range in make_step_ranges(
+                for step_range in split_steps_by_stack_width(
                     [
                         fixed_steps.get(client) or count_batches(int(sizes[client]), batch_size)
                         for client in stack_clients

@@ -29,8 +29,8 @@ from fedpipe.engine.clients.executor import (
     Outcome,
     count_local_steps,
     get_passes,
-    make_kept_state,
-    make_upload,
+    make_client_upload,
+    make_kept_client_state,
     measure_seconds_since,
     start_client,
 )
@@ -144,7 +144,7 @@ class StackExecutor(Executor):
         uploads, kept_stack = {}, {}
         if task.phase == "train":
             upload_state, kept_state = (
-                vmap(functools.partial(part, algorithm))(state) for part in (make_upload, make_kept_state)
+                vmap(functools.partial(part, algorithm))(state) for part in (make_client_upload, make_kept_client_state)
             )
             stop = stack_clients.index(local_clients[-1]) + 1
             uploads, kept_stack = (

@@ -148,7 +148,7 @@ class StackRun:
 
     def make_client_pass(self, training: Train, state: State) -> ClientPass:
         """Make the pass of a client. The first row's client represents all, because names are equal."""
-        return ClientPass(self._algorithm, training, unstack_client(state, 0), _differentiate)
+        return ClientPass(self._algorithm, training, unstack_client(state, 0), _compute_gradient_and_loss)
 
     def make_stack_step(self, client_pass: ClientPass) -> StackStep:
         """Make the step of a pass for a stack of any width."""
@@ -218,7 +218,7 @@ class StackRun:
             steps or self._count_epoch_steps(training, client)
             for steps, client in zip(fixed_steps, self._stack_clients, strict=True)
         ]
-        return schedule.make_step_ranges(counts, self._allowed_widths)
+        return schedule.split_steps_by_stack_width(counts, self._allowed_widths)
 
     def _count_epoch_steps(self, training: Train, client: int) -> int:
         """Count the steps of a client in an epoch."""
@@ -267,7 +267,7 @@ class StackRun:
 
         def compute_client_sums(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with activate_eval_mode(self._algorithm, client, mask=batch[2]):
-                return contract.compute_pass_sums(self._algorithm, measuring, client, Batch(*batch))
+                return contract.compute_measure_pass_sums(self._algorithm, measuring, client, Batch(*batch))
 
         return lambda state, stack_batch: vmap(compute_client_sums)(state, *_gather_batch(self._clients, stack_batch))
 
@@ -329,7 +329,7 @@ class StackRun:
         """Make the plan of an evaluation. A client without samples has one empty batch."""
         counts = [schedule.count_batches(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
         step_ranges, orders = (
-            schedule.make_step_ranges(counts, self._allowed_widths),
+            schedule.split_steps_by_stack_width(counts, self._allowed_widths),
             self._collect_client_values(lambda client: samples[client], NO_SAMPLES),
         )
         plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
@@ -386,7 +386,7 @@ def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
     )
 
 
-def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
+def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
     """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     gradient_and_loss: GradientAndLoss = grad_and_value(compute_loss, has_aux=True)(parameters)
     return gradient_and_loss

@@ -95,7 +95,7 @@ def _build_curve_panels(
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
+    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
@@ -131,7 +131,7 @@ def _build_small_multiples(
         size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
-    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
+    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [
         name
@@ -171,7 +171,7 @@ def _label_axes(
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     if panels:
-        _set_equal_limits(axes.flat[:panels])
+        _set_equal_axis_limits(axes.flat[:panels])
     for index, ax in enumerate(axes.flat[:panels]):
         is_lowest = index >= panels - columns
         ax.set_xticks(ticks)
@@ -184,7 +184,7 @@ def _label_axes(
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
 
 
-def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
+def _set_equal_axis_limits(axes: npt.NDArray[Any]) -> None:
     """Give all panels the limits of all data. matplotlib's shared axes take minutes for a hundred panels."""
     first = axes[0]
     boxes = [ax.dataLim for ax in axes if np.isfinite(ax.dataLim.get_points()).all()]  # others have no finite values
@@ -194,7 +194,7 @@ def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
         ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
 
 
-def _choose_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
+def _choose_axis_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
     """Choose ticks among the rounds, with enough room for four digits."""
     max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
     return style.choose_round_ticks(rounds, max_ticks)

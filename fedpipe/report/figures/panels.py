@@ -140,7 +140,7 @@ def draw_line_panels(
         if is_log:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
-        labeled_ticks = ticks if is_log else _choose_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
+        labeled_ticks = ticks if is_log else _choose_axis_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
         ax.xaxis.set_ticklabels([format_number(tick) for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
@@ -323,7 +323,7 @@ def _compute_zero_position(ticks: Sequence[float]) -> float:
     return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0) if values else 1.0
 
 
-def _choose_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
+def _choose_axis_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
     """The values, from the last one down, whose labels fit, and that are this fraction of their span or more apart."""
     character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
