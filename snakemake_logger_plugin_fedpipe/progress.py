@@ -38,7 +38,7 @@ class Study(Protocol):
         """Describe what a job makes."""
         ...
 
-    def describe_work(self) -> str:
+    def describe_remaining_runs(self) -> str:
         """Describe how many runs are to do."""
         ...
 
@@ -129,7 +129,7 @@ class ProgressPrinter:
         later_jobs = Counter(study.count_later_jobs(self._remaining.keys()) if study and not self._is_dry_run else ())
         self._remaining += later_jobs
         self._total = self._remaining.total()
-        work = f"{study.describe_work()}, " if study else ""
+        work = f"{study.describe_remaining_runs()}, " if study else ""
         work += "at most " if later_jobs else ""
         if self._total and not self._is_quiet:
             self._print(f"{work}{self._total} job{'s' if self._total > 1 else ''}")

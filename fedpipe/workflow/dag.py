@@ -195,7 +195,7 @@ class Dag:
 
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
         """List the uploads of all blocks of a round."""
-        files = self.get_run(wildcards).files.get_round_files(int(wildcards.get_round_files))
+        files = self.get_run(wildcards).files.get_round_files(int(wildcards.round))
         return [str(files.get_block_uploads_path(block)) for block in range(self.count_blocks(wildcards))]
 
     def get_collect_input(self, wildcards: Wildcards) -> list[str]:

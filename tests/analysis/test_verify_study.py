@@ -172,7 +172,7 @@ def test_another_number_of_rounds_than_the_plans_is_an_error(
     error = read_error(monkeypatch, capsys, "record", run.algorithm)[1]
     assert re.match(f"fedpipe: {files.get_merged_files(2).marker} is missing.*`fedpipe run`", error)
     for other in runs:
-        other.files.get_merged_files(3).path.rename(other.get_merged_files.path)
+        other.files.get_merged_files(3).path.rename(other.merged_files.path)
     problem = (
         rf"fedpipe: {files.get_merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.get_merged_files(2).path}\b.*"
     )

@@ -204,11 +204,11 @@ def test_differences_are_made_of_cells_by_seed(find_cell):
     ours = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
     theirs = measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
     cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
-    assert cell.number.values == {0: 5.0, 1: 4.0}
-    assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
+    assert cell.measured_number.values == {0: 5.0, 1: 4.0}
+    assert (cell.measured_number.mean, cell.measured_number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
     assert (cell.verdict_text, cell.verdict) == ("not judged", None)
     alone = compare(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
-    assert (alone.number, alone.verdict_text) == (None, "not measured")
+    assert (alone.measured_number, alone.verdict_text) == (None, "not measured")
 
 
 def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
@@ -220,24 +220,24 @@ def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
 def test_numbers_in_running_text_are_made_of_cells(compared):
     all_cells = compared["full"].cells
     result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
-    mean = {cell_id: cell.number.mean for cell_id, cell in all_cells.items() if cell.number}
+    mean = {cell_id: cell.measured_number.mean for cell_id, cell in all_cells.items() if cell.measured_number}
 
     def get_row(*names):
         return next(value for cell_id, value in mean.items() if tuple(cell_id)[:4] == names)
 
-    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
+    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].measured_number.mean
     one_way, other = (
         get_row("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
     )
     assert drop == pytest.approx(one_way - other)
-    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
+    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].measured_number.mean
     assert milliseconds == pytest.approx(0)
     gains = [
         get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{fraction}")
         for beta in (0.1, 0.3, 0.5)
         for fraction in (0.3, 0.5, 0.7)
     ]
-    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
+    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].measured_number.mean == max(gains)
 
 
 def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):

@@ -126,7 +126,7 @@ def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder,
         cell_id for cell_id in compared["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
     )
     cell = compared["full"].cells[cell_id]
-    number_text = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
+    number_text = f"{cell.measured_number.mean:.2f} ± {cell.measured_number.std:.2f}"
     (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(number_text)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
     assert before.rpartition("<td ")[2].startswith(f'class="{cell.verdict_text}">')

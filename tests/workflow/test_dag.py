@@ -356,7 +356,7 @@ def test_jobs_and_work_are_described_by_the_names_of_runs() -> None:
     graph = build_dag(study={"grid": {"federation.learning_rate": [0.1, 0.2]}})
     _, run = get_first_run(graph)
     (partition,) = graph.plan.partitions
-    assert graph.describe_work() == "2 of 2 runs to do"
+    assert graph.describe_remaining_runs() == "2 of 2 runs to do"
     assert graph.describe_job("segment", run | {"stop": "0004"}) == "segment FedAvg learning_rate=0.1 seed 0"
     assert graph.describe_job("diagnostic", run | {"round": "0004", "diagnostic": "drift-0123456789ab"}) == (
         "diagnostic FedAvg learning_rate=0.1 seed 0, round 4, drift"
