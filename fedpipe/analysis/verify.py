@@ -140,13 +140,13 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
         run = Run(files, Execution(stack=parse_stack_width(made_by[0]["executor"])))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
-            return _judge_replay(files, comparison, run.federation.compute_dtype)
+            return _make_replay_result(files, comparison, run.federation.compute_dtype)
     return VerificationResult(
         f"{files.path}: no round can be repeated, because no state before a round is stored", True
     )
 
 
-def _judge_replay(files: RunFiles, comparison: replay.Comparison, compute_dtype: str) -> VerificationResult:
+def _make_replay_result(files: RunFiles, comparison: replay.Comparison, compute_dtype: str) -> VerificationResult:
     """Judge a repeated round: its bits are equal, or its numbers are close on a different device."""
     reason = ""
     if comparison.differing_files:

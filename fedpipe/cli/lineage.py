@@ -86,7 +86,7 @@ def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterato
     from fedpipe.analysis.verify import VerificationResult
     from fedpipe.papers import recompute
 
-    for drawn in recompute.draw_rounds(layout.list_studies(params), count, rng):
+    for drawn in recompute.draw_random_rounds(layout.list_studies(params), count, rng):
         typer.echo(f"fedpipe: trains {drawn}.", err=True)
         try:
             recomputation = recompute.recompute_round(drawn)

@@ -34,7 +34,7 @@ from fedpipe.engine.checkpoint import Checkpoint
 from fedpipe.engine.clients import drift, evaluation, frozen
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.load import get_input_paths, load_federated_data
+from fedpipe.engine.clients.load import get_data_paths, load_federated_data
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import ComponentCode, describe_versions, remove_duplicates, select_device
 from fedpipe.engine.new_clients import NewClients
@@ -433,7 +433,7 @@ class Rounds:
             recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
             for name in checksums:
                 if recorded_checksums.get(name) != checksums[name]:
-                    paths = {**get_input_paths(self.settings), "features": frozen.get_features_path(self.settings)}
+                    paths = {**get_data_paths(self.settings), "features": frozen.get_features_path(self.settings)}
                     raise ArtifactError(
                         f"{self.files.path}: {paths[name]} has changed since round {earlier_round}. The content of "
                         f"the {name} has the SHA-256 {checksums[name]} instead of "

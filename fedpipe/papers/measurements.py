@@ -98,11 +98,11 @@ def _measure_mean_over_seeds(
     selection = frame["cell"].map(study.get_selection_accuracy).groupby(frame["searched"], sort=False).mean()
     best = frame[frame["searched"] == selection.idxmax()]
     number = RunMean.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
-    measured_cell = _describe_measurement(study, number, list(best["cell"]))
+    measured_cell = _make_measured_cell(study, number, list(best["cell"]))
     return replace(measured_cell, is_incomplete=bool(study.get_missing_cells(method, column)))
 
 
-def _describe_measurement(study: PaperStudy, number: RunMean, cells: Sequence[Cell]) -> MeasuredCell:
+def _make_measured_cell(study: PaperStudy, number: RunMean, cells: Sequence[Cell]) -> MeasuredCell:
     runs = [study.get_run(cell) for cell in cells]
     return MeasuredCell(
         number,
@@ -135,7 +135,7 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
     traffic, baseline_traffic = (study.get_run(each).last_round_traffic for each in (cell, baselines[0]))
     cost = (traffic.down + traffic.up) / baseline_traffic.up
     models = study.read_settings(cell)["algorithm"][parameter] if parameter else 1
-    measured_cell = _describe_measurement(study, RunMean.from_values({cell.seed: cost}), [cell])
+    measured_cell = _make_measured_cell(study, RunMean.from_values({cell.seed: cost}), [cell])
     return replace(measured_cell, expected=None if models is None else 1.0 + models)
 
 
@@ -181,7 +181,7 @@ def _find_best_parameter_value(study: PaperStudy, text: Text) -> MeasuredCell:
     frame = pd.DataFrame({"value": [float(cell.grid[name]) for cell in cells], "accuracy": accuracies})
     best: float = frame.groupby("value", sort=False)["accuracy"].mean().idxmax()  # type: ignore[assignment]
     best_cells = [cell for cell in cells if float(cell.grid[name]) == best]
-    return _describe_measurement(study, RunMean(best, runs=len(best_cells)), best_cells)
+    return _make_measured_cell(study, RunMean(best, runs=len(best_cells)), best_cells)
 
 
 def _count_counterexamples(study: PaperStudy) -> MeasuredCell:
@@ -194,7 +194,7 @@ def _count_counterexamples(study: PaperStudy) -> MeasuredCell:
         bool(mark_contradicting_classes(norms).any()) for _, table in tables for _, norms in table.groupby("owner")
     ]
     number = RunMean(100 * sum(clients) / len(clients), runs=1)
-    return _describe_measurement(study, number, [cell for cell, _ in tables])
+    return _make_measured_cell(study, number, [cell for cell, _ in tables])
 
 
 def mark_contradicting_classes(norms: pd.DataFrame) -> pd.Series[bool]:

@@ -90,7 +90,7 @@ class Recomputation:
         return f"{self.drawn_round}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
 
 
-def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
+def draw_random_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
     """Draw stored runs of these studies, and an evaluated round of each.
 
     Raises

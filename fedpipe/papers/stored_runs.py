@@ -271,10 +271,10 @@ def parse_rounds(text: str) -> list[int]:
 
 def format_csv_fields(record: AccuracyCurve | StoredRun) -> dict[str, str]:
     """Format the fields of a line by the name of their column."""
-    return {name: _format_value(getattr(record, name)) for name in _list_csv_columns(type(record))}
+    return {name: _format_csv_value(getattr(record, name)) for name in _list_csv_columns(type(record))}
 
 
-def _format_value(value: str | float | bool) -> str:
+def _format_csv_value(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.10g}" if isinstance(value, float) else str(value)

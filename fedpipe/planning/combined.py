@@ -48,7 +48,7 @@ class CombinedPlan:
     unavailable_runs: frozenset[str] = frozenset()
 
     @cached_property
-    def job_plans(self) -> tuple[Plan, ...]:
+    def plans_with_draws(self) -> tuple[Plan, ...]:
         """The plans with the draws of `tune`, which also need jobs."""
         return tuple(plan.add_search_results(has_draws=True) for plan in self.plans)
 
@@ -56,7 +56,9 @@ class CombinedPlan:
     def runs(self) -> dict[str, PlannedRun]:
         """All runs by path."""
         runs_by_path: dict[str, PlannedRun] = {}
-        for run in (run for plan in self.job_plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
+        for run in (
+            run for plan in self.plans_with_draws for run in plan.runs if str(run.path) not in self.unavailable_runs
+        ):
             other = runs_by_path.get(str(run.path), run)
             runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
         return runs_by_path
@@ -86,7 +88,7 @@ class CombinedPlan:
     def round_counts_by_run(self) -> dict[str, tuple[int, ...]]:
         """Numbers of rounds by run that any study's cells report, ascending."""
         counts: dict[str, set[int]] = {}
-        for plan in self.job_plans:
+        for plan in self.plans_with_draws:
             for path, lengths in plan.round_counts_by_run.items():
                 counts.setdefault(str(path), set()).update(lengths)
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}

@@ -178,7 +178,7 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         if not pin.path.is_file():
             raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
         sha256 = pinned_files.compute_content_sha256(pin.path)
-        _require_usable_file(
+        _require_usable_component_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
         if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
@@ -207,7 +207,7 @@ def _write_weights_sha256_into_study(
         messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
 
 
-def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
+def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
     """Reject a partition table or weights that no plan would accept."""
     component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is MODEL:

@@ -411,7 +411,11 @@ def _estimate_train_and_total_samples(params: Params) -> tuple[int, int]:
     size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
-    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_fraction)), size)
+    return (
+        (data.num_partitioned_samples, size)
+        if data.split == "official"
+        else (round(size * (1 - data.test_fraction)), size)
+    )
 
 
 def _describe_missing_data(params: Params) -> str:

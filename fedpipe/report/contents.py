@@ -212,7 +212,7 @@ def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") 
                 wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n"),
             ]
         )
-    return "\n".join([head, "", tables.render_markdown(partial_data), *failure_lines])
+    return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
 
 
 def format_run_command_of_plan(plan: Plan) -> str:
@@ -232,8 +232,8 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_method_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
         files.tables_folder / "results.csv": lambda: tables.encode_table_csv(data.score_table),
-        files.tables_folder / "results.html": lambda: tables.render_html(data).encode(),
-        files.tables_folder / "results.md": lambda: tables.render_markdown(data).encode(),
+        files.tables_folder / "results.html": lambda: tables.render_html_page(data).encode(),
+        files.tables_folder / "results.md": lambda: tables.render_markdown_table(data).encode(),
         files.tables_folder / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
         files.tables_folder / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),

@@ -103,7 +103,7 @@ def pool_standard_deviations(numbers: Iterable[RunMean]) -> Spread | None:
 
 def compute_contrast(first: RunMean, second: RunMean, spread: Spread | None) -> Contrast:
     """How much higher one mean is than another. ``spread`` replaces a missing standard deviation."""
-    difference, error, df, is_paired = _compute_difference(first, second, spread)
+    difference, error, df, is_paired = _compute_difference_with_error(first, second, spread)
     if df is None:
         return Contrast(difference, is_paired=is_paired)
     half_width = float(stdtrit(df, 0.975)) * error
@@ -118,12 +118,12 @@ def compare_method_orders(published: Mapping[str, RunMean], measured: Mapping[st
     spread = pool_standard_deviations([*published.values(), *measured.values()]) or Spread(DEFAULT_STD, 1)
     agreements = []
     for method, rival in combinations(names, 2):
-        difference, error, _, _ = _compute_difference(published[method], published[rival], spread)
+        difference, error, _, _ = _compute_difference_with_error(published[method], published[rival], spread)
         if abs(difference) > RESOLVED_ERRORS * error:
             agreements.append(float(np.sign(difference) * np.sign(measured[method].mean - measured[rival].mean)))
     best_published = max(names, key=lambda name: (published[name].mean, measured[name].mean))
     best_measured = max(names, key=lambda name: measured[name].mean)
-    deficit, error, _, _ = _compute_difference(measured[best_measured], measured[best_published], spread)
+    deficit, error, _, _ = _compute_difference_with_error(measured[best_measured], measured[best_published], spread)
     tau = float(np.mean(agreements)) if agreements else None
     return ColumnOrder(len(names), len(agreements), tau, best_published, best_measured, deficit <= error)
 
@@ -137,7 +137,7 @@ def _compute_variance_of_mean(number: RunMean, spread: Spread | None) -> Spread 
     return Spread(run_spread.std**2 / runs, run_spread.df) if run_spread else None
 
 
-def _compute_difference(
+def _compute_difference_with_error(
     first: RunMean, second: RunMean, spread: Spread | None
 ) -> tuple[float, float, float | None, bool]:
     """A difference of means, its standard error and degrees of freedom (Welch), and whether it is paired by seed."""

@@ -55,7 +55,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     return numbers
 
 
-def render_markdown(data: StudyData) -> str:
+def render_markdown_table(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     text_parts = [
         report_part.to_markdown() if isinstance(report_part, TextTable) else escape_html(report_part)
@@ -64,7 +64,7 @@ def render_markdown(data: StudyData) -> str:
     return "\n\n".join(text_parts) + "\n"
 
 
-def render_html(data: StudyData) -> str:
+def render_html_page(data: StudyData) -> str:
     """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
         report_part.to_html() if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"

@@ -165,7 +165,7 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
         return []
     rungs = plan.read_rungs()
     if len(rungs) < len(plan.tuning.rungs):
-        return [describe_search(plan)]
+        return [describe_hyperparameter_search(plan)]
     metric, rows, failed, near_bounds = METRICS[plan.tuning.metric], [], [], []
     heads = dict(zip(plan.tuning.over, results.shorten_dotted_keys(plan.tuning.over), strict=True))
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
@@ -199,10 +199,10 @@ def build_search_section(plan: Plan) -> list[str | TextTable]:
         if near_bounds
         else []
     )
-    return [describe_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
+    return [describe_hyperparameter_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
 
 
-def describe_search(plan: Plan) -> str:
+def describe_hyperparameter_search(plan: Plan) -> str:
     """Describe how the methods were tuned, so that a reader sees that each had the same budget."""
     tuning = _get_planned_tuning(plan)
     protocols = dict.fromkeys(planned.protocol for planned in tuning.searches)

@@ -15,7 +15,7 @@ from fedpipe.core.storage import layout
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
-from fedpipe.report.tuning import describe_search
+from fedpipe.report.tuning import describe_hyperparameter_search
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 MISSING = "…"  #: cell of incomplete runs
@@ -323,7 +323,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
-        *([describe_search(plan)] if plan.tuning else []),
+        *([describe_hyperparameter_search(plan)] if plan.tuning else []),
         *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),

@@ -163,7 +163,7 @@ class Data(Section):
         return "feature_noise" if self.feature_noise else "label_noise" if self.label_noise else None
 
     @property
-    def partitioned_size(self) -> int:
+    def num_partitioned_samples(self) -> int:
         """Number of samples that the scheme partitions.
 
         Raises

@@ -276,8 +276,10 @@ class Params(Section):
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} is more than the data set's samples. Use at most {facts.size}."
             )
-        partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
-        self.partition.check(self.federation.clients, facts.classes, partitioned_size)
+        num_partitioned_samples = (
+            facts.size if self.partition.has_fixed_splits else self.dataset.num_partitioned_samples
+        )
+        self.partition.check(self.federation.clients, facts.classes, num_partitioned_samples)
         if isinstance(self.partition, ColumnScheme):
             self.partition.find_column(self.dataset.extra_columns)
         if self.partition.has_overlap and self.dataset.split == "pooled":

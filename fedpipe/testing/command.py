@@ -44,7 +44,7 @@ def check_component(name: str, settings: Sequence[str], params: Path | None = No
         return str(error).splitlines()
     except Exception as error:  # any error in the __post_init__ of a user's class
         return [
-            f"{name}: the class fails with these parameters ({contract.describe_error(error)}). Correct the class or "
+            f"{name}: the class fails with these parameters ({contract.describe_code_error(error)}). Correct the class or "
             "use other parameters."
         ]
     try:

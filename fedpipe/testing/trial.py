@@ -18,7 +18,16 @@ from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
+from fedpipe.engine.clients.executor import (
+    FIRST,
+    ClientTask,
+    Executor,
+    Outcome,
+    Phase,
+    Test,
+    init_client,
+    make_client_start_state,
+)
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import select_device
@@ -161,7 +170,7 @@ class Trial:
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
             info = self.clients.get_client_info(client, self.rounds + 1, self.client_states[client][FIRST])
-            return start_client(
+            return make_client_start_state(
                 self.algorithm, self.client_states[client], common | unstack_client(client_parts, 0), info
             )
 

@@ -351,7 +351,7 @@ class Dag:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
-        plans = self.plan.job_plans
+        plans = self.plan.plans_with_draws
         if "names" not in self._cache:
             names_by_plan = map(status.format_run_names, plans)
             self._cache["names"] = {path: name for names in names_by_plan for path, name in names.items()}

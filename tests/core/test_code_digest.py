@@ -311,14 +311,14 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
 def test_every_part_of_a_tree_counts() -> None:
     """Every other name, number or operator in the sample changes the text."""
     tree = ast.parse(SAMPLE)
-    text = syntax.to_canonical_text(tree)
+    text = syntax.convert_node_to_canonical_text(tree)
     count = 0
     for node in ast.walk(tree):
         for name, value in ast.iter_fields(node):
             is_ignored = isinstance(node, ast.Expr) or (isinstance(node, ast.Constant) and name == "kind")
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_ignored:
                 setattr(node, name, value + "x" if isinstance(value, str) else value + 1)
-                is_changed = syntax.to_canonical_text(tree) != text
+                is_changed = syntax.convert_node_to_canonical_text(tree) != text
                 setattr(node, name, value)
                 count += 1
                 is_docstring = isinstance(node, ast.Constant) and node.value in {

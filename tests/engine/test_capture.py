@@ -17,7 +17,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.passes import Measure, Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import FIRST, get_passes, start_client
+from fedpipe.engine.clients.executor import FIRST, get_passes, make_client_start_state
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import overwrite_buffers
 from fedpipe.engine.stack.stack import StackExecutor
@@ -72,7 +72,7 @@ def assert_operations_on_device(graph):
 def start_stack(trial, ids):
     """A stack of all clients as it begins, in a job that trains some of them."""
     algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
-    stack_clients = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
+    stack_clients = schedule.group_clients_into_stacks(clients.sizes, range(len(clients)), len(clients))[0]
     local_clients = [client for client in stack_clients if client in ids]
     stack_run = StackRun(
         algorithm, clients, number, stack_clients, local_clients, schedule.get_allowed_stack_widths(len(clients))
@@ -81,7 +81,7 @@ def start_stack(trial, ids):
     axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
     kept_states, start = (
         stack_states([trial.client_states[client] for client in stack_run.rows]),
-        functools.partial(start_client, algorithm),
+        functools.partial(make_client_start_state, algorithm),
     )
     info = clients.get_client_info(stack_run.rows, number, kept_states[FIRST])
     return stack_run, vmap(start, in_dims=(0, axes, 0))(kept_states, common | client_parts, info)

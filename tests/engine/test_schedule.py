@@ -40,7 +40,7 @@ def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
 
 def test_the_largest_clients_share_a_stack():
     sizes = np.array([3, 9, 3, 20, 1])
-    assert schedule.make_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
+    assert schedule.group_clients_into_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     clients = make_clients((1, 4, 4), transforms=transforms)
     trial = make_trial("fedavg", "cnn", clients, width=7)
     training = Train(trial.algorithm.loss, **settings)
-    stack_clients = schedule.make_stacks(clients.sizes, range(8), 7)[0]
+    stack_clients = schedule.group_clients_into_stacks(clients.sizes, range(8), 7)[0]
     local_clients, size = [client for client in stack_clients if client != 3], 4 * training.batches
     rows = [stack_clients.index(client) for client in local_clients]
     stack_run = StackRun(

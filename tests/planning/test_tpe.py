@@ -16,7 +16,7 @@ from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_continuing_draws
 from fedpipe.report import forecast, status
-from fedpipe.report.tuning import Measurement, describe_search, rank_draws
+from fedpipe.report.tuning import Measurement, describe_hyperparameter_search, rank_draws
 from fedpipe.settings.tune import Range, Tune
 from fedpipe.workflow.later_jobs import count_later_jobs
 from tests import small_studies as studies
@@ -135,7 +135,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     # Jobs of the draws in rungs 2 and 3, and of the winners.
     assert count_later_jobs(plan, plan.execution) == {"segment": 4 * (7 + 5) + 4}
     sentence = "Optuna's TPE drew 4 after round 1 and 2 after round 2 from the ranking until then, and the others are"
-    assert sentence in describe_search(plan)
+    assert sentence in describe_hyperparameter_search(plan)
 
 
 def test_each_rung_adds_a_batch_until_the_winners_run() -> None:

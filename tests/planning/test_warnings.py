@@ -176,10 +176,10 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
 def test_the_table_repeats_them_under_itself() -> None:
     tree = Tree(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(1, 2)]}] * 3)
-    before = tables.render_markdown(StudyData(tree.plan))
+    before = tables.render_markdown_table(StudyData(tree.plan))
     assert "Warning" not in before
     tree.change(warnings=("a.b: c is d.", "e: f."))
-    after = tables.render_markdown(StudyData(tree.plan))
+    after = tables.render_markdown_table(StudyData(tree.plan))
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before
     assert "| fedavg" in above

@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
     write_metrics(tree, 0, [[CLIENTS[0]], [CLIENTS[0]], broken])
     tree.change(protocols=(PROTOCOL,), metrics=("nll",))
     assert StudyData(tree.plan).reported_rows["mean"].tolist() == [math.inf]
-    assert " ∞ " in tables.render_markdown(StudyData(tree.plan))
+    assert " ∞ " in tables.render_markdown_table(StudyData(tree.plan))
     assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
@@ -115,13 +115,13 @@ def test_without_two_classes_the_area_is_a_dash(make):
     tree = make(["fedavg"], [0])
     write_metrics(tree, 0, [CLIENTS, CLIENTS, CLIENTS[1:]])
     tree.change(protocols=(PROTOCOL,), metrics=("auc",))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "| fedavg | – |" in " ".join(text.split()).replace("| fedavg      |", "| fedavg |")
     assert "the test samples of each client have one class" in text
 
 
 def test_the_table_names_metrics_units_and_directions(single):
-    text = tables.render_markdown(StudyData(single.plan))
+    text = tables.render_markdown_table(StudyData(single.plan))
     head = next(line for line in text.splitlines() if line.startswith("| algorithm"))
     assert [cell.strip() for cell in head.split("|")][2:6] == [
         "Local test accuracy (personalized)",
@@ -169,7 +169,7 @@ def test_differences_are_in_the_first_metric(two_methods):
     data = StudyData(two_methods.plan)
     differences = data.statistics.query("statistic == 'difference'")
     assert differences["mean"].tolist() == pytest.approx([-1.0, -1.0])
-    assert "Differences in NLL to fedavg" in tables.render_markdown(data)
+    assert "Differences in NLL to fedavg" in tables.render_markdown_table(data)
 
 
 def test_each_metric_has_its_curves(single):

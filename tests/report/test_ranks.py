@@ -148,7 +148,7 @@ def study(make):
 
 
 def test_the_table_shows_mean_ranks(study):
-    text = tables.render_markdown(StudyData(study.plan))
+    text = tables.render_markdown_table(StudyData(study.plan))
     assert "Ranks of the methods in 14 columns of the table by Local test accuracy (personalized)." in text
     assert "chi-squared(3) = 10.23, p = 0.0167." in text
     assert "the critical difference of mean ranks is 1.25." in text
@@ -167,7 +167,7 @@ def test_ranks_csv_has_all_pairs(study):
     assert [float(row["p"]) for row in rows] == pytest.approx(comparison.pair_p_values[np.triu_indices(4, 1)].tolist())
     study.change(report=Report())
     assert path not in contents.build_table_files(StudyData(study.plan))
-    assert "Ranks" not in tables.render_markdown(StudyData(study.plan))
+    assert "Ranks" not in tables.render_markdown_table(StudyData(study.plan))
 
 
 def test_the_first_metric_and_its_direction_count(study):
@@ -181,7 +181,7 @@ def test_the_first_metric_and_its_direction_count(study):
 def test_a_method_without_a_number_in_some_column_is_omitted(study):
     index = next(number for number, run in enumerate(study.runs) if run.algorithm == "fedprox")
     study.write(index, [{"global-on-global": [(1, 2)]}])
-    text = tables.render_markdown(StudyData(study.plan))
+    text = tables.render_markdown_table(StudyData(study.plan))
     assert "fedprox is omitted, because a column has no number." in text
     assert "chi-squared(2)" in text
 
@@ -220,7 +220,7 @@ def test_too_few_numbers_for_a_diagram_are_an_error(study):
     for index, run in enumerate(study.runs):
         if run.algorithm in ("fedavg", "fedprox"):
             study.write(index, [{"global-on-global": [(1, 2)]}])
-    assert "Friedman" not in tables.render_markdown(StudyData(study.plan))
+    assert "Friedman" not in tables.render_markdown_table(StudyData(study.plan))
     with pytest.raises(ArtifactError, match=r"^report\.rank_test: nemenyi .* only 2 "):
         write_ranks_figure(StudyData(study.plan))
 

@@ -78,7 +78,7 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(5))
     tree.write(1, [{}])
-    assert "| local | – | – |" in " ".join(tables.render_markdown(StudyData(tree.plan)).split())
+    assert "| local | – | – |" in " ".join(tables.render_markdown_table(StudyData(tree.plan)).split())
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 50.0}
 
 
@@ -89,7 +89,7 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     table = StudyData(tree.plan).score_table
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
-    assert "mean-on-global" not in tables.render_markdown(StudyData(tree.plan))
+    assert "mean-on-global" not in tables.render_markdown_table(StudyData(tree.plan))
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"feddyn": 50.0, "fedavg": 40.0}
     assert set(curves.build_metric_curves(StudyData(tree.plan))["protocol"]) == {
         "global-on-global",
@@ -98,7 +98,7 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
 
 
 def test_markdown(two):
-    paragraphs = tables.render_markdown(StudyData(two.plan)).split("\n\n")
+    paragraphs = tables.render_markdown_table(StudyData(two.plan)).split("\n\n")
     caption, accuracies, names, heterogeneity_note, heterogeneity_table, environment = paragraphs
     assert "(3 rounds)" in caption
     assert "over 2 seeds." in caption
@@ -128,7 +128,7 @@ def test_markdown(two):
 
 def test_settings_of_the_report_choose_the_number(two):
     two.change(report=Report(round="best", last_k=2, average="client"))
-    text = tables.render_markdown(StudyData(two.plan))
+    text = tables.render_markdown_table(StudyData(two.plan))
     assert "in each run's best round" in text
     assert "mean of the clients' accuracies" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
@@ -142,7 +142,7 @@ def test_one_seed_has_no_deviation(make):
     tree.write(0, one_round(5))
     table = StudyData(tree.plan).score_table
     assert table["std"].isna().all()
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "One seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
@@ -151,7 +151,7 @@ def test_one_seed_has_no_deviation(make):
 
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
-    text = tables.render_markdown(StudyData(two.plan))
+    text = tables.render_markdown_table(StudyData(two.plan))
     assert "NVIDIA H100 by the stack of 32 executor" in text
     assert text.count(" executor, with fedpipe 0.1.0") == 2
 
@@ -179,7 +179,7 @@ def test_a_grid_adds_columns_and_a_level(grid):
     metrics = tables.build_dvc_metrics(StudyData(grid.plan))
     assert metrics["fedavg"] == {"alpha=0.1": 0.0, "alpha=0.5": 30.0}
     assert metrics["fedprox"]["alpha=0.1, mu=2"] == 20.0
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     assert "| algorithm   | alpha   | mu   |" in text
     assert "| fedavg      | 0.5     | –    |" in text
 
@@ -238,7 +238,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
         ["npz (official split), 2 clients, partition iid, data aaaaaaaaaaaa…", "0.50"],
@@ -251,7 +251,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(method_protocols={"local": "personal-on-local"})
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "Column `reported accuracy`: Global test accuracy (global model)" in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
@@ -273,7 +273,7 @@ def test_people_read_titles_and_programs_labels(grid):
     after = contents.build_table_files(StudyData(grid.plan))
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
     assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
     assert "mu: the best value, 2 for FedProx (μ ≥ 1), is at the edge of the grid." in text
@@ -281,7 +281,7 @@ def test_people_read_titles_and_programs_labels(grid):
     assert "Differences in accuracy to the best FedAvg &lt;b&gt; at the same grid point" in text
     assert "fedavg" not in text
     assert "fedprox (" not in text
-    assert "<td>FedAvg &lt;b&gt;" in tables.render_html(StudyData(grid.plan))
+    assert "<td>FedAvg &lt;b&gt;" in tables.render_html_page(StudyData(grid.plan))
 
 
 def set_overrides(tree, get_overrides):
@@ -310,7 +310,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
     set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     assert "\nOverrides of fedavg (alpha=0.1): federation.rounds=9.\n" in text
     assert "\nOverrides of FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2): federation.rounds=9.\n" in text
 
@@ -337,7 +337,7 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
     for run in range(2):
         tree.write(run, one_round(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
-    text, page = tables.render_markdown(StudyData(tree.plan)), tables.render_html(StudyData(tree.plan))
+    text, page = tables.render_markdown_table(StudyData(tree.plan)), tables.render_html_page(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
     assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
     assert "&amp;lt;b&gt;" in text
@@ -351,7 +351,7 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
     table = StudyData(grid.plan).score_table
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [
         ["fedavg", "0.1", "–", "0.00"],
@@ -367,7 +367,7 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
     for run in range(len(tree.runs)):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
         ["algorithm", "algorithms.prox.algorithm", format_metric_label("global-on-global")],

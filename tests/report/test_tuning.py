@@ -159,7 +159,7 @@ def test_samples_of_draws_may_be_test_samples_of_other_seeds(
     tune = {"over": over, "draws": 2, "rungs": [1], "by": "personal-on-validation", "seeds": [7, 8]}
     sections = {"dataset": {"validation_fraction": 0.2} | dataset, "partition": partition}
     studies.write(studies.settings(tune=tune, **sections), tmp_path)
-    sentence = tuning.describe_search(planner.make_plan())
+    sentence = tuning.describe_hyperparameter_search(planner.make_plan())
     assert ("can be test samples of the study" in sentence) == has_other_samples
     assert ("They used no test samples." in sentence) != has_other_samples
     assert "with seeds 7 and 8. " in sentence

@@ -159,7 +159,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    markdown = tables.render_markdown(StudyData(paper.plan))
+    markdown = tables.render_markdown_table(StudyData(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in markdown
@@ -296,7 +296,7 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 
 
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
-    paragraphs = tables.render_markdown(StudyData(searched.plan)).split("\n\n")
+    paragraphs = tables.render_markdown_table(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
     contents.write_report_files(contents.build_table_files(StudyData(searched.plan)))
     contents.require_current_tables(StudyData(searched.plan), "results.md", "results.html")

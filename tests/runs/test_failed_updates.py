@@ -100,7 +100,7 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert divergence_by_cell["left_out"].tolist() == [10, 0]
     assert divergence_by_cell["diverged"].tolist() == [2, 0]  # the round in which nobody was left
     table = StudyData(plan).score_table
-    text = tables.render_markdown(StudyData(plan))
+    text = tables.render_markdown_table(StudyData(plan))
     assert "faulty: 10 updates were not finite and were omitted. 1 of 1 run diverged, first in round 2" in text
     assert "fedavg: " not in text
     assert table[table["algorithm"] == "faulty"]["mean"].notna().all()

@@ -99,7 +99,7 @@ def render_components_page(kind: ComponentKind) -> str:
     )
     components_without_common = [name for name in documented_components if not common <= fields[name]]
     contents = [
-        f"- [{name}](#{name}): {convert_inline_to_markdown(get_docstring_summary(component))}"
+        f"- [{name}](#{name}): {convert_inline_markup_to_markdown(get_docstring_summary(component))}"
         for name, component in documented_components.items()
     ]
     subject = (
@@ -118,7 +118,7 @@ def render_components_page(kind: ComponentKind) -> str:
                 None,
                 (
                     _render_component_docstring(component),
-                    convert_inline_to_markdown(get_inherited_new_client_sentence(component)),
+                    convert_inline_markup_to_markdown(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
                     render_parameter_table(component, _select_own_parameters(component, common, common_docs)),
                 ),
@@ -148,7 +148,7 @@ def render_settings_page() -> str:
     ]
     for name, entry in schema["properties"].items():
         section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
-        paragraphs += [f"## {name}", convert_inline_to_markdown(section.get("description", ""))]
+        paragraphs += [f"## {name}", convert_inline_markup_to_markdown(section.get("description", ""))]
         if kind:
             selector_text = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
             paragraphs.append(
@@ -165,7 +165,7 @@ def render_settings_page() -> str:
             for choice in (_resolve_schema_reference(choice, schema) for choice in choices.get("oneOf", ())):
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
-                    convert_inline_to_markdown(choice.get("description", "")),
+                    convert_inline_markup_to_markdown(choice.get("description", "")),
                 ]
                 paragraphs.append(_render_keys_table(choice["properties"], schema))
     return "\n\n".join(filter(None, paragraphs)) + "\n"
@@ -262,7 +262,7 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
             filter(
                 None,
                 (
-                    convert_inline_to_markdown(resolved_entry.get("description", "")),
+                    convert_inline_markup_to_markdown(resolved_entry.get("description", "")),
                     _describe_allowed_values(resolved_entry),
                 ),
             )
@@ -289,7 +289,9 @@ def format_default(field: dataclasses.Field[Any]) -> str:
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """Render a table of parameters in the order of the class. Empty without parameters."""
-    descriptions = {name: convert_inline_to_markdown(text) for name, text in _get_parameter_docs(component).items()}
+    descriptions = {
+        name: convert_inline_markup_to_markdown(text) for name, text in _get_parameter_docs(component).items()
+    }
     rows = [
         f"| `{name}` | `{value}` | {descriptions.get(name, '').replace('|', chr(92) + '|')} |"
         for name, value in _get_parameter_defaults(component).items()
@@ -334,13 +336,13 @@ def get_inherited_new_client_sentence(component: type) -> str:
     return "" if sentence in " ".join((component.__doc__ or "").split()) else sentence
 
 
-def convert_blocks_to_markdown(text: str) -> str:
+def convert_docstring_to_markdown(text: str) -> str:
     """Convert paragraphs, displayed equations and literal blocks from reStructuredText to Markdown."""
     converted_blocks = []
     for block in re.split(r"\n\n(?! )", text.strip()):
         paragraph, directive, equation = block.partition(".. math::")
         if paragraph.strip():
-            converted_blocks.append(convert_inline_to_markdown(paragraph.strip()))
+            converted_blocks.append(convert_inline_markup_to_markdown(paragraph.strip()))
         if directive:
             lines = [line.strip() for line in equation.strip().splitlines() if line.strip()]
             if re.search(r"(?<!\\)&|\\\\$", "\n".join(lines), re.M):
@@ -349,7 +351,7 @@ def convert_blocks_to_markdown(text: str) -> str:
     return "\n\n".join(converted_blocks)
 
 
-def convert_inline_to_markdown(text: str) -> str:
+def convert_inline_markup_to_markdown(text: str) -> str:
     """Convert roles and literals in running text, and escape Markdown markup."""
     segments = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
     for index, segment in enumerate(segments):
@@ -365,7 +367,7 @@ def convert_inline_to_markdown(text: str) -> str:
 
 def _render_component_docstring(component: type[Component]) -> str:
     """Render the part of a docstring before its first section."""
-    return convert_blocks_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
+    return convert_docstring_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
 def render_deviations_table(component: type[Component]) -> str:
@@ -376,7 +378,9 @@ def render_deviations_table(component: type[Component]) -> str:
         cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
         row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
         rows.append(
-            "| " + " | ".join(convert_inline_to_markdown(cell).replace("|", chr(92) + "|") for cell in row) + " |"
+            "| "
+            + " | ".join(convert_inline_markup_to_markdown(cell).replace("|", chr(92) + "|") for cell in row)
+            + " |"
         )
     return "\n".join(["| deviation | paper | authors' code | fedpipe |", "|---|---|---|---|", *rows]) if rows else ""
 

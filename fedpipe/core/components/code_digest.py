@@ -235,7 +235,7 @@ class _DependencyWalk:
     def _visit_statement(self, source: syntax.ParsedModule, location: str, statement: ast.stmt) -> None:
         if location in self.texts:
             return
-        self.texts[location] = syntax.to_canonical_text(statement)
+        self.texts[location] = syntax.convert_node_to_canonical_text(statement)
         statement_imports, is_user_code = (
             source.imports_by_statement[statement],
             source.name.partition(".")[0] != PACKAGE,
@@ -387,7 +387,7 @@ class _DependencyWalk:
                 )
                 is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
                 if (is_import and has_followed_import) or (is_used and not syntax.is_inert_on_import(statement)):
-                    statement_texts.append(syntax.to_canonical_text(statement))
+                    statement_texts.append(syntax.convert_node_to_canonical_text(statement))
             if len(statement_texts) > 1:
                 self.texts[f"{module}#"] = "\n".join(statement_texts)
 

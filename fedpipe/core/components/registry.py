@@ -62,7 +62,7 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
             key,
             name,
             lambda value: is_component_class(value) or _is_network_function(kind, value),
-            _advise_on_dotted_path(kind),
+            _format_dotted_path_advice(kind),
         )
         if _is_network_function(kind, candidate):
             family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
@@ -120,7 +120,7 @@ def _has_model_arguments(function: Any) -> bool:
     return True
 
 
-def _advise_on_dotted_path(kind: ComponentKind) -> str:
+def _format_dotted_path_advice(kind: ComponentKind) -> str:
     """Advice for a dotted path without a component."""
     if kind.function_module:
         return (

@@ -14,7 +14,7 @@ from typing import Any
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def to_canonical_text(node: ast.AST) -> str:
+def convert_node_to_canonical_text(node: ast.AST) -> str:
     """Convert a syntax tree to text that is equal for all Python versions, without docstrings and comments."""
     if isinstance(node, ast.Constant):
         value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
@@ -33,7 +33,7 @@ def to_canonical_text(node: ast.AST) -> str:
 
 
 def _format_field_value(value: Any) -> str:
-    return to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
+    return convert_node_to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
 def _merge_adjacent_constants(values: list[ast.expr]) -> list[ast.expr]:

@@ -176,7 +176,7 @@ def init_client(algorithm: Algorithm, server: State, initial_model: Callable[[in
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
-def start_client(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
+def make_client_start_state(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
     """Make a client's state at the start of a phase."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
     kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
@@ -278,7 +278,7 @@ class ClientPass:
         buffer_names = set(algorithm.net.buffer_names)
         names = training.get_trained_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
-        contract.validate_pull(algorithm, training, self._names, client)
+        contract.validate_pull_target(algorithm, training, self._names, client)
 
     def add_optimizer_state(self, client: State) -> State:
         """Add the state of the optimizer, which the passes of a stream share."""

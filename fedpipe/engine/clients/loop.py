@@ -39,11 +39,11 @@ from fedpipe.engine.clients.executor import (
     get_passes,
     get_personal_passes,
     has_same_bits,
+    make_client_start_state,
     make_client_upload,
     make_kept_client_state,
     measure_seconds_since,
     needs_noise_key,
-    start_client,
     take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
@@ -139,7 +139,9 @@ class LoopExecutor(Executor):
         received_state = move_state(common | unstack_client(client_parts, 0), device)
         kept_state = task.get_kept_state(client)
         info = clients.get_client_info(client, task.round, kept_state[FIRST])
-        state = optimize_layout(start_client(algorithm, move_state(kept_state, device), received_state, info))
+        state = optimize_layout(
+            make_client_start_state(algorithm, move_state(kept_state, device), received_state, info)
+        )
         client_run, start_time = ClientRun(algorithm, clients, task.round, client), time.perf_counter()
         passes, earlier_seconds = get_passes(algorithm, task.phase, self._finetune_epochs), 0.0
         if personal_passes := get_personal_passes(algorithm, task.phase):

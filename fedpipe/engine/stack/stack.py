@@ -29,10 +29,10 @@ from fedpipe.engine.clients.executor import (
     Outcome,
     count_local_steps,
     get_passes,
+    make_client_start_state,
     make_client_upload,
     make_kept_client_state,
     measure_seconds_since,
-    start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.stack import schedule
@@ -96,10 +96,10 @@ class StackExecutor(Executor):
 
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        self._prepare_round(task.round)
+        self._set_round_learning_rate(task.round)
         outcomes: dict[int, Outcome] = {}
         participants = self._clients.ids if task.participants is None else task.participants
-        for stack_clients in schedule.make_stacks(self._clients.sizes, participants, self._width):
+        for stack_clients in schedule.group_clients_into_stacks(self._clients.sizes, participants, self._width):
             if local_clients := [client for client in stack_clients if client in task.ids]:
                 with (
                     torch.no_grad(),
@@ -110,7 +110,7 @@ class StackExecutor(Executor):
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
         return (outcomes.pop(client) for client in task.ids)
 
-    def _prepare_round(self, round_number: int) -> None:
+    def _set_round_learning_rate(self, round_number: int) -> None:
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
         previous_federation, self._round_algorithm = (
             self._round_algorithm.federation,
@@ -133,7 +133,7 @@ class StackExecutor(Executor):
         axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
         kept_states = stack_states([task.get_kept_state(client) for client in stack_run.rows], device)
         client_infos = clients.get_client_info(stack_run.rows, task.round, kept_states[FIRST])
-        state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(
+        state: State = vmap(functools.partial(make_client_start_state, algorithm), in_dims=(0, axes, 0))(
             kept_states, move_state(common | client_parts, device), client_infos
         )
         start_time = time.perf_counter()

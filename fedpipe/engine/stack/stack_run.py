@@ -178,7 +178,7 @@ class StackRun:
                 clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
             )
             keys = self._collect_client_values(key, 0) if has_noise else None
-            plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
+            plans.append(schedule.make_sample_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
     def make_fixed_step_batches(
@@ -191,7 +191,7 @@ class StackRun:
         columns = []
         for client in self._row_clients:
             if client is None:
-                columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, 1))
+                columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, 1))
                 continue
             epochs, steps = client_epochs[client][0], client_epochs[client][1] or 0
             length, column = self._count_epoch_steps(training, client), []
@@ -199,11 +199,11 @@ class StackRun:
                 random_context = self._round, training.stream, epoch
                 order = clients.shuffle_indices(client, *random_context, training.share)
                 keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
-                column.append(schedule.make_index_table([order], keys, size, length, 1))
-            padding = schedule.make_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
+                column.append(schedule.make_sample_index_table([order], keys, size, length, 1))
+            padding = schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
             columns.append(np.concatenate([*column, padding])[[*range(steps), *range(-len(padding), 0)]])
         padding_rows = len(self.rows) - len(self._row_clients)
-        columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
+        columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
         return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
 
     def _get_batch_size(self, training: Train) -> int:
@@ -332,7 +332,7 @@ class StackRun:
             schedule.split_steps_by_stack_width(counts, self._allowed_widths),
             self._collect_client_values(lambda client: samples[client], NO_SAMPLES),
         )
-        plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
+        plan = schedule.make_sample_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
         return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
 
 
