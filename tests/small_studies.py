@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
+
+RunFedpipe = Callable[..., tuple[int, str, str]]  #: fixture ``run_fedpipe`` of tests/conftest.py
 
 ROOT = Path(__file__).parent.parent
 #: Methods of all kinds: plain, corrected, regularized, by classes, mixed, and personal. Slow tests have all methods.

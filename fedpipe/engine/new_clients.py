@@ -28,23 +28,7 @@ from fedpipe.settings.evaluation import Evaluation
 
 
 class NewClients:
-    """The new clients of a run.
-
-    Parameters
-    ----------
-    algorithm
-        Algorithm, bound to one more client than the run's.
-    trained_algorithm
-        Algorithm of the run.
-    settings
-        Section `evaluation`.
-    clients
-        Samples of the new clients.
-    make_executor
-        Function that makes the run's executor for an algorithm and clients.
-    make_initial_model
-        Function that makes the run's initial models.
-    """
+    """The new clients of a run. ``algorithm`` is bound to one more client than the run's ``trained_algorithm``."""
 
     def __init__(
         self,
