@@ -113,7 +113,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         bytes_down=run.last_round_traffic.down,
         bytes_up=run.last_round_traffic.up,
         curves=tuple(
-            AccuracyCurve.from_values(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
+            AccuracyCurve.from_accuracies(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
             for protocol, rows in run.accuracies_by_round.groupby("protocol")
         ),
     )

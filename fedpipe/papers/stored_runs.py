@@ -47,7 +47,7 @@ class AccuracyCurve:
     accuracies: Text  #: in [0, 1], with six significant digits
 
     @classmethod
-    def from_values(cls, protocol: str, average: str, test_samples: int, accuracies: pd.DataFrame) -> AccuracyCurve:
+    def from_accuracies(cls, protocol: str, average: str, test_samples: int, accuracies: pd.DataFrame) -> AccuracyCurve:
         """Format the accuracies of one protocol, which have columns ``round`` and ``accuracy``."""
         return cls(
             protocol=protocol,

@@ -64,7 +64,7 @@ class CombinedPlan:
         return runs_by_path
 
     @cached_property
-    def complete_plans(self) -> tuple[Plan, ...]:
+    def plans_with_all_runs(self) -> tuple[Plan, ...]:
         """Plans without omitted runs, whose tables can be made."""
         return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
 

@@ -217,7 +217,7 @@ class _PlanDraft:
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
-            facts = study_facts.get_study_facts(algorithm, params_by_label[label])
+            facts = study_facts.build_study_facts(algorithm, params_by_label[label])
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()

@@ -151,7 +151,7 @@ class Params(Section):
                     "dataset.validation_fraction to more than 0, such as 0.2."
                 )
 
-    def _check_noise(self) -> None:
+    def _check_sample_noise(self) -> None:
         """Require that the clients' samples can have the noise of section dataset."""
         data, rates, clients = self.dataset, self.dataset.label_noise, self.federation.clients
         if isinstance(rates, tuple) and len(rates) != clients:
@@ -264,7 +264,7 @@ class Params(Section):
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
                 raise make_single_initial_model_error(label)
-        self._check_noise()
+        self._check_sample_noise()
         self._check_drift()
         facts = self.dataset.dataset_info
         if self.dataset.subset and self.partition.is_index_based:

@@ -92,7 +92,7 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
     messages = check_names(algorithm)
     naming_message_count = len(messages)
     for number, check in enumerate(CHECKS):
-        if len(messages) > naming_message_count and check in (check_memory, check_loop_and_stack):
+        if len(messages) > naming_message_count and check in (check_statelessness, check_loop_and_stack):
             break
         if progress:
             progress(get_check_title(check), number, len(CHECKS))
@@ -138,7 +138,7 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_memory(algorithm: Algorithm) -> Iterator[str]:
+def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
     workers = cast(LoopExecutor, trial.executor)._idle_workers
@@ -161,7 +161,7 @@ def check_memory(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_randomness(algorithm: Algorithm) -> Iterator[str]:
+def check_reproducibility(algorithm: Algorithm) -> Iterator[str]:
     """A run repeats bit by bit with any state of the global generators, and draws nothing from them."""
     for width in (None, 3):
         trials = []
@@ -275,7 +275,7 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_blocks(algorithm: Algorithm) -> Iterator[str]:
+def check_training_in_blocks(algorithm: Algorithm) -> Iterator[str]:
     """Clients in blocks, in reverse order, or over two threads send the same bits."""
     for width in (None, 4):
         trial = make_trial(algorithm, width=width).run(2)
@@ -419,14 +419,14 @@ def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     check_names,
     check_hooks,
-    check_memory,
-    check_randomness,
+    check_statelessness,
+    check_reproducibility,
     check_loop_and_stack,
     check_loop_and_stack_with_adam,
     check_loop_and_stack_with_convolutions,
     check_evaluation,
     check_batch_normalization,
-    check_blocks,
+    check_training_in_blocks,
     check_order_of_uploads,
     check_resuming,
     check_traffic,

@@ -262,7 +262,7 @@ class Dag:
 
     def get_winner_output(self, checkpoints: Any) -> list[Any]:
         """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
-        plans = [plan for plan in self.planned.complete_plans if plan.tuning]
+        plans = [plan for plan in self.planned.plans_with_all_runs if plan.tuning]
         return [self.get_input_after_search(plan, self._list_run_output, checkpoints) for plan in plans]
 
     def _list_run_output(self, plan: Plan) -> list[str]:
@@ -309,7 +309,7 @@ class Dag:
     def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
-            *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
+            *(str(path) for plan in self.plan.plans_with_all_runs for path in get_table_output(plan)),
             *(str(merged.marker) for merged in self.plan.merged_files),
             *self.plan.diagnostics,
         ]
@@ -323,7 +323,7 @@ class Dag:
             *self.plan.diagnostics,
             *(
                 path
-                for plan in self.plan.complete_plans
+                for plan in self.plan.plans_with_all_runs
                 for path in (*get_table_output(plan), *get_figure_output(plan))
             ),
         ]

@@ -99,7 +99,7 @@ def change_accuracies(run: StoredRun, **fields: str) -> StoredRun:
     """The same run with other accuracies, by its first protocol 50 and 25 %, and other fields."""
     (curve, *curves) = run.curves
     frame = curve.to_frame().assign(accuracy=[0.5, 0.25])
-    other_curve = AccuracyCurve.from_values(curve.protocol, curve.average, curve.test_samples, frame)
+    other_curve = AccuracyCurve.from_accuracies(curve.protocol, curve.average, curve.test_samples, frame)
     return dataclasses.replace(run, curves=(other_curve, *curves), **fields)
 
 

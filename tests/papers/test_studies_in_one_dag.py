@@ -54,9 +54,9 @@ def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> No
     other = next(run for run in long.runs if run.key != shared.key)
     work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
-    assert work.complete_plans == (short,)
+    assert work.plans_with_all_runs == (short,)
     assert {joined.round_count for joined in work.merged_files} == {2, 5}, "the remaining run is made for both studies"
-    assert CombinedPlan(plans).complete_plans == plans
+    assert CombinedPlan(plans).plans_with_all_runs == plans
 
 
 def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:

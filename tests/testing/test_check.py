@@ -401,7 +401,7 @@ def import_module(folder: Path, body: str) -> ModuleType:
     return own  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("check", [checks.check_blocks, checks.check_resuming], ids=testing.get_check_title)
+@pytest.mark.parametrize("check", [checks.check_training_in_blocks, checks.check_resuming], ids=testing.get_check_title)
 def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Check, project: Path) -> None:
     body = (
         "def keep(self, client):\n  HIDDEN.calls += 1\n  return {}\n"

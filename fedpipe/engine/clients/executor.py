@@ -317,7 +317,7 @@ class ClientPass:
         training, group = self._training, self._training.get_trained_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
-            with self._activate_mode(client, batch) as statistics:
+            with self._activate_network_mode(client, batch) as statistics:
                 loss = training.loss(training.replace_trained_tensors(client, parameters), batch)
             contract.validate_loss(self._algorithm, training, loss)
             return loss, statistics
@@ -341,7 +341,7 @@ class ClientPass:
         )
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
-    def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
+    def _activate_network_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
