@@ -50,7 +50,7 @@ def download_dataset(name: str) -> Path:
     Raises
     ------
     ArtifactError
-        No plan has it, or its settings file was edited. See also :func:`obtain_dataset`.
+        No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
     settings = store.get_dataset_settings_path(name)
     if not is_planned_dataset(name):
@@ -67,10 +67,10 @@ def download_dataset(name: str) -> Path:
             f"{settings} was edited: it describes {expected_name}. Run `fedpipe plan` to write it again, and change "
             "params.yaml instead."
         )
-    return obtain_dataset(section.effective_dataset, section.fetcher)
+    return load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
-def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts.
 
     Parameters
@@ -155,7 +155,7 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
     stored = set() if stored is None else stored
     path = store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, source))
     if path not in stored:
-        stored.add(obtain_dataset(source, section.fetcher))
+        stored.add(load_and_save_dataset(source, section.fetcher))
     messages = [f"{path} is stored."]
     labels = store.load_samples(path).y
     if (lowest_label := int(labels.min())) > 0:
@@ -190,7 +190,7 @@ def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[P
         if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
             DOWNLOAD_COMMAND
         ):
-            messages.append(f"{obtain_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
+            messages.append(f"{load_and_save_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
     return "\n".join(messages)
 
 

@@ -254,7 +254,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
     file = write_mirror_file("aclImdb.tar.gz", b"published")
     write_mirror_file("aclImdb.tar.gz", b"tampered")
     with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged .* md5"):
-        download.obtain_dataset(make_small_dataset(imdb.IMDB, file), fetch)
+        download.load_and_save_dataset(make_small_dataset(imdb.IMDB, file), fetch)
     assert not Path("results").exists()
 
 
@@ -299,7 +299,7 @@ def test_another_file_than_declared_is_refused() -> None:
     section = parser.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS | {"y_test": np.array([5, 6])})
     with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged .* instead of {sha256}"):
-        download.obtain_dataset(section.effective_dataset, section.fetcher)
+        download.load_and_save_dataset(section.effective_dataset, section.fetcher)
     assert not Path("results").exists()
 
 
@@ -307,7 +307,7 @@ def test_a_stand_in_of_another_shape_is_refused() -> None:
     sha256 = save_arrays("mirror/mnist.npz", **SPLIT_ARRAYS)
     section = parser.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' .* 6 samples of shape \(3, 32, 32\) .* shape \(1, 28, 28\)"):
-        download.obtain_dataset(section.effective_dataset, section.fetcher)
+        download.load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
 def test_originals_come_before_what_stands_in() -> None:
@@ -332,7 +332,7 @@ def store_custom_dataset(**settings: Any) -> Path:
     """Declare and store a user's data set like `fedpipe download`."""
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.compute_unpinned_sha256(Fetcher())}).effective_dataset
-    return download.obtain_dataset(source, Fetcher())
+    return download.load_and_save_dataset(source, Fetcher())
 
 
 def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
@@ -655,7 +655,7 @@ def test_two_own_files_lie_beside_each_other() -> None:
 def test_the_stored_bytes_do_not_depend_on_names() -> None:
     own = {"name": "npz", "path": "one.npz", "sha256": save_arrays("one.npz", x=PIXELS, y=np.arange(6))}
     stored = [
-        download.obtain_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
+        download.load_and_save_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
         for name in ("a.pt", "other.pt")
     ]
     assert stored[0].read_bytes() == stored[1].read_bytes()

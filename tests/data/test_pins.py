@@ -229,8 +229,8 @@ presets:
     for name, text in texts.items():
         Path(name).write_text(text)
     obtained: list[Any] = []
-    real = stage.obtain_dataset
-    monkeypatch.setattr(stage, "obtain_dataset", lambda data, *rest: obtained.append(data) or real(data, *rest))
+    real = stage.load_and_save_dataset
+    monkeypatch.setattr(stage, "load_and_save_dataset", lambda data, *rest: obtained.append(data) or real(data, *rest))
     with pytest.raises(SettingsError, match=r"dataset\.sha256: missing.*'cifar10'"):
         run_command("plan", "--params", "studies/a")
     output = run_command("download", "--params", "studies/a")

@@ -939,7 +939,7 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
     rows = {"name": "npz", "path": "rows.npz", "sha256": files.compute_file_sha256(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
-    download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
+    download.load_and_save_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"
     with pytest.raises(SettingsError, match=rf"^model\.name: '{name}' .*{kind} .*{other}"):
         parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})

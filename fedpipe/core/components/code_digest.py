@@ -39,7 +39,7 @@ from fedpipe.core.storage.files import compute_file_sha256
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
     ("fedpipe.engine.run", "open_run"),
-    ("fedpipe.planning.download", "obtain_dataset"),
+    ("fedpipe.planning.download", "load_and_save_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )
 DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
@@ -218,7 +218,7 @@ class _DependencyWalk:
                 if any(self._has_import_side_effects(source, statement) for statement in statements):
                     self._visit_name(module, name)
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
-            for path in dict.fromkeys(_find_files_in_source(source)):
+            for path in dict.fromkeys(_find_declared_data_files(source)):
                 self.files.add(path)
                 self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
 
@@ -417,7 +417,7 @@ class _DependencyWalk:
             self._visit_complete_module(module)
 
 
-def _find_files_in_source(source: syntax.ParsedModule) -> Iterator[Path]:
+def _find_declared_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
     """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
     for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, source.effect_statements)):
         if (
