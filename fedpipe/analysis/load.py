@@ -15,13 +15,7 @@ from fedpipe.analysis import stored_files
 from fedpipe.analysis.cells import find_cell
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import (
-    RESULTS,
-    read_json,
-    read_parquet,
-    read_recorded_sha256,
-    table_to_frame,
-)
+from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256, table_to_frame
 from fedpipe.core.storage.layout import PARAMS
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning.plan import Cell, Plan
@@ -366,14 +360,7 @@ class Results:
             return self._open_run(cell).participants(number)
 
     def batches(
-        self,
-        algorithm: str,
-        seed: int | None = None,
-        *,
-        client: int,
-        round: int,
-        stream: str = "batches",
-        **grid: Any,
+        self, algorithm: str, seed: int | None = None, *, client: int, round: int, stream: str = "batches", **grid: Any
     ) -> list[list[int]]:
         """The samples of each training step of a client in a round, as rows of :meth:`samples`.
 

@@ -71,10 +71,7 @@ def describe_component(
             | {*code_digest.DIAGNOSTIC_MODULES}
         )
         raise SettingsError(f"'{name}' is unknown. {suggest_name(name, known_names)}")
-    kind, component_class = (
-        kinds[0],
-        registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)),
-    )
+    kind, component_class = (kinds[0], registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)))
     typer.echo(
         f"{name} ({kind.name})\n\n{equations.render_docstring_equations(inspect.getdoc(component_class) or '')}\n"
     )

@@ -43,11 +43,7 @@ from fedpipe.settings.tune import Tune
 #: Mark in sources.json of a study with user modules, which is always replanned: a new module could shadow an old one,
 #: and hashes of files can't detect that.
 CUSTOM_MODULES_MARK = "custom modules"
-PINNABLE_SECTIONS = {
-    "dataset",
-    "partition",
-    "model",
-}  #: sections with user files
+PINNABLE_SECTIONS = {"dataset", "partition", "model"}  #: sections with user files
 DrawPlanner = Callable[[int, dict[str, Any]], Candidate]
 
 

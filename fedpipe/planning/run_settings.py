@@ -19,10 +19,7 @@ from fedpipe.settings.federation import Federation
 from fedpipe.settings.params import Params
 from fedpipe.settings.transforms import Transforms
 
-DATA_SOURCE_KEYS = {
-    "mirror",
-    "on_missing",
-}  #: keys of `dataset` about the origin of samples, which no run's key has
+DATA_SOURCE_KEYS = {"mirror", "on_missing"}  #: keys of `dataset` about the origin of samples, which no run's key has
 
 
 @dataclass(frozen=True)

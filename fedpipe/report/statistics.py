@@ -173,11 +173,7 @@ def build_statistics_table(
     if plan.report.target is not None:
         accuracies = scores[scores["metric"] == "accuracy"].rename(columns={"score": "accuracy"})
         frames_and_columns.append(
-            (
-                compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target),
-                TARGET_COLUMNS,
-                1,
-            )
+            (compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target), TARGET_COLUMNS, 1)
         )
     values = [
         frame[[*run_columns, "protocol"]].assign(statistic=name, value=factor * frame[column].astype(float))

@@ -273,12 +273,7 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
 
 
 def _measure_run_progress(
-    plan: Plan,
-    run: PlannedRun,
-    name: str,
-    jobs: list[LoggedJob],
-    snakemake_start: float | None,
-    has_curves: bool,
+    plan: Plan, run: PlannedRun, name: str, jobs: list[LoggedJob], snakemake_start: float | None, has_curves: bool
 ) -> RunProgress:
     """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
     files, total_rounds = run.files, run.rounds

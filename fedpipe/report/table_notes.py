@@ -13,12 +13,7 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
-from fedpipe.report.table_parts import (
-    AVERAGE_PHRASES,
-    ROUND_PHRASES,
-    TextTable,
-    read_partition_settings_by_key,
-)
+from fedpipe.report.table_parts import AVERAGE_PHRASES, ROUND_PHRASES, TextTable, read_partition_settings_by_key
 from fedpipe.report.words import METRICS, join_words
 from fedpipe.settings.base import convert_to_number
 from fedpipe.settings.dataset import Data

@@ -9,12 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET
@@ -26,12 +21,7 @@ from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
 
-SPLIT_KEYS = (
-    "split",
-    "test_fraction",
-    "stratified",
-    "validation_fraction",
-)  #: keys about the split
+SPLIT_KEYS = ("split", "test_fraction", "stratified", "validation_fraction")  #: keys about the split
 TEXT_KEYS = ("tokens", "vocabulary", "length")  #: parameters of tables that only texts use
 NOISE_KEYS = ("feature_noise", "label_noise", "label_noise_kind")  #: keys about noise in the clients' samples
 GENERATED_DATASET = "generated"  #: synthetic data set that replaces a missing one

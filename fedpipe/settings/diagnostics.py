@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from fedpipe.core.errors import suggest_name
 from fedpipe.settings.base import Label, Section, require_unique_values

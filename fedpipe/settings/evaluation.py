@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
 from fedpipe.settings.base import Metric, Protocol, Section, make_field_omitted_at_default, require_unique_values
 

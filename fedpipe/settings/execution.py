@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from fedpipe.settings.base import Section, require_unique_values
 
@@ -60,6 +56,5 @@ class Artifacts(Section):
     """States that every run keeps."""
 
     keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
-        "all",
-        description="Rounds whose states are kept: all, the last two, or every k-th and the last two.",
+        "all", description="Rounds whose states are kept: all, the last two, or every k-th and the last two."
     )

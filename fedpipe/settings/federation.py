@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
 from fedpipe.core import rng
@@ -151,10 +147,7 @@ class Federation(
         1, ge=1, description="Epochs over a client's training data in a round. null with local_steps."
     )
     local_steps: int | None = Field(
-        None,
-        ge=1,
-        strict=True,
-        description="Steps of every client in a round, instead of local_epochs.",
+        None, ge=1, strict=True, description="Steps of every client in a round, instead of local_epochs."
     )
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         32, description="Samples per training step, including a last partial batch. full: all samples of the client."

@@ -6,13 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from fedpipe.core import callbacks
 from fedpipe.core.components import registry

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique_values
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, get_args
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from fedpipe.settings.base import Label, Section, convert_to_number, require_unique_values
 from fedpipe.settings.methods import reject_display_name

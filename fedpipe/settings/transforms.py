@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings.base import Section, convert_to_number

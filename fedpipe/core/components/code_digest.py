@@ -51,13 +51,7 @@ DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
 }
 DIGEST_DIGITS = 12
 INTROSPECTION_ATTRIBUTES = {"__globals__", "__subclasses__"}  #: attributes that reach objects without a name
-DYNAMIC_BUILTINS = {
-    "globals",
-    "locals",
-    "vars",
-    "eval",
-    "exec",
-}  #: functions that may read any name of a module
+DYNAMIC_BUILTINS = {"globals", "locals", "vars", "eval", "exec"}  #: functions that may read any name of a module
 
 
 @dataclass(frozen=True)

@@ -221,10 +221,7 @@ def build_component(
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
         reject_booleans_and_huge_numbers(parameters, component)
     except ValidationError as error:
-        known_keys = [
-            *other_keys,
-            *(field.name for field in list_parameters(add_dw_parameter(kind, component_class))),
-        ]
+        known_keys = [*other_keys, *(field.name for field in list_parameters(add_dw_parameter(kind, component_class)))]
         raise SettingsError(
             "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
         ) from None

@@ -104,10 +104,7 @@ class ParsedModule:
             if name == "*":
                 self.star_imports.append(target)
                 continue
-            for names in (
-                statement_imports,
-                self.imports,
-            ):  # any branch of `try` or `if` may be executed
+            for names in (statement_imports, self.imports):  # any branch of `try` or `if` may be executed
                 if target not in names.setdefault(name, []):
                     names[name].append(target)
         if (

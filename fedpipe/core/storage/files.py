@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 RESULTS = Path("results")
 RESTORE_ADVICE = "`dvc checkout` restores what DVC has recorded, and `fedpipe run` computes the rest"
 WRITE_ATTEMPTS = 5  #: attempts to write a file while other processes clean its folder
-TENSOR_FILES = (
-    "server.pt",
-    "clients.pt",
-)  #: files of a round that are memory-mapped, so packs do not contain them
+TENSOR_FILES = ("server.pt", "clients.pt")  #: files of a round that are memory-mapped, so packs do not contain them
 _T = TypeVar("_T")
 
 
