@@ -38,13 +38,7 @@ def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections:
     base: dict[str, Any] = {
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [16]},
-        "federation": {
-            "clients": 10,
-            "participation": 0.5,
-            "rounds": rounds,
-            "batch_size": 40,
-            "learning_rate": 0.1,
-        },
+        "federation": {"clients": 10, "participation": 0.5, "rounds": rounds, "batch_size": 40, "learning_rate": 0.1},
         "algorithms": {label: {} for label in labels},
         "study": {"algorithms": list(labels), "seeds": [0]},
     }

@@ -330,7 +330,10 @@ def _render_setting_differences(revisions: Sequence[Revision]) -> str:
             lines.append([name, rows_text, *values])
     study_settings = {
         "study.seeds": [", ".join(map(str, revision.plan.seeds)) for revision in revisions],
-        "study.grid": [_format_grid(revision.plan) for revision in revisions],
+        "study.grid": [
+            ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in revision.plan.grid.items()) or DASH
+            for revision in revisions
+        ],
     }
     lines += [[name, "all", *values] for name, values in study_settings.items() if len(set(values)) > 1]
     if not lines and not rows:
@@ -339,8 +342,3 @@ def _render_setting_differences(revisions: Sequence[Revision]) -> str:
         return "The methods that all revisions contain have the same settings."
     head = ["setting that differs", "methods", *(revision.name for revision in revisions)]
     return pd.DataFrame(lines, columns=head).to_markdown(index=False, disable_numparse=True)
-
-
-def _format_grid(plan: Plan) -> str:
-    """Format the grid of a study as in params.yaml."""
-    return ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in plan.grid.items()) or DASH

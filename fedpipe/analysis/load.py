@@ -240,7 +240,9 @@ class Results:
             ``**{"partition.alpha": 0.1}``.
         """
         with self._enter_folder():
-            run_settings: dict[str, Any] = read_generated_yaml(self._find_cell(algorithm, seed, grid).files.settings)
+            run_settings: dict[str, Any] = read_generated_yaml(
+                find_cell(self.plan, algorithm, seed, grid).files.settings
+            )
         return run_settings
 
     def model(
@@ -398,7 +400,7 @@ class Results:
         are those of the new concept. :meth:`batches` has rows of them.
         """
         with self._enter_folder():
-            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
+            clients: FederatedData = self._open_run(find_cell(self.plan, algorithm, seed, grid)).clients
             return clients.gather_samples(np.arange(len(clients.y)))
 
     def test(
@@ -433,14 +435,11 @@ class Results:
         with contextlib.chdir(self.folder):
             yield
 
-    def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
-        return find_cell(self.plan, algorithm, seed, grid)
-
     def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0
     ) -> tuple[Cell, int]:
         """A cell, and one of its rounds from ``first``: by default the last."""
-        cell = self._find_cell(algorithm, seed, grid)
+        cell = find_cell(self.plan, algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not first <= number <= cell.rounds:
             raise SettingsError(

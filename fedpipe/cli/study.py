@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shlex
 import shutil
@@ -48,7 +49,9 @@ def plan_studies(
     has_several_studies = len(plans) > 1
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
-        for change in code_changes.describe_code_changes(study_plan):
+        for change in itertools.chain(
+            code_changes.describe_invalidated_runs(study_plan), code_changes.describe_runs_from_other_code(study_plan)
+        ):
             typer.echo(f"fedpipe: {prefix}{change}", err=True)
         for warning in study_plan.warnings:
             typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)

@@ -136,10 +136,6 @@ class StoredRun:
         changes = self.list_changed_parts(current_digests)
         return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
 
-    def has_same_numbers(self, other: StoredRun) -> bool:
-        """Whether the accuracies are equal in all stored digits."""
-        return set(self.curves) == set(other.curves)
-
 
 class RunStore:
     """The stored runs of a study, in a fixed order."""
@@ -184,7 +180,7 @@ class RunStore:
     def add_run(self, run: StoredRun) -> bool:
         """Add a run. False if it is stored already: with the same settings, key and numbers."""
         others = self.find_runs(run.settings, run.rounds, run.curves[0].average)
-        if any(other.key == run.key and other.has_same_numbers(run) for other in others):
+        if any(other.key == run.key and set(other.curves) == set(run.curves) for other in others):
             return False
         self.runs = sorted([*self.runs, run], key=_get_sort_key)
         return True

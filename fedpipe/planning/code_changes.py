@@ -25,11 +25,6 @@ COMPONENT_SECTIONS = {
 }
 
 
-def describe_code_changes(plan: NewPlan) -> list[str]:
-    """Describe the code changes that concern a new plan's runs. Empty if there are none."""
-    return [*describe_invalidated_runs(plan), *describe_runs_from_other_code(plan)]
-
-
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
     runs = [

@@ -102,11 +102,6 @@ def make_draw_run_settings(params: Params, label: str, seed: int, protocol: Vali
     )
 
 
-def make_winner_run_settings(draw: RunSettings, default: RunSettings) -> RunSettings:
-    """Make the settings of a winner's run from those of its draw, with the seed and evaluation of the study."""
-    return dataclasses.replace(draw, seed=default.seed, evaluation=default.evaluation)
-
-
 def list_winner_settings(
     plan: Plan, search: PlannedSearch, draw: int, get_settings: Callable[[RunFiles], RunSettings]
 ) -> list[RunSettings]:
@@ -116,7 +111,10 @@ def list_winner_settings(
     """
     draw_settings = get_settings(search.list_run_files(draw)[0])
     default_cells = (cell for cell in plan.plan_without_tuning.cells if search.has_cell(cell))
-    return [make_winner_run_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
+    defaults = (get_settings(cell.files) for cell in default_cells)  # with the seed and evaluation of the study
+    return [
+        dataclasses.replace(draw_settings, seed=default.seed, evaluation=default.evaluation) for default in defaults
+    ]
 
 
 def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:

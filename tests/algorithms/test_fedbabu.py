@@ -9,10 +9,7 @@ from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import Expected
 
-EXPECTED = Expected(
-    traffic=[({}, lambda n: (n.body, n.body))],
-    centralized="the head never trains",
-)
+EXPECTED = Expected(traffic=[({}, lambda n: (n.body, n.body))], centralized="the head never trains")
 
 EVERYONE = range(8)
 

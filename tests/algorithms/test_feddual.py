@@ -9,11 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.adaptive_loss import compute_divergence_gradient
-from fedpipe.algorithms.barycenter import (
-    compute_barycenter,
-    compute_exact_distances,
-    compute_sinkhorn_distances,
-)
+from fedpipe.algorithms.barycenter import compute_barycenter, compute_exact_distances, compute_sinkhorn_distances
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL
 from fedpipe.algorithms.passes import Train
@@ -28,10 +24,7 @@ from fedpipe.testing import Expected
 from tests import small_studies as studies
 
 EXPECTED = Expected(
-    traffic=[
-        ({}, lambda n: (n.all, n.all)),
-        ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head)),
-    ],
+    traffic=[({}, lambda n: (n.all, n.all)), ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head))],
     centralized={"adaptive_loss": False},
     parameters={"epsilon": 0.1},  # at 1e-5 the kernel multiplies differences of distances by 1e5
     no_models=frozenset({"effective"}),

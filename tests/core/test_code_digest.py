@@ -227,7 +227,7 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
         "partial_sharing.py",
     }
     assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {
-        *("feddw.py", "soft_labels.py", "class_means.py"),
+        *("feddw.py", "soft_labels.py", "class_means.py")
     }
     assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
 
@@ -238,7 +238,7 @@ def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
         code_digest.compute_code_digest(*algorithm.list_hashed_code()).files for algorithm in algorithms
     )
     assert {path.name for path in regularized} - {path.name for path in plain} == {
-        *("__init__.py", "dw.py", "feddw.py", "soft_labels.py", "class_means.py"),
+        *("__init__.py", "dw.py", "feddw.py", "soft_labels.py", "class_means.py")
     }
 
 

@@ -411,14 +411,8 @@ def test_labels_of_any_kind() -> None:
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "label -1 can't be used"),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,)"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
-        (
-            {"x": PIXELS, "y": np.zeros(5, int)},
-            "contains x of shape (6, 3, 32, 32), y of shape (5,).",
-        ),
-        (
-            {"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)},
-            "y of shape (6,), test of shape (5,).",
-        ),
+        ({"x": PIXELS, "y": np.zeros(5, int)}, "contains x of shape (6, 3, 32, 32), y of shape (5,)."),
+        ({"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)}, "y of shape (6,), test of shape (5,)."),
         ({"x": PIXELS, "y": np.array(3)}, "contains x of shape (6, 3, 32, 32), y of shape ()."),
         (
             SPLIT_ARRAYS | {"y_train": np.arange(3), "y_test": np.arange(3)},
@@ -440,10 +434,7 @@ def test_labels_of_any_kind() -> None:
             {"x": PIXELS, "y": np.array([0, np.nan, 1, 2, np.nan, 3])},
             "the label is NaN for 2 of 6 samples, first for sample 1",
         ),
-        (
-            {"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)},
-            "the array test is <U2 of shape (6,)",
-        ),
+        ({"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)}, "the array test is <U2 of shape (6,)"),
         ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "the array test is int64 of shape (6,)"),
         ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "token id -1 can't be used"),
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
@@ -797,9 +788,7 @@ def test_a_declared_data_set_changes_nothing() -> None:
 class TestReal:
     """Real data sets from the mirror. Those that it lacks are skipped."""
 
-    CHECKSUMS: ClassVar[dict[str, str]] = {
-        "imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72",
-    }
+    CHECKSUMS: ClassVar[dict[str, str]] = {"imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72"}
 
     @pytest.fixture(params=PUBLISHED)
     def samples(self, request: pytest.FixtureRequest) -> tuple[str, Samples]:

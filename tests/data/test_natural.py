@@ -73,12 +73,7 @@ def write_npz() -> dict[str, Any]:
 def write_split_npz() -> dict[str, Any]:
     """Write training and test arrays, and bytes instead of texts."""
     x, writer = PIXELS / 16, WRITERS.astype("S")
-    parts = {
-        "x_train": x[:450],
-        "y_train": LABELS[:450],
-        "x_test": x[450:],
-        "y_test": LABELS[450:],
-    }
+    parts = {"x_train": x[:450], "y_train": LABELS[:450], "x_test": x[450:], "y_test": LABELS[450:]}
     np.savez("own.npz", **parts, writer_train=writer[:450], writer_test=writer[450:], other_train=np.arange(3))
     return {"name": "npz", "path": "own.npz"}
 

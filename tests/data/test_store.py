@@ -21,9 +21,7 @@ from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import download
 
 FEW = Samples(
-    x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2),
-    y=np.array([0, 1, 0]),
-    test=np.array([False, False, True]),
+    x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2), y=np.array([0, 1, 0]), test=np.array([False, False, True])
 )
 
 

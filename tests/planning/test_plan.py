@@ -551,10 +551,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (
-            lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"),
-            "was edited: its key would be",
-        ),
+        (lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"), "was edited: its key would be"),
         (lambda text: text.replace("seed: 0", "sead: 0"), "is damaged"),
         (lambda text: "", "is damaged"),
         (lambda text: "{", "is damaged"),

@@ -217,13 +217,7 @@ def test_the_plan_follows_the_results_of_the_rungs() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"search": "0" * 12},
-        {"rounds": 2},
-        {"searches": []},
-        {"searches": [{"algorithm": "fedavg"}]},
-    ],
+    "change", [{"search": "0" * 12}, {"rounds": 2}, {"searches": []}, {"searches": [{"algorithm": "fedavg"}]}]
 )
 def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) -> None:
     plan = plan_study()

@@ -66,16 +66,8 @@ FEDFOMO = ("algorithms.x", "dataset.validation_fraction")
 #: Parameters of the algorithm, sections of params.yaml, and the start of the warning with other parts of it.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fedbn-mlp": ({"algorithm": "fedbn"}, {}, FEDBN),
-    "fedbn-cnn": (
-        {"algorithm": "fedbn"},
-        {"model": {"name": "cnn", "hidden": 8}},
-        (*FEDBN, "model.batch_norm"),
-    ),
-    "fedbn-cnn-normalized": (
-        {"algorithm": "fedbn"},
-        {"model": {"name": "cnn", "hidden": 8, "batch_norm": True}},
-        (),
-    ),
+    "fedbn-cnn": ({"algorithm": "fedbn"}, {"model": {"name": "cnn", "hidden": 8}}, (*FEDBN, "model.batch_norm")),
+    "fedbn-cnn-normalized": ({"algorithm": "fedbn"}, {"model": {"name": "cnn", "hidden": 8, "batch_norm": True}}, ()),
     "fedbn-cnn5": ({"algorithm": "fedbn"}, {"model": CIFAR_CNN5, **CIFAR}, (*FEDBN, "model.batch_norm")),
     "fedbn-cnn5-normalized": ({"algorithm": "fedbn"}, {"model": CIFAR_CNN5 | {"batch_norm": True}, **CIFAR}, ()),
     "cfl": ({"algorithm": "cfl", "after": 4}, {}, ("algorithms.x.after: 4 ", "federation.rounds")),

@@ -23,12 +23,7 @@ from tests import small_studies as studies
 from tests.report.conftest import Tree
 
 EVERYTHING = Report(
-    round="last",
-    last_k=2,
-    average="sample",
-    statistics=statistics.STATISTICS,
-    target=0.5,
-    baseline="fedavg",
+    round="last", last_k=2, average="sample", statistics=statistics.STATISTICS, target=0.5, baseline="fedavg"
 )
 
 
@@ -74,10 +69,7 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
     assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
-    assert cells[2:] == [
-        ["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"],
-        ["local", words.DASH, words.DASH],
-    ]
+    assert cells[2:] == [["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"], ["local", words.DASH, words.DASH]]
 
 
 def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
@@ -222,10 +214,7 @@ INVALID_SECTIONS = [
         {"statistics": ["rounds_to_target"]},
         "report.target: it is missing, and report.statistics lists rounds_to_target.",
     ),
-    (
-        {"statistics": ["difference"]},
-        "report.baseline: it is missing, and report.statistics lists difference.",
-    ),
+    ({"statistics": ["difference"]}, "report.baseline: it is missing, and report.statistics lists difference."),
     ({"target": 70}, "report.target: 70 can't be used."),
     ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms. Did you mean 'fedavg'?"),
     ({"statistics": ["f1"]}, "report.statistics.0: 'f1' can't be used. Use 'client_std', "),

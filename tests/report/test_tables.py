@@ -63,11 +63,7 @@ def test_mean_and_sample_deviation_over_seeds(two):
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
     row = cell(
-        StudyData(two.plan).score_table,
-        algorithm="local",
-        protocol="global-on-global",
-        average="sample",
-        round="last",
+        StudyData(two.plan).score_table, algorithm="local", protocol="global-on-global", average="sample", round="last"
     )
     assert math.isnan(row["mean"])
     assert row["seeds"] == 0

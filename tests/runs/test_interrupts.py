@@ -102,10 +102,7 @@ def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     assert list(
         progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))
-    ) == [
-        3,
-        4,
-    ]
+    ) == [3, 4]
     assert "4/4" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
     assert capsys.readouterr().out == ""

@@ -63,7 +63,9 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     page = style.PAGES[plan.report.figure_width]
     build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_curve_panels
     with style.use_matplotlib_style(page):
-        sentences = [_describe_seeds(plan), *plan.held_out_notes, *plan.drift_notes, *overrides]
+        seeds = len(plan.seeds)
+        mean_note = f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
+        sentences = [mean_note, *plan.held_out_notes, *plan.drift_notes, *overrides]
         return style.add_notes(build(page, frame, lines, protocols, metric), sentences)
 
 
@@ -208,12 +210,6 @@ def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **
     low, high = np.clip(mean - std, 0, maximum), np.clip(mean + std, 0, maximum)
     ax.fill_between(rounds, low, high, color=line_style["color"], alpha=0.15, linewidth=0)
     ax.plot(rounds, mean, label=name, **line_style)
-
-
-def _describe_seeds(plan: Plan) -> str:
-    """Describe a curve and its band."""
-    seeds = len(plan.seeds)
-    return f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
 
 
 def _get_grid_points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:

@@ -104,10 +104,7 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         (NORMS | {"models": ["class"]}, r"^diagnostics\.n\.models: 'class' .*fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
         (NORMS | {"modles": []}, r"^diagnostics\.n\.modles: unknown key.*'models'"),
-        (
-            {"kind": "head_norms"},
-            r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'",
-        ),
+        ({"kind": "head_norms"}, r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'"),
         ({"rounds": [1]}, r"^diagnostics\.n.*kind.* missing"),
         ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
         ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
