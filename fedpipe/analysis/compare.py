@@ -96,7 +96,8 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     rows = [_make_row_key(plan, cell) for cell in results.sort_cells(plan)]
     accuracies: dict[tuple[Row, str], dict[int, float]] = {}
     for line in frame.to_dict("records"):
-        by_seed = accuracies.setdefault((_make_row_key_of_record(plan, line), line["protocol"]), {})
+        row_key = str(line["algorithm"]), results.describe_grid_point({name: line[name] for name in plan.grid})
+        by_seed = accuracies.setdefault((row_key, line["protocol"]), {})
         by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
@@ -129,10 +130,6 @@ def _read_revision_plan(name: str) -> Plan:
 
 def _make_row_key(plan: Plan, cell: Cell) -> Row:
     return cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
-
-
-def _make_row_key_of_record(plan: Plan, record: dict[Any, Any]) -> Row:
-    return str(record["algorithm"]), results.describe_grid_point({name: record[name] for name in plan.grid})
 
 
 def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:

@@ -48,20 +48,14 @@ class StackExecutor(Executor):
     clients that finish in between are idle. Padding samples have no weight. A client's bits never depend on the other
     clients: if a job trains only some participants, the rows of the others are empty.
 
+    The other parameters are those of :class:`~fedpipe.engine.clients.loop.LoopExecutor`.
+
     Parameters
     ----------
-    algorithm
-        Algorithm that is bound to its network.
-    clients
-        Samples of the clients.
     width
         Maximum number of clients in a stack. Device memory grows with it.
-    finetune_epochs
-        Epochs of the phase ``finetune``.
     backend
         Backend that records steps. None: steps are not recorded.
-    storage_device
-        Device of outcomes. By default the training device.
     """
 
     def __init__(

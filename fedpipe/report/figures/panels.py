@@ -149,7 +149,10 @@ def draw_line_panels(
         ax.set_xlabel((x_label or panel) if is_bottom else "")
         ax.set_ylabel(measure if is_first else "")
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
-    _share_vertical_axes(axes, [(measure, _extract_dataset_name(panel)) for (measure, panel), _ in groups], columns)
+    dataset_matches = [(measure, DATASETS.search(panel)) for (measure, panel), _ in groups]
+    _share_vertical_axes(
+        axes, [(measure, match.group() if match else "") for measure, match in dataset_matches], columns
+    )
     _add_legend(figure, axes, styles)
     gray_lines = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
     gray = f"Gray: {', '.join(gray_lines)}." if 2 < len(gray_lines) <= MAX_GRAY_NAMES else ""
@@ -376,11 +379,6 @@ def _describe_equal_lines(frame: pd.DataFrame) -> str:
 def _count_panel_columns(axes: Sequence[Axes]) -> int:
     grid = axes[0].get_gridspec()
     return grid.ncols if grid else 1
-
-
-def _extract_dataset_name(panel_title: str) -> str:
-    match = DATASETS.search(panel_title)
-    return match.group() if match else ""
 
 
 def _fill_missing_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:
