@@ -124,7 +124,7 @@ def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
 
 def _format_second_half(run: StoredRun, protocol: str) -> str:
     """Format the mean of the accuracies in the second half of the evaluated rounds, with the lowest and the highest."""
-    accuracies = 100 * run.accuracies.query("protocol == @protocol").sort_values("round")["accuracy"]
+    accuracies = 100 * run.accuracies_by_round.query("protocol == @protocol").sort_values("round")["accuracy"]
     if len(accuracies) < MIN_ROUNDS:
         return DASH
     half = accuracies[len(accuracies) // 2 :]
