@@ -12,7 +12,9 @@ for PLAN in STUDY_DAG.plan.plans:
         name:
             f"table{SUFFIX}"
         input:
-            STUDY_DAG.get_input_after_search(PLAN, STUDY_DAG.get_table_input, checkpoints),
+            STUDY_DAG.get_input_after_search(
+                PLAN, STUDY_DAG.get_table_input, checkpoints
+            ),
         output:
             report(
                 str(FILES.get_result_table_path("html")),
