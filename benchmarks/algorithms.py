@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.run import Run
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings import loader
@@ -66,7 +66,7 @@ def open_run(folder: Path, name: str, clients: FederatedData) -> Run:
     files = RunFiles(folder / name / settings.key)
     write_bytes(files.settings, settings.to_yaml().encode())
     run = Run(files, Execution(device="cpu", stack=1), clients=clients)
-    run.initialize()
+    run.write_initial_round()
     return run
 
 
@@ -74,17 +74,17 @@ class Operations:
     """Floating-point operations of all clients that a loop trains within the block."""
 
     def __init__(self) -> None:
-        self.count, self._lock, self._client = 0, threading.Lock(), Loop._run_client
+        self.count, self._lock, self._client = 0, threading.Lock(), LoopExecutor._run_client
 
     def __enter__(self) -> Operations:
-        Loop._run_client = functools.partialmethod(Operations._count_client, self)  # type: ignore[assignment,method-assign]
+        LoopExecutor._run_client = functools.partialmethod(Operations._count_client, self)  # type: ignore[assignment,method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        Loop._run_client = self._client  # type: ignore[method-assign]
+        LoopExecutor._run_client = self._client  # type: ignore[method-assign]
 
     @staticmethod
-    def _count_client(loop: Loop, counter: Operations, *arguments: Any) -> Any:
+    def _count_client(loop: LoopExecutor, counter: Operations, *arguments: Any) -> Any:
         with FlopCounterMode(display=False) as mode:
             outcome = counter._client(loop, *arguments)
         with counter._lock:

@@ -91,7 +91,7 @@ class Writes:
 def hash_files(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the run, loose or packed, except times."""
     loose = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    packed = {f"rounds/{name}": data for name, data in archive.read_members(folder / "rounds.zip").items()}
+    packed = {f"rounds/{name}": data for name, data in archive.read_pack_members(folder / "rounds.zip").items()}
     return {
         name: hashlib.sha256(data).hexdigest()
         for name, data in sorted((packed | loose).items())
@@ -102,7 +102,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 def read_complete_rounds(files: RunFiles) -> dict[int, str]:
     """The times of each complete round. They differ if it is computed again."""
     return {
-        number: str(storage_files.read_json(files.round(number).times))
+        number: str(storage_files.read_json(files.get_round_files(number).times))
         for number in files.list_complete_rounds()
         if number
     }

@@ -47,7 +47,7 @@ from fedpipe.algorithms.feduv import FedUV
 from fedpipe.algorithms.passes import Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine.clients import loop
-from fedpipe.engine.clients.executor import ClientPass, init_client, start_client
+from fedpipe.engine.clients.executor import ClientPass, init_client, make_client_start_state
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.torch_env.layout import optimize_layout, to_channels_last
 from fedpipe.engine.torch_env.memory import retain_freed_memory
@@ -97,18 +97,20 @@ class Client:
         server = self.algorithm.init(lambda _: self.net.make_initial_model(0))
         kept_state = init_client(self.algorithm, server, self.net.make_initial_model)
         info = self.clients.get_client_info(0, 1, torch.ones(()))
-        self.state = start_client(self.algorithm, kept_state, self.algorithm.send(server, [0])[0], info)
+        self.state = make_client_start_state(self.algorithm, kept_state, self.algorithm.send(server, [0])[0], info)
         self.batch = Batch(x[: case.batch], y[: case.batch])
         if not is_contiguous:
             self.state, self.batch = optimize_layout(self.state), self.batch._replace(x=to_channels_last(self.batch.x))
         training = next(pass_ for pass_ in self.algorithm.local_passes() if isinstance(pass_, Train))
-        self.client_pass = ClientPass(self.algorithm, training, self.state, loop._differentiate, can_overwrite=True)
+        self.client_pass = ClientPass(
+            self.algorithm, training, self.state, loop._compute_gradient_and_loss, can_overwrite=True
+        )
         self.state = self.client_pass.add_optimizer_state(self.state)
 
     def step(self) -> None:
         """Take a step."""
         with torch.no_grad():
-            self.client_pass.step(self.state, self.batch)
+            self.client_pass.take_step(self.state, self.batch)
 
     def compute_gradient(self) -> Iterable[Tensor]:
         """Compute the gradient of a step."""

@@ -27,7 +27,7 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.core.components import component, registry
 from fedpipe.engine.clients.executor import FIRST, ClientTask
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.settings.federation import Federation
 
@@ -87,7 +87,7 @@ def make_fedpipe_loop(case: Case, family: Model, clients: FederatedData, **setti
     federation = Federation(clients=1, batch_size=case.batch, learning_rate=RATE, **settings)
     net = FunctionalNetwork(lambda: build_network(case, family), precision=federation.precision)
     algorithm = FedAvg().bind(net, federation)
-    server, loop = algorithm.init(lambda _: net.make_initial_model(0)), Loop(algorithm, clients)
+    server, loop = algorithm.init(lambda _: net.make_initial_model(0)), LoopExecutor(algorithm, clients)
 
     def train() -> None:
         state = {FIRST: torch.ones(())}

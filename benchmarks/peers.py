@@ -252,7 +252,7 @@ def draw_figure(path: Path, rows: Sequence[Row]) -> None:
     """Draw the seconds of a round in each case as bars, whose dark part is the time without evaluation."""
     cases = [(name, [row for row in case_rows if "accuracy" in row]) for name, case_rows in group_by_case(rows)]
     page = style.PAGES["icml"]
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         figure = Figure(figsize=(page.width, 1.1 * len(cases) + 0.6))
         for ax, (name, case_rows) in zip(figure.subplots(len(cases), squeeze=False)[:, 0], cases, strict=True):
             labels = [SYSTEMS[row["system"]] for row in case_rows]

@@ -102,8 +102,8 @@ def render_study(study: Path) -> str:
 
 def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[tuple[str, str, str, str, str]]:
     """Protocol, accuracies, key and commit of each stored run of a cell, the newest first, or dashes."""
-    settings = stored_runs.digest_settings(vars(plan.run_settings[cell.key]))
-    runs = run_store.find(settings, cell.rounds, plan.report.average)
+    settings = stored_runs.compute_settings_digest(vars(plan.run_settings[cell.key]))
+    runs = run_store.find_runs(settings, cell.rounds, plan.report.average)
     method_protocol = plan.method_protocols.get(cell.algorithm)
     for run, protocol in itertools.product(runs, [method_protocol] if method_protocol else plan.protocols):
         if accuracy := _format_accuracy(run, protocol, plan):
@@ -114,7 +114,7 @@ def _iterate_values(run_store: RunStore, plan: NewPlan, cell: Cell) -> Iterator[
 
 def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
     """Format the reported accuracy in percent. Empty if the method has no such model."""
-    frame = run.accuracies.assign(average=plan.report.average)
+    frame = run.accuracies_by_round.assign(average=plan.report.average)
     frame = results.compute_reported_accuracies(
         frame[frame["protocol"] == protocol], plan.report.round, plan.report.last_k
     )
@@ -124,7 +124,7 @@ def _format_accuracy(run: StoredRun, protocol: str, plan: NewPlan) -> str:
 
 def _format_second_half(run: StoredRun, protocol: str) -> str:
     """Format the mean of the accuracies in the second half of the evaluated rounds, with the lowest and the highest."""
-    accuracies = 100 * run.accuracies.query("protocol == @protocol").sort_values("round")["accuracy"]
+    accuracies = 100 * run.accuracies_by_round.query("protocol == @protocol").sort_values("round")["accuracy"]
     if len(accuracies) < MIN_ROUNDS:
         return DASH
     half = accuracies[len(accuracies) // 2 :]

@@ -49,7 +49,7 @@ from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.engine.run import Run
 from fedpipe.engine.stack import schedule
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.models.base import Model
 from fedpipe.models.cnn4 import CNN4
 from fedpipe.models.resnet18 import ResNet18
@@ -185,7 +185,7 @@ def measure_variant(
         for number in run.run_segment(options.rounds + 1):
             begin[number] = (time.perf_counter(), stopwatch.seconds)
         (first, files_before), (last, files_after) = begin[1], begin[options.rounds + 1]
-        times = [storage_files.read_json(run.files.round(n).times) for n in range(2, options.rounds + 2)]
+        times = [storage_files.read_json(run.files.get_round_files(n).times) for n in range(2, options.rounds + 2)]
         digest, step_rows = compute_digest(run.files.path), count_step_rows(run)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if options.device == "cuda":
@@ -211,7 +211,7 @@ def count_step_rows(run: Run) -> int:
 
 def count_recorded_steps(run: Run) -> int:
     """Number of steps that a stack has recorded as CUDA graphs."""
-    cache = run.executor._graph_cache if isinstance(run.executor, Stack) else None
+    cache = run.executor._graph_cache if isinstance(run.executor, StackExecutor) else None
     return len(cache._captured_steps) if cache else 0
 
 

@@ -38,7 +38,7 @@ class Study(Protocol):
         """Describe what a job makes."""
         ...
 
-    def describe_work(self) -> str:
+    def describe_remaining_runs(self) -> str:
         """Describe how many runs are to do."""
         ...
 
@@ -131,7 +131,7 @@ class ProgressPrinter:
         all_jobs = known_jobs + later_jobs.total()
         self._remaining += Counter() if self._is_dry_run else later_jobs
         self._total = self._remaining.total()
-        work = f"{study.describe_work()}, " if study else ""
+        work = f"{study.describe_remaining_runs()}, " if study else ""
         work += "at most " if later_jobs else ""
         known = f", of which {known_jobs} are known" if later_jobs and self._is_dry_run else ""
         if self._total and not self._is_quiet:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from fedpipe import testing
+from fedpipe.cli import app
 from fedpipe.engine.clients.federated_data import FederatedData
 from fedpipe.testing import Trial
+from tests.small_studies import RunFedpipe
 
 #: The same examples on every machine, however slow it is.
 hypothesis.settings.register_profile(
@@ -58,3 +60,17 @@ def make_trial() -> Callable[..., Trial]:
 def assert_same() -> Callable[..., None]:
     """Compares tensors, as :func:`fedpipe.testing.assert_same`."""
     return testing.assert_same
+
+
+@pytest.fixture
+def run_fedpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunFedpipe:
+    """``run_fedpipe("plan")`` runs a command in this process. It returns the exit status, the output and the errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        with pytest.raises(SystemExit) as end:
+            app.main()
+        return int(end.value.code or 0), *capsys.readouterr()
+
+    return run

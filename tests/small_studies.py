@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from fedpipe.engine.run import Run
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.planner import NewPlan
 from fedpipe.settings.execution import Execution
+
+RunFedpipe = Callable[..., tuple[int, str, str]]  #: fixture ``run_fedpipe`` of tests/conftest.py
 
 ROOT = Path(__file__).parent.parent
 #: Methods of all kinds: plain, corrected, regularized, by classes, mixed, and personal. Slow tests have all methods.
@@ -36,13 +38,7 @@ def settings(labels: tuple[str, ...] = ("fedavg",), rounds: int = 4, **sections:
     base: dict[str, Any] = {
         "partition": {"scheme": "dirichlet", "alpha": 0.3},
         "model": {"name": "mlp", "hidden": [16]},
-        "federation": {
-            "clients": 10,
-            "participation": 0.5,
-            "rounds": rounds,
-            "batch_size": 40,
-            "learning_rate": 0.1,
-        },
+        "federation": {"clients": 10, "participation": 0.5, "rounds": rounds, "batch_size": 40, "learning_rate": 0.1},
         "algorithms": {label: {} for label in labels},
         "study": {"algorithms": list(labels), "seeds": [0]},
     }
@@ -78,7 +74,7 @@ def read_scores(run: Run, rounds: int, protocol: str) -> dict[tuple[int, int], t
     """Correct predictions, number of samples and loss by round and client, from the merged files of a run."""
     return {
         (row["round"], row["client"]): (row["correct"], row["total"], row["loss"])
-        for row in layout.read_merged_table(run.files.merged_files(rounds).metrics).to_pylist()
+        for row in layout.read_merged_table(run.files.get_merged_files(rounds).metrics).to_pylist()
         if row["protocol"] == protocol
     }
 
@@ -87,7 +83,7 @@ def hash_results(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor file and table below a folder, by relative path. Times are left out."""
     contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     for pack in folder.rglob("rounds.zip"):
-        contents |= {pack.with_suffix("") / name: data for name, data in archive.read_members(pack).items()}
+        contents |= {pack.with_suffix("") / name: data for name, data in archive.read_pack_members(pack).items()}
     return {
         str(path.relative_to(folder)): hashlib.sha256(data).hexdigest()
         for path, data in sorted(contents.items())
@@ -105,7 +101,7 @@ def delete_rounds(run: Path) -> None:
 def read_round_times(run: Path) -> dict[int, str]:
     """Times of the complete rounds of a run, except round 0. They change if a round is repeated."""
     files = RunFiles(run)
-    return {n: json.dumps(read_json(files.round(n).times)) for n in files.list_complete_rounds() if n}
+    return {n: json.dumps(read_json(files.get_round_files(n).times)) for n in files.list_complete_rounds() if n}
 
 
 def copy_project(folder: Path) -> Path:

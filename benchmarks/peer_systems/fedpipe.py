@@ -50,7 +50,7 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     for number in experiment.run_segment(job.rounds + 1):
         if number:
             clock.end_round()
-            clock.evaluations[-1] = files.read_json(experiment.files.round(number).times)["evaluate"]
+            clock.evaluations[-1] = files.read_json(experiment.files.get_round_files(number).times)["evaluate"]
         clock.begin_round()
     server = experiment.load_server_state(job.rounds + 1)
     return list(experiment.algorithm.net.parameters(experiment.algorithm.global_model(server)).values())

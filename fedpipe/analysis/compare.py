@@ -20,10 +20,10 @@ from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results, table_parts
-from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.contents import select_reported_plan_fields
 from fedpipe.report.data import StudyData
 from fedpipe.report.statistics import PAIRED_EXPLANATION, compute_paired_difference
-from fedpipe.report.words import DASH, explain_metrics, format_metric
+from fedpipe.report.words import DASH, explain_metrics, format_metric_label
 from fedpipe.settings.report import Report
 
 WORKSPACE = "workspace"  #: DVC's name for the current files
@@ -71,7 +71,7 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
                 _fetch_revision(name, Path(folder))
             with contextlib.chdir(Path() if name == WORKSPACE else folder):
                 revisions.append(_read_revision(name, report))
-            if name != WORKSPACE and _is_outdated(revisions[-1].plan, Path(folder)):
+            if name != WORKSPACE and _is_plan_outdated(revisions[-1].plan, Path(folder)):
                 warnings.append(
                     f"the params.yaml of '{name}' does not match its recorded table. Check out '{name}', type "
                     "`dvc repro`, and commit."
@@ -85,8 +85,8 @@ def compare_revisions(names: Sequence[str], has_only_changes: bool = False) -> t
 
 def _read_revision(name: str, report: Report | None) -> Revision:
     """The revision whose files are in the current folder, as the baseline reports its numbers."""
-    plan = _read_plan(name)
-    plan.require_winners()
+    plan = _read_revision_plan(name)
+    plan.require_finished_search()
     report_settings = report or plan.report
     accuracy_frame = StudyData(plan).accuracies
     frame = results.select_rows_of_standard_protocols(
@@ -96,7 +96,8 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     rows = [_make_row_key(plan, cell) for cell in results.sort_cells(plan)]
     accuracies: dict[tuple[Row, str], dict[int, float]] = {}
     for line in frame.to_dict("records"):
-        by_seed = accuracies.setdefault((_make_row_key_of_record(plan, line), line["protocol"]), {})
+        row_key = str(line["algorithm"]), results.describe_grid_point({name: line[name] for name in plan.grid})
+        by_seed = accuracies.setdefault((row_key, line["protocol"]), {})
         by_seed[line["seed"]] = 100 * line["accuracy"]
     return Revision(
         name,
@@ -112,7 +113,7 @@ def _read_revision(name: str, report: Report | None) -> Revision:
     )
 
 
-def _read_plan(name: str) -> Plan:
+def _read_revision_plan(name: str) -> Plan:
     """Read the plan in the current folder, as that of a revision."""
     plan_path = StudyFiles.from_params(PARAMS).plan
     if name == WORKSPACE and not plan_path.is_file():
@@ -131,10 +132,6 @@ def _make_row_key(plan: Plan, cell: Cell) -> Row:
     return cell.algorithm, results.describe_grid_point(results.format_grid_point(plan, cell))
 
 
-def _make_row_key_of_record(plan: Plan, record: dict[Any, Any]) -> Row:
-    return str(record["algorithm"]), results.describe_grid_point({name: record[name] for name in plan.grid})
-
-
 def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
     """Read the settings of a cell's run without its seed."""
     run_settings = read_generated_yaml(cell.files.settings)
@@ -143,12 +140,12 @@ def _read_settings_without_seed(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _is_outdated(plan: Plan, folder: Path) -> bool:
+def _is_plan_outdated(plan: Plan, folder: Path) -> bool:
     """Whether the params.yaml of a revision describes another table than its plan, apart from code.
 
     The revision's files are in ``folder``. Code, and the files that its params.yaml names, are the current ones.
     """
-    plan = plan.untuned
+    plan = plan.plan_without_tuning
     try:
         new_plan = planner.make_plan(folder / PARAMS)
     except UserError:  # a file or a component may be missing in the current folder
@@ -162,7 +159,7 @@ def _is_outdated(plan: Plan, folder: Path) -> bool:
 def _encode_plan_settings(plan: Plan, settings: dict[str, dict[str, Any]]) -> str:
     """A plan's settings as canonical JSON, without code and what depends on it: digests, keys, warnings."""
     derived_fields = {"params", "runs", "cells", "partitions", "warnings"}
-    fields = {name: value for name, value in get_reported_fields(plan).items() if name not in derived_fields}
+    fields = {name: value for name, value in select_reported_plan_fields(plan).items() if name not in derived_fields}
     fields |= {"tuning": fields["tuning"] | {"searches": None}} if plan.tuning else {}
     cells = [
         json.dumps([cell.algorithm, cell.rounds, cell.grid, _remove_code_digests(settings[cell.key])], sort_keys=True)
@@ -194,11 +191,11 @@ def _fetch_revision(name: str, folder: Path) -> None:
             for path in (plan, PARAMS):
                 _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                rung_files = _read_plan(name).rung_files
+                rung_files = _read_revision_plan(name).rung_files
             for path in rung_files:
                 _copy_file_of_revision(repo.dvcfs, name, path, folder)
             with contextlib.chdir(folder):
-                cells = _read_plan(name).cells
+                cells = _read_revision_plan(name).cells
             for cell in cells:
                 for path in (cell.merged_files.marker, cell.merged_files.metrics, cell.files.settings):
                     if not (folder / path).exists():
@@ -208,7 +205,7 @@ def _fetch_revision(name: str, folder: Path) -> None:
             f"'{name}' is not a commit or experiment. Type `git log` or `dvc exp list` to list their names."
         ) from None
     except (DvcException, GitError, OSError) as error:
-        raise SettingsError(f"'{name}' can't be read: {_to_single_line(error)}") from None
+        raise SettingsError(f"'{name}' can't be read: {_format_error_on_one_line(error)}") from None
 
 
 def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) -> None:
@@ -226,7 +223,9 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
         ) from None
     except DataIndexDirError as error:  # the list of its folder's files is missing
         reason = error.__cause__
-        note = "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_to_single_line(reason)})"
+        note = (
+            "" if reason is None or isinstance(reason, FileNotFoundError) else f" ({_format_error_on_one_line(reason)})"
+        )
         raise ArtifactError(f"{problem}{note}. {advice}") from None
     if path.is_file() and hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == info.get("md5"):
         (folder / path).write_bytes(path.read_bytes())
@@ -237,7 +236,7 @@ def _copy_file_of_revision(dvc_files: Any, name: str, path: Path, folder: Path) 
         raise ArtifactError(f"{problem}. {advice}") from None
 
 
-def _to_single_line(error: BaseException) -> str:
+def _format_error_on_one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
@@ -262,7 +261,7 @@ def _render_table(revisions: Sequence[Revision], has_only_changes: bool = False)
             row_accuracies = [revision.accuracies.get((row, protocol)) for revision in revisions]
             if all(accuracies is None for accuracies in row_accuracies):
                 continue
-            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric(protocol)}
+            line = {"algorithm": titles[row[0]], "point": row[1], "metric": format_metric_label(protocol)}
             line |= {
                 revision.name: _format_mean(revision_accuracies)
                 for revision, revision_accuracies in zip(revisions, row_accuracies, strict=True)
@@ -304,7 +303,7 @@ def _format_difference(baseline_accuracies: pd.Series[float] | None, other_accur
         if baseline_accuracies is None or other_accuracies is None
         else compute_paired_difference(baseline_accuracies, other_accuracies)
     )
-    return DASH if paired_difference is None else paired_difference.text
+    return DASH if paired_difference is None else paired_difference.formatted_difference
 
 
 def _render_setting_differences(revisions: Sequence[Revision]) -> str:
@@ -328,7 +327,10 @@ def _render_setting_differences(revisions: Sequence[Revision]) -> str:
             lines.append([name, rows_text, *values])
     study_settings = {
         "study.seeds": [", ".join(map(str, revision.plan.seeds)) for revision in revisions],
-        "study.grid": [_format_grid(revision.plan) for revision in revisions],
+        "study.grid": [
+            ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in revision.plan.grid.items()) or DASH
+            for revision in revisions
+        ],
     }
     lines += [[name, "all", *values] for name, values in study_settings.items() if len(set(values)) > 1]
     if not lines and not rows:
@@ -337,8 +339,3 @@ def _render_setting_differences(revisions: Sequence[Revision]) -> str:
         return "The methods that all revisions contain have the same settings."
     head = ["setting that differs", "methods", *(revision.name for revision in revisions)]
     return pd.DataFrame(lines, columns=head).to_markdown(index=False, disable_numparse=True)
-
-
-def _format_grid(plan: Plan) -> str:
-    """Format the grid of a study as in params.yaml."""
-    return ", ".join(f"{name}: [{', '.join(map(str, values))}]" for name, values in plan.grid.items()) or DASH

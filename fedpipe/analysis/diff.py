@@ -78,7 +78,7 @@ def _compare_states(first: RunFiles, second: RunFiles) -> str:
     """Find the first round with different server states, from their recorded hashes."""
     number = 0
     while True:
-        markers = [run.round(number).marker for run in (first, second)]
+        markers = [run.get_round_files(number).marker for run in (first, second)]
         if not all(is_stored(marker) for marker in markers):
             return f"server state: the same bits in all {number} rounds that both runs contain, including round 0"
         first_sha256, second_sha256 = (read_json(marker)["sha256"]["server.pt"] for marker in markers)

@@ -15,13 +15,7 @@ from fedpipe.analysis import stored_files
 from fedpipe.analysis.cells import find_cell
 from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.files import (
-    RESULTS,
-    read_json,
-    read_parquet,
-    read_recorded_sha256,
-    table_to_frame,
-)
+from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256, table_to_frame
 from fedpipe.core.storage.layout import PARAMS
 from fedpipe.core.yaml_text import read_generated_yaml
 from fedpipe.planning.plan import Cell, Plan
@@ -54,7 +48,7 @@ class Results:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        plan.require_winners()
+        plan.require_finished_search()
         self.folder, self.plan = folder, plan
         self._data = StudyData(plan)
 
@@ -68,7 +62,7 @@ class Results:
     def table(self) -> pd.DataFrame:
         """The result table, as in ``results.csv``: means and deviations over seeds, in percent (NLL in nats)."""
         with self._enter_folder():
-            return self._data.table
+            return self._data.score_table
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
@@ -124,7 +118,7 @@ class Results:
         Source ``measured``: the global model on the global test set. ``exchanged``: what an algorithm sent.
         """
         with self._enter_folder():
-            merged_frame = self._data.concatenate_cells(
+            merged_frame = self._data.concatenate_cell_frames(
                 lambda cell: results.read_merged_frame(cell.merged_files.matrices)
             )
         if "matrix" not in merged_frame:  # no method has a global model, or exchanges any
@@ -165,7 +159,7 @@ class Results:
 
         def build_provenance_row(cell: Cell) -> dict[str, Any]:
             (run,) = [run for run in self.plan.runs if run.has_cell(cell)]
-            makers = self._data.get_times(cell)["made_by"]
+            makers = self._data.get_run_times(cell)["made_by"]
             names = dict.fromkeys(name for maker in makers for name in maker)
             made_by = {
                 name: "; ".join(dict.fromkeys(str(maker[name]) for maker in makers if name in maker)) for name in names
@@ -180,7 +174,7 @@ class Results:
             return facts | made_by
 
         with self._enter_folder():
-            return self._data.tabulate_cells(build_provenance_row)
+            return self._data.build_frame_with_cell_rows(build_provenance_row)
 
     # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -227,7 +221,7 @@ class Results:
 
     @property
     def _run_column_names(self) -> list[str]:
-        return statistics.get_run_columns(self.plan)
+        return statistics.get_run_key_columns(self.plan)
 
     # -- single runs -------------------------------------------------------------------------------------------------
 
@@ -243,7 +237,9 @@ class Results:
             ``**{"partition.alpha": 0.1}``.
         """
         with self._enter_folder():
-            run_settings: dict[str, Any] = read_generated_yaml(self._find_cell(algorithm, seed, grid).files.settings)
+            run_settings: dict[str, Any] = read_generated_yaml(
+                find_cell(self.plan, algorithm, seed, grid).files.settings
+            )
         return run_settings
 
     def model(
@@ -286,8 +282,8 @@ class Results:
             if client is not None:
                 stored_files.require_existing_client(client, len(run.clients))
                 stored_files.require_stored_state(cell.files, number, client)
-            names = stored_files.get_class_names(self._get_dataset_name(cell))
-            state = cell.files.round(number)
+            names = stored_files.get_class_names(next(run.dataset for run in self.plan.runs if run.has_cell(cell)))
+            state = cell.files.get_round_files(number)
             provenance = {
                 "params": str(self.folder / self.plan.params),
                 "algorithm": cell.algorithm,
@@ -363,14 +359,7 @@ class Results:
             return self._open_run(cell).participants(number)
 
     def batches(
-        self,
-        algorithm: str,
-        seed: int | None = None,
-        *,
-        client: int,
-        round: int,
-        stream: str = "batches",
-        **grid: Any,
+        self, algorithm: str, seed: int | None = None, *, client: int, round: int, stream: str = "batches", **grid: Any
     ) -> list[list[int]]:
         """The samples of each training step of a client in a round, as rows of :meth:`samples`.
 
@@ -408,7 +397,7 @@ class Results:
         are those of the new concept. :meth:`batches` has rows of them.
         """
         with self._enter_folder():
-            clients: FederatedData = self._open_run(self._find_cell(algorithm, seed, grid)).clients
+            clients: FederatedData = self._open_run(find_cell(self.plan, algorithm, seed, grid)).clients
             return clients.gather_samples(np.arange(len(clients.y)))
 
     def test(
@@ -443,23 +432,17 @@ class Results:
         with contextlib.chdir(self.folder):
             yield
 
-    def _find_cell(self, algorithm: str, seed: int | None, grid: dict[str, Any]) -> Cell:
-        return find_cell(self.plan, algorithm, seed, grid)
-
     def _find_cell_and_round(
         self, algorithm: str, seed: int | None, grid: dict[str, Any], round: int | None, first: int = 0
     ) -> tuple[Cell, int]:
         """A cell, and one of its rounds from ``first``: by default the last."""
-        cell = self._find_cell(algorithm, seed, grid)
+        cell = find_cell(self.plan, algorithm, seed, grid)
         number = cell.rounds if round is None else round
         if not first <= number <= cell.rounds:
             raise SettingsError(
                 f"round: {number} is not a round of this run. Use a number from {first} to {cell.rounds}."
             )
         return cell, number
-
-    def _get_dataset_name(self, cell: Cell) -> str:
-        return next(run.dataset for run in self.plan.runs if run.has_cell(cell))
 
     def _open_run(self, cell: Cell) -> Run:
         from fedpipe.analysis import models

@@ -16,7 +16,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients.executor import ClientTask, Score, Test, activate_eval_mode, get_passes
-from fedpipe.engine.clients.loop import ClientRun, Loop
+from fedpipe.engine.clients.loop import ClientRun, LoopExecutor
 from fedpipe.engine.run import Run
 from fedpipe.engine.torch_env import numerics
 from fedpipe.models.base import BATCH_COUNTER, FunctionalNetwork, Model, Network
@@ -139,7 +139,7 @@ def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
     return capture.captured_model
 
 
-class _ModelCapture(Loop):
+class _ModelCapture(LoopExecutor):
     """Executor that captures a client's model instead of measuring it."""
 
     captured_model: Tensors

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, remove_path
 from fedpipe.core.storage.layout import PARAMS, STUDIES, RunFiles
@@ -91,8 +91,8 @@ def find_unneeded_files() -> list[UnneededFiles]:
                 needed_features | feature_files,
             )
             continue
-        needed_partitions.add(layout.get_assignment_path(digest_json(run_settings.partition_settings)).parent)
-        needed_data.add(store.locate_dataset(run_settings.dataset))
+        needed_partitions.add(layout.get_assignment_path(compute_json_digest(run_settings.partition_settings)).parent)
+        needed_data.add(store.get_stored_dataset_path(run_settings.dataset))
         needed_features.add(frozen.get_features_path(run_settings))
     unneeded_paths: list[tuple[Path, ...]] = [(path,) for path in sorted(RESULTS.glob("runs/*/*")) if path not in runs]
     needed_diagnostics = {RESULTS / "diagnostics" / path.relative_to(RESULTS / "runs") for path in runs}
@@ -143,7 +143,7 @@ def _find_needed_paths() -> tuple[set[Path], set[Path], set[Path]]:
                 continue
             raise SettingsError(f"{path}: the study can't be planned, so its runs are unknown. {error}") from None
         for study_plan in plans:
-            needed_runs = study_plan.resolve(has_draws=True).runs
+            needed_runs = study_plan.add_search_results(has_draws=True).runs
             runs |= {run.path for run in needed_runs}
             partitions |= {layout.get_assignment_path(run.partition).parent for run in needed_runs}
             data |= {layout.get_dataset_path(run.dataset) for run in study_plan.runs}

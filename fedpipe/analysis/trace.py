@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -22,9 +22,9 @@ from fedpipe.core.storage.files import (
     read_json,
     read_recorded_sha256,
 )
-from fedpipe.core.storage.layout import MergedFiles, RunFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.data import store
-from fedpipe.planning.plan import Cell, Plan
+from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
 from fedpipe.report import results, table_parts
 from fedpipe.report.contents import require_current_tables
@@ -33,7 +33,7 @@ from fedpipe.report.words import METRICS
 from fedpipe.settings.report import Report
 
 
-def trace_cell(table: Path, cell: str) -> dict[str, Any]:
+def collect_cell_provenance(table: Path, cell: str) -> dict[str, Any]:
     """Trace a cell to everything that it was computed from.
 
     Parameters
@@ -72,12 +72,12 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
         )
     row = table_cells[cell]
     cells = tuple(
-        run
-        for run in results.sort_cells(plan)
-        if run.algorithm == row["algorithm"] and _has_grid_point_of_row(plan, run, row)
+        cell
+        for cell in results.sort_cells(plan)
+        if row.items() >= {"algorithm": cell.algorithm, **results.format_grid_point(plan, cell)}.items()
     )
     frame = data.scores
-    frame = frame[(frame[data.row_columns] == [row[name] for name in data.row_columns]).all(axis=1)]
+    frame = frame[(frame[data.table_key_columns] == [row[name] for name in data.table_key_columns]).all(axis=1)]
     frame = frame[(frame["protocol"] == row["protocol"]) & (frame["average"] == report.average)]
     frame, metric = frame[frame["metric"] == row["metric"]], METRICS[row["metric"]]
     seeds = results.compute_reported_scores(frame, report.round, report.last_k)
@@ -86,33 +86,35 @@ def trace_cell(table: Path, cell: str) -> dict[str, Any]:
     scores = dict(zip(seeds["key"], metric.factor * seeds["score"], strict=True))
     runs = [
         {"seed": run.seed, metric.name_with_unit: round(float(scores[run.key]), 4)}
-        | trace_run(run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report))
+        | collect_run_provenance(
+            run.files, run.merged_files, _get_reported_rounds(frame[frame["key"] == run.key], report)
+        )
         for run in cells
     ]
     return {
         "cell": cell,
         metric.name_with_unit: round(float((metric.factor * seeds["score"]).mean()), 4),
-        "reported": f"{_describe_reported_round(plan)}, {table_parts.AVERAGE_PHRASES[report.average]}, mean over "
-        f"{_format_seed_count(len(seeds))}",
+        "reported": f"{table_parts.ROUND_PHRASES[report.round].format(last_k=report.last_k)}, "
+        f"{table_parts.AVERAGE_PHRASES[report.average]}, mean over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}",
         "table": {str(table): compute_file_sha256(table)},
         "settings": _extract_common_settings(runs),
         "runs": runs,
     }
 
 
-def trace_run(files: RunFiles, merged_files: MergedFiles, rounds: list[int]) -> dict[str, Any]:
+def collect_run_provenance(files: RunFiles, merged_files: MergedRoundFiles, rounds: list[int]) -> dict[str, Any]:
     """Trace a run: key, settings, artifacts of some rounds, partition, data set, versions and commit."""
     settings = RunSettings.read(files.settings)
-    assignment_path = layout.get_assignment_path(digest_json(settings.partition_settings))
-    dataset_path = store.locate_dataset(settings.dataset)
+    assignment_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
+    dataset_path = store.get_stored_dataset_path(settings.dataset)
     return {
         "run": str(files.path),
         "settings": {name: getattr(settings, name) for name in settings.__dataclass_fields__},
         "artifacts": {str(path): compute_file_sha256(path) for path in (files.settings, merged_files.metrics)}
         | {path: sha256 for number in rounds for path, sha256 in _collect_round_hashes(files, number).items()},
         "made by": read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))["made_by"],
-        "partition": {str(assignment_path): _verify_file_hash(assignment_path)},
-        "data": {str(dataset_path): _verify_file_hash(dataset_path), "samples": settings.dataset["sha256"]},
+        "partition": {str(assignment_path): _read_verified_hash(assignment_path)},
+        "data": {str(dataset_path): _read_verified_hash(dataset_path), "samples": settings.dataset["sha256"]},
         "first recorded in": find_first_commit(files),
     }
 
@@ -135,10 +137,6 @@ def find_first_commit(files: RunFiles) -> str:
     return f"{commit}{shallow_note}" or "no commit's results/keys"
 
 
-def _describe_reported_round(plan: Plan) -> str:
-    return table_parts.ROUND_PHRASES[plan.report.round].format(last_k=plan.report.last_k)
-
-
 def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Get the sections of settings that all runs have in common, and remove them and the seed from the runs."""
     common = {
@@ -154,13 +152,9 @@ def _extract_common_settings(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return common
 
 
-def _format_seed_count(count: int) -> str:
-    return f"{count} seeds" if count > 1 else "1 seed"
-
-
 def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
     """Rows of the pivoted table by the name of their cell."""
-    report, frame = data.plan.report, data.table  # results.csv was compared with it, but has other text
+    report, frame = data.plan.report, data.score_table  # results.csv was compared with it, but has other text
     shown_rows = frame[(frame["round"] == report.round) & (frame["average"] == report.average)]
     cells = {}
     for row in shown_rows.to_dict("records"):
@@ -168,10 +162,6 @@ def _collect_rows_by_cell_name(data: StudyData) -> dict[str, dict[Any, Any]]:
         metric = "" if row["metric"] == "accuracy" else row["metric"]
         cells[".".join(filter(None, (row["algorithm"], point, row["protocol"], metric)))] = row
     return cells
-
-
-def _has_grid_point_of_row(plan: Plan, cell: Cell, row: dict[Any, Any]) -> bool:
-    return all(row[name] == value for name, value in results.format_grid_point(plan, cell).items())
 
 
 def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
@@ -185,7 +175,7 @@ def _get_reported_rounds(frame: pd.DataFrame, report: Report) -> list[int]:
 
 def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
     """Files of a round with their checked SHA-256. A pruned state has only the recorded one."""
-    folder = files.round(round_number)
+    folder = files.get_round_files(round_number)
     hashes = layout.read_round_digests(folder, folder.marker)
     hashes_by_path = {format_display_path(folder.marker): compute_file_sha256(folder.marker)}
     for name, sha256 in sorted(hashes.items()):
@@ -193,12 +183,12 @@ def _collect_round_hashes(files: RunFiles, round_number: int) -> dict[str, str]:
         is_pruned = path in (folder.server_state, folder.client_states) and not path.exists()
         pruned_text = sha256 + " (pruned: artifacts.keep_models)"
         hashes_by_path[format_display_path(path)] = (
-            pruned_text if is_pruned else _verify_file_hash(path, sha256, files.path)
+            pruned_text if is_pruned else _read_verified_hash(path, sha256, files.path)
         )
     return hashes_by_path
 
 
-def _verify_file_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
+def _read_verified_hash(path: Path, sha256: str | None = None, run_folder: Path | None = None) -> str:
     """Compare a file with its recorded hash, and return the hash. If it is damaged, delete ``run_folder``."""
     sha256 = sha256 or read_recorded_sha256(path)
     if not is_stored(path):

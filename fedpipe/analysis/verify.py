@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import UserError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import archive, layout
 from fedpipe.core.storage.files import (
     RESTORE_ADVICE,
@@ -29,6 +29,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.data import store
 from fedpipe.engine import collect, replay
 from fedpipe.engine.run import Run
+from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.planning import partition
 from fedpipe.planning.code_changes import has_other_shared_code
 from fedpipe.planning.run_settings import RunSettings
@@ -76,7 +77,10 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
     damaged_files: dict[str, Path] = {}  #: differing files, and what to delete
     count = pruned_count = 0
     settings = RunSettings.read(files.settings)
-    dataset_path, key = store.locate_dataset(settings.dataset), digest_json(settings.partition_settings)
+    dataset_path, key = (
+        store.get_stored_dataset_path(settings.dataset),
+        compute_json_digest(settings.partition_settings),
+    )
     assignment_path, heterogeneity_path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     for path, path_to_delete in (
         (dataset_path, dataset_path),
@@ -90,7 +94,7 @@ def verify_hashes(files: RunFiles) -> VerificationResult:
         damaged_files[str(archive_path)] = files.path
     rounds = files.list_complete_rounds()
     for number in rounds if not damaged_files else ():
-        folder = files.round(number)
+        folder = files.get_round_files(number)
         for name, sha256 in layout.read_round_digests(folder, folder.marker).items():
             path = folder.path / name
             if path in (folder.server_state, folder.client_states) and not path.exists():
@@ -128,21 +132,21 @@ def recompute_random_round(files: RunFiles, rng: random.Random) -> VerificationR
     candidates = [
         number
         for number in files.list_complete_rounds()
-        if number > 0 and files.round(number - 1).server_state.exists()
+        if number > 0 and files.get_round_files(number - 1).server_state.exists()
     ]
     rng.shuffle(candidates)
     for number in candidates:
-        made_by = read_json(files.round(number).complete_states_marker)["made_by"]
-        run = Run(files, _parse_recorded_execution(made_by[0]["executor"]))
+        made_by = read_json(files.get_round_files(number).complete_states_marker)["made_by"]
+        run = Run(files, Execution(stack=parse_stack_width(made_by[0]["executor"])))
         comparison = replay.replay_round(run, number)
         if comparison is not None:  # None: a client's previous state was pruned
-            return _judge_replay(files, comparison, run.federation.compute_dtype)
+            return _make_replay_result(files, comparison, run.federation.compute_dtype)
     return VerificationResult(
         f"{files.path}: no round can be repeated, because no state before a round is stored", True
     )
 
 
-def _judge_replay(files: RunFiles, comparison: replay.Comparison, compute_dtype: str) -> VerificationResult:
+def _make_replay_result(files: RunFiles, comparison: replay.Comparison, compute_dtype: str) -> VerificationResult:
     """Judge a repeated round: its bits are equal, or its numbers are close on a different device."""
     reason = ""
     if comparison.differing_files:
@@ -176,7 +180,7 @@ def verify_runs(paths: list[Path], rerun_count: int, rng: random.Random) -> Iter
             intact_paths.append(path)
         yield result
     for key in dict.fromkeys(
-        digest_json(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
+        compute_json_digest(RunSettings.read(RunFiles(path).settings).partition_settings) for path in intact_paths
     ):
         try:
             yield verify_partition(key)
@@ -200,7 +204,7 @@ def _find_wrong_segments(files: RunFiles) -> dict[str, Path]:
     """Find segment manifests that differ from the existing rounds, which you should delete."""
     wrong_manifests = {}
     for path in files.list_segment_manifests():
-        markers = {str(number): files.round(number).marker for number in range(int(path.stem) + 1)}
+        markers = {str(number): files.get_round_files(number).marker for number in range(int(path.stem) + 1)}
         rounds = {number: compute_file_sha256(marker) for number, marker in markers.items() if is_stored(marker)}
         if read_json(path) != {"rounds": rounds}:
             wrong_manifests[str(path)] = path
@@ -234,9 +238,3 @@ def is_same_table(first: pa.Table, second: pa.Table) -> bool:
     The chunks of a table change the pages of its file, but not its values.
     """
     return encode_parquet(first.combine_chunks()) == encode_parquet(second.combine_chunks())
-
-
-def _parse_recorded_execution(executor_name: str) -> Execution:
-    """Parse the recorded execution: loop, or a stack and its width."""
-    width = executor_name.removeprefix("stack of ")
-    return Execution.model_validate({"stack": int(width) if width.isdigit() else 1})

@@ -27,8 +27,8 @@ def verify_study(plan: Plan) -> VerificationResult:
             cell.merged_files.check_hashes()
         for diagnostic in plan.diagnostics:
             files.read_parquet(diagnostic.files.table, files.read_recorded_sha256(diagnostic.files.table))
-        plan.require_winners()
-        report_files = contents.build_report_files(StudyData(plan)) | tuning.build_rungs(plan)
+        plan.require_finished_search()
+        report_files = contents.build_report_files(StudyData(plan)) | tuning.build_rung_files(plan)
     except UserError as error:
         return VerificationResult(f"{study_files.path}: {error}", False)
     if outdated_files := contents.find_outdated_files(report_files):

@@ -71,11 +71,10 @@ def describe_component(
             | {*code_digest.DIAGNOSTIC_MODULES}
         )
         raise SettingsError(f"'{name}' is unknown. {suggest_name(name, known_names)}")
-    kind, component_class = (
-        kinds[0],
-        registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)),
+    kind, component_class = (kinds[0], registry.add_dw_parameter(kinds[0], registry.find_component(kinds[0], name)))
+    typer.echo(
+        f"{name} ({kind.name})\n\n{equations.render_docstring_equations(inspect.getdoc(component_class) or '')}\n"
     )
-    typer.echo(f"{name} ({kind.name})\n\n{equations.render_docstring(inspect.getdoc(component_class) or '')}\n")
     if sentence := get_inherited_new_client_sentence(component_class):
         typer.echo(f"{sentence}\n")
     fields = list_parameters(component_class)
@@ -84,7 +83,9 @@ def describe_component(
     inherited_docs = get_inherited_parameter_docs(component_class)
     for field in fields:
         meaning = (
-            f"    # {equations.render_docstring(inherited_docs[field.name])}" if field.name in inherited_docs else ""
+            f"    # {equations.render_docstring_equations(inherited_docs[field.name])}"
+            if field.name in inherited_docs
+            else ""
         )
         typer.echo(f"  {field.name}: {format_default(field)}{meaning}")
 
@@ -153,9 +154,9 @@ def check_algorithm(
 @app.command("schema", rich_help_panel=GENERATED_PANEL)
 def print_schema() -> None:
     """Print the JSON Schema of params.yaml, for editors."""
-    from fedpipe.cli.docs.pages import render_schema
+    from fedpipe.cli.docs.pages import render_json_schema
 
-    typer.echo(render_schema(), nl=False)
+    typer.echo(render_json_schema(), nl=False)
 
 
 def _find_algorithm_of_entry(name: str) -> str:

@@ -47,7 +47,7 @@ SERVER_LOST_MESSAGE = (
 SERVER_CODE = "from fedpipe.cli import job_server; job_server.main()"
 
 
-def delegate_to_server(snakemake_pid: int) -> None:
+def delegate_command_to_server(snakemake_pid: int) -> None:
     """Let a fork of the server run this process's command, and end like it. Return if there is no server."""
     variables = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)]
     request = "\0".join([*variables, "", *sys.argv[1:]]).encode("utf-8", "surrogateescape")

@@ -32,7 +32,7 @@ def trace_results(
 
     from fedpipe.analysis import trace as lineage
 
-    typer.echo(yaml.safe_dump(lineage.trace_cell(table, cell), sort_keys=False, width=120), nl=False)
+    typer.echo(yaml.safe_dump(lineage.collect_cell_provenance(table, cell), sort_keys=False, width=120), nl=False)
     warn_if_stale(Plan.read(table.parent.parent / "plan.json"))
 
 
@@ -68,7 +68,7 @@ def verify_results(
         verdicts = lineage.verify_runs(runs, rerun, random.Random(seed))
     else:
         study_plan = read_plan(params, preset)
-        paths = [run.path for run in study_plan.resolve(has_draws=True).runs]
+        paths = [run.path for run in study_plan.add_search_results(has_draws=True).runs]
         verdicts = itertools.chain(
             [verify_study.verify_study(study_plan)], lineage.verify_runs(paths, rerun, random.Random(seed))
         )
@@ -86,11 +86,11 @@ def _verify_stored_runs(params: Path, count: int, rng: random.Random) -> Iterato
     from fedpipe.analysis.verify import VerificationResult
     from fedpipe.papers import recompute
 
-    for drawn in recompute.draw_rounds(layout.list_studies(params), count, rng):
+    for drawn in recompute.draw_random_rounds(layout.list_studies(params), count, rng):
         typer.echo(f"fedpipe: trains {drawn}.", err=True)
         try:
             recomputation = recompute.recompute_round(drawn)
-            yield VerificationResult(recomputation.message, recomputation.is_ok, "stored")
+            yield VerificationResult(recomputation.message, recomputation.is_reproduced, "stored")
         except UserError as error:
             yield VerificationResult(str(error), False)
 

@@ -34,8 +34,8 @@ def derive_study(params: Path, preset: str, overrides: Sequence[str] | None) -> 
 
     require_single_study(params, preset)
     study = DerivedStudy.from_options(params, overrides)
-    if study.write(preset):
-        typer.echo(f"fedpipe: {study.path} is {params} with {study.options}.", err=True)
+    if study.write_study(preset):
+        typer.echo(f"fedpipe: {study.path} is {params} with {study.command_options}.", err=True)
     return study.path
 
 

@@ -53,7 +53,7 @@ def download_data(
     stored: set[Path] = set()
     for path in layout.list_studies(params):
         try:
-            typer.echo(stage.declare_dataset(name, path, stored))
+            typer.echo(stage.write_dataset_facts_into_study(name, path, stored))
         except UserError as error:
             if not params.is_dir():
                 raise
@@ -76,14 +76,14 @@ def partition_data(
 
     if preview:
         from fedpipe.planning.preview import preview_partitions
-        from fedpipe.report.preview import render_preview
+        from fedpipe.report.preview import render_partition_preview
 
         previews = [item for item in preview_partitions(params) if key in (None, item.key)]
         if not previews:
             raise SettingsError(f"'{key}' is not a partition of {params}. Leave it out to print all partitions.")
         for name, settings, assignment, class_names, held_out, unused_keys in previews:
             counts, clients = assignment.class_counts, assignment.names
-            typer.echo(render_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
+            typer.echo(render_partition_preview(name, settings, counts, clients, class_names, held_out, unused_keys))
             for warning in stage.describe_omitted_clients(name, settings, assignment):
                 typer.echo(f"fedpipe: warning: {warning}", err=True)
     elif key is None:
@@ -130,7 +130,9 @@ def run_segment(
     ):
         run = _open_run(path, threads, device, stack, graphs, keep_models)
         typer.echo(f"{path}: {run.describe_environment()}")
-        for number in progress.track_rounds(path, stop, callback_list.report_each_round(run.run_segment(stop))):
+        for number in progress.show_round_progress(
+            path, stop, callback_list.call_hooks_after_rounds(run.run_segment(stop))
+        ):
             finished_rounds.append(number)
             if number < stop and has_stop_request():
                 typer.echo(f"{path}: stopped by SIGTERM after round {number}. Type the same command to resume.")
@@ -142,7 +144,7 @@ def run_segment(
 @app.command("initialize", rich_help_panel=STAGES_PANEL)
 def initialize_run(path: RunPath) -> None:
     """Write the initial server state of a run (round 0), if each round is split into jobs."""
-    _open_run(path, device="cpu").initialize()  # on the CPU, because the job requests no GPU
+    _open_run(path, device="cpu").write_initial_round()  # on the CPU, because the job requests no GPU
 
 
 @app.command("train", rich_help_panel=STAGES_PANEL)
@@ -163,7 +165,7 @@ def train_block(
     if not ids:
         last_block = (len(participants) - 1) // size
         raise SettingsError(f"--block: {block} is not a block of round {round}. Use a number from 0 to {last_block}.")
-    write_pt(run.files.round(round).block_uploads(block), run.train(round, ids).to_tensors())
+    write_pt(run.files.get_round_files(round).get_block_uploads_path(block), run.train(round, ids).to_tensors())
 
 
 @app.command("aggregate", rich_help_panel=STAGES_PANEL)
@@ -177,8 +179,8 @@ def aggregate_round(
     from fedpipe.engine.blocks import Block
 
     run = _open_run(path, device=device)
-    files = run.files.round(round)
-    run.aggregate(round, [Block.read(files.block_uploads(index)) for index in range(blocks)])
+    files = run.files.get_round_files(round)
+    run.aggregate(round, [Block.read(files.get_block_uploads_path(index)) for index in range(blocks)])
 
 
 @app.command("evaluate", rich_help_panel=STAGES_PANEL)
@@ -196,9 +198,9 @@ def evaluate_round(
 
     run = _open_run(path, threads, device, stack, graphs)
     with CallbackList(callbacks.split(), run.files, round) as callback_list:
-        callback_list.call_begin_run(round - 1)
+        callback_list.call_begin_run_hooks(round - 1)
         run.evaluate(round)
-        callback_list.call_end_round(round)
+        callback_list.call_end_round_hooks(round)
 
 
 @app.command("collect", rich_help_panel=STAGES_PANEL)
@@ -225,7 +227,7 @@ def compute_diagnostic(
     """Compute a diagnostic of a study (section `diagnostics`) from the stored states of a run."""
     from fedpipe.engine.diagnostics import stage
 
-    stage.run_diagnostic(path, _build_execution(device, stack), threads)
+    stage.run_diagnostic(path, _build_execution_settings(device, stack), threads)
 
 
 @app.command("rank", rich_help_panel=STAGES_PANEL)
@@ -243,19 +245,19 @@ def rank_draws(
     from fedpipe.report import contents, tuning
 
     study_plan = read_plan(params, preset)
-    contents.require_same_search(study_plan, search)
+    contents.require_unchanged_search(study_plan, search)
     if rounds not in (study_plan.tuning.rungs if study_plan.tuning else ()):
         raise SettingsError(f"--rounds: {rounds} is not in tune.rungs of {params}.")
     if study_plan.tuning and study_plan.tuning.sampler == "tpe":
         from fedpipe.planning import planner
 
         new_plan = planner.make_plan(params, preset)
-        contents.require_same_search(new_plan, study_plan.search)
+        contents.require_unchanged_search(new_plan, study_plan.search_digest)
         rung = tuning.rank_rung(new_plan, rounds, lambda index, *draw: new_plan.draw_planners[index](*draw))
         planner.write_job_files(new_plan)
     else:
         rung = tuning.rank_rung(study_plan, rounds)
-    write_bytes(study_plan.study_files.rung_result(rounds), encode_rung(rung))
+    write_bytes(study_plan.study_files.get_rung_result_path(rounds), encode_rung(rung))
     write_winner_settings(study_plan)
 
 
@@ -268,8 +270,8 @@ def write_tables(
     from fedpipe.report.data import StudyData
 
     study_plan = read_plan(params, preset)
-    contents.require_same_plan(study_plan, plan_fingerprint)
-    study_plan.require_winners()
+    contents.require_unchanged_plan(study_plan, plan_fingerprint)
+    study_plan.require_finished_search()
     contents.write_report_files(contents.build_report_files(StudyData(study_plan)))
 
 
@@ -295,17 +297,19 @@ def draw_figure(
     study_plan = read_plan(params, preset)
     if name not in (*study_plan.figure_labels, "partition"):
         raise SettingsError(f"'{name}' is not a figure of {params}. Use {', '.join(study_plan.figure_labels)}.")
-    contents.require_same_plan(study_plan, plan_fingerprint)
+    contents.require_unchanged_plan(study_plan, plan_fingerprint)
     if name != "partition":  # its figures need no run
-        study_plan.require_winners()
+        study_plan.require_finished_search()
+    from fedpipe.report.figures import curves, matrices, partition, ranks
+
     if name in study_plan.metrics_by_curves_figure:
-        contents.write_curves_figure(StudyData(study_plan), name)
+        curves.write_curves_figure(StudyData(study_plan), name)
     elif name == "matrices":
-        contents.write_class_relations_figure(StudyData(study_plan))
+        matrices.write_matrices_figure(StudyData(study_plan))
     elif name == "ranks":
-        contents.write_ranks_figure(StudyData(study_plan))
+        ranks.write_ranks_figure(StudyData(study_plan))
     elif key is not None:
-        contents.write_partition_figure(study_plan, key)
+        partition.write_partition_figure(study_plan, key)
 
 
 @app.command("record", rich_help_panel=STAGES_PANEL)
@@ -318,8 +322,8 @@ def require_complete_runs(
     study_plan = read_plan(params, preset)
     if algorithm not in study_plan.algorithms:
         raise SettingsError(f"'{algorithm}' is not in the study. {suggest_name(algorithm, study_plan.algorithms)}")
-    study_plan.require_winners()
-    cells = study_plan.resolve(has_draws=True).cells
+    study_plan.require_finished_search()
+    cells = study_plan.add_search_results(has_draws=True).cells
     for merged_files in dict.fromkeys(cell.merged_files for cell in cells if cell.algorithm == algorithm):
         merged_files.check_hashes()
 
@@ -334,10 +338,10 @@ def _open_run(
 ) -> Any:
     from fedpipe.engine.run import open_run
 
-    return open_run(path, _build_execution(device, stack, graphs), threads, _parse_keep_models(keep_models))
+    return open_run(path, _build_execution_settings(device, stack, graphs), threads, _parse_keep_models(keep_models))
 
 
-def _build_execution(device: str, stack: str, graphs: bool = False) -> Any:
+def _build_execution_settings(device: str, stack: str, graphs: bool = False) -> Any:
     from fedpipe.settings.execution import Execution
 
     return _build_settings_section(Execution, device=device, stack=_parse_integer_or_text(stack), graphs=graphs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shlex
 import shutil
@@ -57,11 +58,13 @@ def plan_studies(
     has_several_studies = len(plans) > 1
     for study_plan in plans:
         prefix = f"{study_plan.params}: " if has_several_studies else ""
-        for change in code_changes.describe_code_changes(study_plan):
+        for change in itertools.chain(
+            code_changes.describe_invalidated_runs(study_plan), code_changes.describe_runs_from_other_code(study_plan)
+        ):
             typer.echo(f"fedpipe: {prefix}{change}", err=True)
         for warning in study_plan.warnings:
             typer.echo(f"fedpipe: warning: {prefix}{warning}", err=True)
-        if bound := search.describe_bound(study_plan):
+        if bound := search.describe_largest_search_size(study_plan):
             typer.echo(f"fedpipe: {prefix}{bound}", err=True)
         if dry_run:
             typer.echo("".join(f"{line}\n" for line in study_plan.run_descriptions), nl=False)
@@ -165,7 +168,7 @@ def store_runs(
     """Store the accuracies of finished runs as text next to their studies, so that git can keep them."""
     from fedpipe.papers import recording
 
-    recorded_studies = list(recording.record_studies(layout.list_studies(params), preset))
+    recorded_studies = list(recording.record_runs_of_studies(layout.list_studies(params), preset))
     for recorded in recorded_studies:
         typer.echo(recorded.message, err=not recorded.is_current)
     if not all(recorded.is_current for recorded in recorded_studies):
@@ -177,7 +180,7 @@ def show_results(
     params: StudyFile = PARAMS,
     preset: Preset = FULL_PRESET,
     overrides: Overrides = None,
-    form: Annotated[
+    output_format: Annotated[
         Literal["markdown", "latex", "csv"],
         typer.Option("--format", help="latex and csv print a table for a paper, with one row per method."),
     ] = "markdown",
@@ -188,9 +191,9 @@ def show_results(
 
     study_plan = read_plan(find_derived_study(params, preset, overrides), preset)
     warn_if_stale(study_plan)
-    if partial := contents.render_partial_results(study_plan, form):
+    if partial := contents.render_partial_results(study_plan, output_format):
         typer.echo(partial)
-    typer.echo(contents.render_results(StudyData(study_plan), form))
+    typer.echo(contents.render_results(StudyData(study_plan), output_format))
 
 
 @app.command("status", rich_help_panel=USER_PANEL)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedpipe.core.errors import SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.core.user_code import import_member
+from fedpipe.core.user_code import import_user_object
 
 CALLBACKS_KEY = "execution.callbacks"
 TRACKERS = ("dvclive", "mlflow", "tensorboard", "wandb")  #: also names of their packages and of fedpipe's extras
@@ -57,7 +57,7 @@ class RunInfo:
     def group(self) -> str:
         """Name that is the same for all seeds of a configuration, such as ``fedavg-ba9876543210``."""
         shared = {name: value for name, value in self.settings.items() if name not in {"seed", "origin"}}
-        return f"{self.algorithm}-{digest_json(shared)}"
+        return f"{self.algorithm}-{compute_json_digest(shared)}"
 
 
 class Callback:
@@ -110,7 +110,7 @@ def find_callback(name: str) -> type[Callback]:
             f"{CALLBACKS_KEY}: unknown callback '{name}'. Use {', '.join(TRACKERS)}, or the path of a class, such as "
             "own.Board."
         )
-    candidate = import_member(CALLBACKS_KEY, name, _is_callback, "Use the path of a class, such as own.Board.")
+    candidate = import_user_object(CALLBACKS_KEY, name, _is_callback, "Use the path of a class, such as own.Board.")
     if not _is_callback(candidate):
         raise SettingsError(
             f"{CALLBACKS_KEY}: '{name}' is not a callback. It must derive from fedpipe.core.callbacks.Callback."
@@ -130,7 +130,7 @@ def _is_callback(value: Any) -> bool:
 
 def read_round_accuracies(files: RunFiles, round_number: int) -> dict[str, float]:
     """Accuracy of a round by protocol over all test samples. Empty if the round was not evaluated."""
-    round_files = files.round(round_number)
+    round_files = files.get_round_files(round_number)
     hashes = {
         **layout.read_round_digests(round_files, round_files.complete_states_marker),
         **layout.read_round_digests(round_files, round_files.marker),

@@ -7,12 +7,12 @@ from typing import Any
 DIGEST_LENGTH = 12  #: hexadecimal digits of a key
 
 
-def digest_json(value: Any) -> str:
+def compute_json_digest(value: Any) -> str:
     """Hash a value: the first digits of the SHA-256 of its canonical JSON (sorted keys, no spaces, no NaN).
 
     Examples
     --------
-    >>> digest_json({"b": 1, "a": 2}) == digest_json({"a": 2, "b": 1})
+    >>> compute_json_digest({"b": 1, "a": 2}) == compute_json_digest({"a": 2, "b": 1})
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

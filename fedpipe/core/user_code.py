@@ -19,7 +19,7 @@ from fedpipe.core.errors import SettingsError, find_nearest_name
 BROKEN_CLASSES = "__broken_classes__"  #: attribute of a module that lacks classes: their errors by name
 
 
-def import_member(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
+def import_user_object(key: str, path: str, is_suitable: Callable[[Any], bool], advice: str) -> Any:
     """Import a class or function, although other classes of the module may raise an error.
 
     Parameters
@@ -118,10 +118,10 @@ def _explain_import_failure(error: Exception, module: str, advice: str) -> tuple
     if not lines:
         return str(error), advice
     message = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    return f"{message}, {stem}.py, line {lines[-1]}", _advise_on_failed_line(error)
+    return f"{message}, {stem}.py, line {lines[-1]}", _format_failed_line_advice(error)
 
 
-def _advise_on_failed_line(error: Exception) -> str:
+def _format_failed_line_advice(error: Exception) -> str:
     """Advice for an error in a line of a user's module. A sentence."""
     if isinstance(error, ModuleNotFoundError):
         return f"Install {error.name}, or remove the import."

@@ -152,7 +152,9 @@ def assign_samples(
     order = np.lexsort((client, sample))
     metadata: dict[bytes, str] = {}
     if isinstance(scheme, ColumnScheme) and column is not None:
-        metadata[NAMES_METADATA] = json.dumps(name_clients([column.names[value] for value in client_values]))
+        metadata[NAMES_METADATA] = json.dumps(
+            make_unique_client_names([column.names[value] for value in client_values])
+        )
         if dropped_clients := _count_dropped_clients(scheme, column.codes[samples], client_values):
             metadata[DROPPED_METADATA] = json.dumps(dropped_clients._asdict())
     return pa.table(
@@ -312,7 +314,7 @@ def _count_dropped_clients(scheme: ColumnScheme, values: Integers, client_values
     return DroppedClients(int(is_dropped.sum()), int(sizes[is_dropped].sum()), int((sizes > 0).sum()), len(values))
 
 
-def name_clients(values: Sequence[str]) -> list[str]:
+def make_unique_client_names(values: Sequence[str]) -> list[str]:
     """Names of the clients: their values, with a number from 1 if several clients have the same value."""
     count, seen = Counter(values), Counter[str]()
     names = []

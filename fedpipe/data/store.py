@@ -40,13 +40,13 @@ def compute_samples_sha256(samples: Samples | StoredSamples) -> str:
     little-endian.
     """
     digest = hashlib.sha256()
-    for name, array in to_canonical_arrays(samples).items():
+    for name, array in convert_to_canonical_arrays(samples).items():
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
 
 
-def locate_dataset(description: Mapping[str, Any]) -> Path:
+def get_stored_dataset_path(description: Mapping[str, Any]) -> Path:
     """Files of a data set, given its key parameters or a run's ``dataset`` settings.
 
     The file name contains a hash of all that the tensors depend on, so that two user files, or two vocabularies of one
@@ -89,7 +89,9 @@ def save_samples(path: Path, samples: Samples) -> str:
     """Write samples as one file of tensors, atomically. Return the SHA-256 of its bytes."""
     import torch
 
-    tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in to_canonical_arrays(samples).items()}
+    tensors: dict[str, Any] = {
+        name: torch.from_numpy(array) for name, array in convert_to_canonical_arrays(samples).items()
+    }
     if samples.columns:
         tensors["columns"] = {name: _encode_column(column) for name, column in sorted(samples.columns.items())}
     return files.write_pt(path, tensors)
@@ -112,7 +114,7 @@ def load_samples(path: Path, sha256: str | None = None) -> StoredSamples:
     return StoredSamples(**tensors, columns={name: _decode_column(column) for name, column in columns.items()})
 
 
-def to_canonical_arrays(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
+def convert_to_canonical_arrays(samples: Samples | StoredSamples) -> dict[str, npt.NDArray[Any]]:
     """Convert the arrays to the dtypes in which they are hashed and stored."""
     arrays = {name: np.asarray(getattr(samples, name)) for name in ("x", "y", "test")}
     input_dtype = arrays["x"].dtype

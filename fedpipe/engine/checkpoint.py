@@ -60,7 +60,9 @@ class Checkpoint:
     def read_state_json(self, round_number: int) -> dict[str, Any]:
         """Read ``state.json`` of a round: participants, each client's last round, observations, hashes."""
         if round_number not in self._state_json_by_round:
-            self._state_json_by_round[round_number] = read_json(self.files.round(round_number).complete_states_marker)
+            self._state_json_by_round[round_number] = read_json(
+                self.files.get_round_files(round_number).complete_states_marker
+            )
         return self._state_json_by_round[round_number]
 
     def load_server_state(self, round_number: int) -> State:
@@ -69,7 +71,7 @@ class Checkpoint:
         from fedpipe.engine.torch_env.trees import move_state
 
         if round_number not in self._servers:
-            files = self.files.round(round_number)
+            files = self.files.get_round_files(round_number)
             tree = read_pt(files.server_state, self.read_state_json(round_number)["sha256"][files.server_state.name])
             self._servers = {round_number: move_state(restore_state(tree), self._device)}
         return self._servers[round_number]
@@ -86,7 +88,7 @@ class Checkpoint:
             rows, states = self._latest[last]
             return unstack_client(states, rows[client])
         if last not in self._stacked_states:
-            files = self.files.round(last)
+            files = self.files.get_round_files(last)
             tree = read_pt(files.client_states, self.read_state_json(last)["sha256"][files.client_states.name])
             rows = {client: row for row, client in enumerate(tree["ids"].tolist())}
             self._stacked_states[last] = (rows, restore_state(tree["kept"]))
@@ -96,7 +98,7 @@ class Checkpoint:
     def read_times(self, round_number: int) -> dict[str, float]:
         """Read the seconds of a round's steps, which have no checksum. Empty if they are missing or damaged."""
         try:
-            times = read_json(self.files.round(round_number).times)
+            times = read_json(self.files.get_round_files(round_number).times)
         except PackError:
             raise
         except ArtifactError:
@@ -133,7 +135,7 @@ class Checkpoint:
 
         from fedpipe.engine.torch_env.trees import stack_states
 
-        files = self.files.round(round_number)
+        files = self.files.get_round_files(round_number)
         hashes = hashes | {files.server_state.name: write_pt(files.server_state, server)}
         stacked_states = stack_states(kept_states) if self._initial_kept_state else {}
         if stacked_states:
@@ -157,7 +159,7 @@ class Checkpoint:
 
     def mark_round_complete(self, round_number: int, hashes: dict[str, str]) -> None:
         """Write the marker that a round is complete."""
-        files = self.files.round(round_number)
+        files = self.files.get_round_files(round_number)
         hashes = (
             hashes
             | self.read_state_json(round_number)["sha256"]
@@ -184,7 +186,7 @@ class Checkpoint:
 
     def _is_round_complete(self, round_number: int) -> bool:
         """Whether a round is complete and intact, except for its states, which are checked when they are read."""
-        files = self.files.round(round_number)
+        files = self.files.get_round_files(round_number)
         try:
             hashes = layout.read_round_digests(files, files.marker)
         except PackError:  # the pack's rounds are unknown
@@ -199,10 +201,10 @@ class Checkpoint:
         return all(name in states or is_intact(files.path / name, hashes[name]) for name in hashes)
 
     def _has_usable_states(self, round_number: int, can_be_absent: bool) -> bool:
-        states = [(round_number, self.files.round(round_number).server_state)]
+        states = [(round_number, self.files.get_round_files(round_number).server_state)]
         if self._initial_kept_state:
             last = {round for round in self.read_state_json(round_number)["last"] if round >= 0}
-            states += [(round, self.files.round(round).client_states) for round in sorted(last)]
+            states += [(round, self.files.get_round_files(round).client_states) for round in sorted(last)]
         return all(
             is_intact(path, self.read_state_json(round)["sha256"][path.name]) or (can_be_absent and not path.exists())
             for round, path in states
@@ -235,20 +237,22 @@ def prune_states(files: RunFiles, round_number: int, keep_models: str | int) -> 
     if any(request.keep_models == "all" for request in requests) or not requests:
         return
     ends = {end for request in requests for end in (request.rounds, *request.diagnosed_rounds)}
-    ends = {end for end in ends if is_stored(files.round(end).complete_states_marker)} | {round_number}
+    ends = {end for end in ends if is_stored(files.get_round_files(end).complete_states_marker)} | {round_number}
     protected_rounds = ends | {end - 1 for end in ends}
     # Otherwise a power failure could leave no complete round to resume from.
-    fsync_files(*files.round(round_number - 1).path.glob("[!.]*"))
+    fsync_files(*files.get_round_files(round_number - 1).path.glob("[!.]*"))
     needed_rounds = {
-        last for end in protected_rounds for last in read_json(files.round(end).complete_states_marker)["last"]
+        last
+        for end in protected_rounds
+        for last in read_json(files.get_round_files(end).complete_states_marker)["last"]
     }
     for earlier_round in range(1, round_number):
         if earlier_round not in protected_rounds and not any(
             is_state_retained(earlier_round, request.keep_models) for request in requests
         ):
-            remove_path(files.round(earlier_round).server_state)
+            remove_path(files.get_round_files(earlier_round).server_state)
             if earlier_round not in needed_rounds:
-                remove_path(files.round(earlier_round).client_states)
+                remove_path(files.get_round_files(earlier_round).client_states)
 
 
 def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
@@ -263,5 +267,5 @@ def _read_retention_requests(files: RunFiles) -> Iterator[RetentionRequest]:
             diagnosed_rounds = frozenset(diagnostic.round for diagnostic in plan.diagnostics if diagnostic.run == files)
             yield from (
                 RetentionRequest(rounds, plan.keep_models, diagnosed_rounds)
-                for rounds in plan.round_counts.get(files.path, ())
+                for rounds in plan.round_counts_by_run.get(files.path, ())
             )

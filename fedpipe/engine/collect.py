@@ -49,7 +49,7 @@ def collect_rounds(files: RunFiles, rounds: int, keep_models: str | int) -> None
         else:  # from the DAG of single rounds
             advice = f"Delete the folder of that round in {files.rounds_folder} and run again."
         raise ArtifactError(f"{OTHER_ADVICE.split(str(error))[0]}. {advice}") from error
-    merged_files = files.merged_files(rounds)
+    merged_files = files.get_merged_files(rounds)
     tables = {
         merged_files.metrics: merged_rounds.metrics,
         merged_files.matrices: merged_rounds.matrices,
@@ -71,7 +71,7 @@ def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
     times: list[dict[str, Any]] = []
     made_by: list[dict[str, Any]] = []
     for number in numbers:
-        round_files = files.round(number)
+        round_files = files.get_round_files(number)
         round_state = read_json(round_files.complete_states_marker)
         rows.append({"round": number, **layout.summarize_round(round_files, round_state)})
         times.append({"round": number, **read_json(round_files.times)})
@@ -89,7 +89,7 @@ def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
 def _concat_round_tables(files: RunFiles, numbers: range, select_paths: Callable[[RoundFiles], list[Path]]) -> pa.Table:
     tables = []
     for number in numbers:
-        round_files = files.round(number)
+        round_files = files.get_round_files(number)
         hashes = layout.read_round_digests(round_files, round_files.marker)
         tables += [read_parquet(path, hashes[path.name]) for path in select_paths(round_files) if path.name in hashes]
     return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})

@@ -69,13 +69,13 @@ def validate_state(algorithm: Algorithm, hook: str, result: Any) -> State:
         if not isinstance(value, Tensors):
             raise SettingsError(
                 f"{describe_hook(algorithm, hook)} returned '{part}' as {describe_value(value)}. "
-                f"{_advise_on_tensor(value)}"
+                f"{_format_tensor_advice(value)}"
             )
         for name, tensor in value.items():
             if not isinstance(tensor, Tensor):
                 raise SettingsError(
                     f"{describe_hook(algorithm, hook)} returned '{name}' in '{part}' as {describe_value(tensor)}. "
-                    f"{_advise_on_tensor(tensor)}"
+                    f"{_format_tensor_advice(tensor)}"
                 )
     return result
 
@@ -166,7 +166,7 @@ def validate_extra_models(algorithm: Algorithm, result: Mapping[str, Tensors]) -
     return dict(result)
 
 
-def validate_pull(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
+def validate_pull_target(algorithm: Algorithm, training: Train, names: Sequence[str], client: State) -> None:
     """Require the target of a pass's pull. ``names`` are the trained tensors.
 
     Raises
@@ -237,7 +237,7 @@ def update_client(algorithm: Algorithm, function: Callable[..., Any], client: St
     return result
 
 
-def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
+def compute_pass_condition(algorithm: Algorithm, function: Callable[[State], Any], client: State) -> Tensor:
     """Compute the condition of a pass, which must be one Boolean."""
     result = function(client)
     if isinstance(result, Tensor) and not result.dim() and result.dtype == torch.bool:
@@ -248,7 +248,9 @@ def compute_condition(algorithm: Algorithm, function: Callable[[State], Any], cl
     raise _make_pass_error(algorithm, function, problem, advice)
 
 
-def compute_sums(algorithm: Algorithm, measuring: Measure, client: State, batch: Batch) -> dict[str, Tensor]:
+def compute_measure_pass_sums(
+    algorithm: Algorithm, measuring: Measure, client: State, batch: Batch
+) -> dict[str, Tensor]:
     """Compute the sums of a Measure pass over a batch, which must be named tensors."""
     result: Any = measuring.sums(client, batch)
     advice = "Return a dict of tensors from `sums`, such as {'loss': batch.sum(losses)}."
@@ -299,7 +301,7 @@ def describe_hook(algorithm: Algorithm, hook: str) -> str:
     codes = [code for function in functions if (code := getattr(function, "__code__", None))]
     user_code = next((code for code in codes if is_user_code(code.co_filename)), None)
     label = f"{get_algorithm_name(algorithm)}.{hook}"
-    return f"{label} ({_locate_code(user_code)})" if user_code else label
+    return f"{label} ({_format_code_location(user_code)})" if user_code else label
 
 
 def _describe_function(algorithm: Algorithm, function: Callable[..., Any]) -> str:
@@ -308,10 +310,10 @@ def _describe_function(algorithm: Algorithm, function: Callable[..., Any]) -> st
     name = getattr(function, "__name__", "a function of a pass").replace("<lambda>", "a lambda")
     separator = "." if isinstance(getattr(function, "__self__", None), Algorithm) else ": "
     label = f"{get_algorithm_name(algorithm)}{separator}{name}"
-    return f"{label} ({_locate_code(code)})" if code else label
+    return f"{label} ({_format_code_location(code)})" if code else label
 
 
-def _locate_code(code: CodeType) -> str:
+def _format_code_location(code: CodeType) -> str:
     return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
@@ -320,7 +322,7 @@ def _make_pass_error(algorithm: Algorithm, function: Callable[..., Any], problem
     return SettingsError(f"{_describe_function(algorithm, function)} returned {problem}. {advice}")
 
 
-def _advise_on_tensor(value: Any) -> str:
+def _format_tensor_advice(value: Any) -> str:
     """Advise what to return instead of a value that is not a tensor."""
     if isinstance(value, (bool, int, float)):
         return f"Return a tensor, such as torch.tensor({value!r})."
@@ -433,7 +435,7 @@ def _explain_unmatched_names(algorithm: Algorithm, names: Sequence[str]) -> str:
     )
 
 
-def describe_error(error: Exception) -> str:
+def describe_code_error(error: Exception) -> str:
     """Describe an error with the line of the user's code that raised it."""
     user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_code(frame.filename)]
     description = (

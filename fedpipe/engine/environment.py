@@ -16,8 +16,8 @@ import torch
 
 import fedpipe
 from fedpipe.algorithms.base import Algorithm
-from fedpipe.core.components import code_digest
-from fedpipe.core.errors import SettingsError
+from fedpipe.core.components import code_digest, pinned_files
+from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.engine.torch_env import gpus, numerics
 from fedpipe.models.base import Model
 from fedpipe.settings.execution import Execution
@@ -45,7 +45,7 @@ def describe_versions(device: torch.device) -> dict[str, Any]:
     }
 
 
-def describe_job(executor: str, device: torch.device, threads: int) -> str:
+def describe_job_environment(executor: str, device: torch.device, threads: int) -> str:
     """Describe the executor, device and cores of this process."""
     visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     name = describe_versions(device)["device"]
@@ -75,6 +75,34 @@ def _select_gpu(count: int) -> int:
     return gpus.acquire_gpu(gpus.get_gpu_names(count))
 
 
+class ComponentCode:
+    """The code of a run's components, as it was when this job began.
+
+    User code may read files of the run's key at any time, so results are written only if these are unchanged.
+    """
+
+    def __init__(self, *components: Model | Algorithm) -> None:
+        self._code_objects = [component.list_hashed_code() for component in components]
+        self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
+        self._file_stamps = {
+            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(*components)
+        }
+
+    def require_unchanged(self, run_folder: Path) -> None:
+        """Reject a result of a run if files of its key have changed since this job began."""
+        current_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in self._file_stamps}
+        changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
+        if (
+            changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests
+        ):  # only touched, or a comment
+            self._file_stamps = current_stamps
+        elif changed_files:
+            raise ArtifactError(
+                f"{run_folder}: {changed_files[0]} has changed since this job began, but the run's key depends "
+                "on its previous content. Type `fedpipe run` to plan again, or restore the file."
+            )
+
+
 def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
     """Find files of component digests that this process has not read yet: data, and later imports."""
     paths = {
@@ -88,5 +116,6 @@ def _find_unread_files(*components: Model | Algorithm) -> Iterator[Path]:
     yield from (path for path in paths if path.suffix != ".py" or path not in loaded_files)
 
 
-def _remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def remove_duplicates(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove equal descriptions of environments."""
     return [value for index, value in enumerate(values) if value not in values[:index]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -21,35 +21,41 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients import evaluation
 from fedpipe.engine.clients.executor import Executor
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.server.server import init_server, make_download
+from fedpipe.engine.server.server import make_download, make_initial_server_state
 from fedpipe.planning.new_clients import is_personal_model_trained, list_new_clients_protocols
 from fedpipe.settings.base import to_new_clients_protocol
-
-if TYPE_CHECKING:
-    from fedpipe.engine.run import Run
+from fedpipe.settings.evaluation import Evaluation
 
 
 class NewClients:
-    """The new clients of a run, with their samples ``clients``."""
+    """The new clients of a run. ``algorithm`` is bound to one more client than the run's ``trained_algorithm``."""
 
-    def __init__(self, run: Run, clients: FederatedData) -> None:
-        self._run, self.clients = run, clients
-        self.algorithm = run.algorithm.bind(run.algorithm.net, run.federation.exclude_held_out_clients(extra=1))
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        trained_algorithm: Algorithm,
+        settings: Evaluation,
+        clients: FederatedData,
+        make_executor: Callable[[Algorithm, FederatedData], Executor],
+        make_initial_model: Callable[[int], Tensors],
+    ) -> None:
+        self.algorithm, self._trained_algorithm, self._settings = algorithm, trained_algorithm, settings
+        self.clients, self._make_executor, self._make_initial_model = clients, make_executor, make_initial_model
 
     @cached_property
     def _executor(self) -> Executor:
-        return self._run.make_executor(self.algorithm, self.clients)
+        return self._make_executor(self.algorithm, self.clients)
 
     @cached_property
     def _initial_server(self) -> State:
         """The initial state of a server with one more client."""
         with torch.no_grad():
-            return init_server(self.algorithm.bind_round(0, self.clients.seed), self._run.make_initial_model)
+            return make_initial_server_state(self.algorithm.bind_round(0, self.clients.seed), self._make_initial_model)
 
     @cached_property
     def _has_personal_model(self) -> bool:
         x, _ = self.clients.gather_samples(self.clients.global_test[:1])
-        return is_personal_model_trained(self.algorithm, self._run.make_initial_model, x, self.clients.classes)
+        return is_personal_model_trained(self.algorithm, self._make_initial_model, x, self.clients.classes)
 
     def make_download_function(
         self, algorithm: Algorithm, server: State
@@ -63,12 +69,11 @@ class NewClients:
 
         ``server`` is the server's state after a round.
         """
-        settings = self._run.evaluation
-        protocols = list_new_clients_protocols(settings.protocols, self._has_personal_model)
+        protocols = list_new_clients_protocols(self._settings.protocols, self._has_personal_model)
         metrics = evaluation.evaluate_round(
-            settings.model_copy(update={"protocols": tuple(protocols)}),
+            self._settings.model_copy(update={"protocols": tuple(protocols)}),
             self._executor,
-            self._run.algorithm,
+            self._trained_algorithm,
             self.clients,
             server,
             self.make_download_function(self.algorithm, server),

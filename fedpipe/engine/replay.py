@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,8 @@ from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
 from fedpipe.core.storage.files import read_json, write_json
 from fedpipe.core.storage.layout import RunFiles
-
-if TYPE_CHECKING:
-    from fedpipe.engine.clients.executor import Executor
-    from fedpipe.engine.run import Run
+from fedpipe.engine.clients.executor import Executor
+from fedpipe.engine.rounds import Rounds
 
 #: Relative difference that other devices and executors may have after a round, because of rounding.
 ROUNDING = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05}
@@ -75,7 +73,7 @@ class Comparison:
         return f"bits differ in {', '.join(self.differing_files)} (states by {self.distance:.2g} of the round's change)"
 
 
-def replay_round(run: Run, round_number: int, executor: Executor | None = None) -> Comparison | None:
+def replay_round(run: Rounds, round_number: int, executor: Executor | None = None) -> Comparison | None:
     """Repeat a complete round with the code and device of this process. Nothing is written into the run.
 
     Parameters
@@ -95,12 +93,14 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
         copy = run.open_in_other_folder(copy_run_before_round(files, round_number, Path(folder) / files.path.name))
         copy.executor = executor or run.executor
         if round_number == 0:
-            copy.initialize()
+            copy.write_initial_round()
         elif copy.checkpoint.find_last_complete_round(round_number - 1) < round_number - 1:
             return None
         else:
             copy.run_round(round_number)
-        old, new = (read_json(compared_run.files.round(round_number).marker)["sha256"] for compared_run in (run, copy))
+        old, new = (
+            read_json(compared_run.files.get_round_files(round_number).marker)["sha256"] for compared_run in (run, copy)
+        )
         compared_files = sorted(name for name in old | new if not name.endswith(".json"))
         differing_files = [name for name in compared_files if old.get(name) != new.get(name)]
         distance = _compute_state_distance(run, copy, round_number) if differing_files else 0.0
@@ -116,7 +116,7 @@ def replay_round(run: Run, round_number: int, executor: Executor | None = None) 
         )
 
 
-def require_reproducible_round(run: Run, round_number: int) -> None:
+def require_reproducible_round(run: Rounds, round_number: int) -> None:
     """Before a run resumes with other shared code, require that this code reproduces the round.
 
     The result is recorded in the run's folder, so that this is done once.
@@ -127,7 +127,7 @@ def require_reproducible_round(run: Run, round_number: int) -> None:
         The code does not reproduce it, or a required state is missing.
     """
     made_by, environment = run.checkpoint.read_state_json(round_number)["made_by"], run.get_environment()
-    record = run.files.replay_record(round_number, environment["shared"])
+    record = run.files.get_replay_record_path(round_number, environment["shared"])
     if all(entry.get("shared") == environment["shared"] for entry in made_by) or record.is_file():
         return
     comparison = replay_round(run, round_number)
@@ -154,18 +154,18 @@ def copy_run_before_round(files: RunFiles, round_number: int, folder: Path) -> R
     copy = RunFiles(folder)
     copy.rounds_folder.mkdir(parents=True)
     copy.settings.write_bytes(files.settings.read_bytes())
-    pack_members = archive.read_members(archive.get_pack_path(files.rounds_folder))
+    pack_members = archive.read_pack_members(archive.get_pack_path(files.rounds_folder))
     earlier_members = {name: data for name, data in pack_members.items() if int(Path(name).parent.name) < round_number}
     archive.get_pack_path(copy.rounds_folder).write_bytes(archive.build_pack(earlier_members))
     for earlier_round in range(round_number):
-        if files.round(earlier_round).path.is_dir():
-            copy.round(earlier_round).path.symlink_to(
-                files.round(earlier_round).path.resolve(), target_is_directory=True
+        if files.get_round_files(earlier_round).path.is_dir():
+            copy.get_round_files(earlier_round).path.symlink_to(
+                files.get_round_files(earlier_round).path.resolve(), target_is_directory=True
             )
     return copy
 
 
-def _compute_state_distance(run: Run, copy: Run, round_number: int) -> float:
+def _compute_state_distance(run: Rounds, copy: Rounds, round_number: int) -> float:
     """Compute the distance of :class:`Comparison`. Infinite if names or shapes differ."""
     old, new = (
         _collect_state_tensors(run, round_number, round_number),
@@ -186,7 +186,7 @@ def _compute_state_distance(run: Run, copy: Run, round_number: int) -> float:
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _collect_state_tensors(run: Run, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
+def _collect_state_tensors(run: Rounds, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
     tensors = dict(_iter_tensors(run.load_server_state(state_round), "server/"))
     for client in run.checkpoint.read_state_json(round_number)["participants"]:

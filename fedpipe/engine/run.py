@@ -1,497 +1,58 @@
-"""A run: its rounds, their files, and how it resumes.
-
-A round has three steps, ``train``, ``aggregate`` and ``evaluate``. A segment runs them in one process. In the DAG of
-single rounds each step is a job. Both give the same files with the same bits. The server's state, downloads and uploads
-stay on the job's device, and only files are written on the CPU.
-"""
+"""A run: how its rounds resume, and its segments."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import itertools
-import statistics
-import sys
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
-import pyarrow as pa
-import torch
+from typing_extensions import override
 
-from fedpipe.algorithms.base import Algorithm
-from fedpipe.algorithms.batch import State
-from fedpipe.algorithms.uploads import Uploads
-from fedpipe.core import rng
-from fedpipe.core.components import code_digest, pinned_files
-from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import packing
-from fedpipe.core.storage.files import compute_file_sha256, is_stored, read_parquet, write_json, write_parquet
+from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
 from fedpipe.core.storage.layout import RunFiles
-from fedpipe.core.tensors import Tensors
-from fedpipe.engine import contract, replay
-from fedpipe.engine.blocks import Block
-from fedpipe.engine.checkpoint import Checkpoint, prune_states
-from fedpipe.engine.clients import drift, evaluation, frozen
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
-from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.load import get_input_paths, load_federated_data
-from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.environment import (
-    _find_unread_files,
-    _remove_duplicates,
-    describe_job,
-    describe_versions,
-    select_device,
-)
-from fedpipe.engine.new_clients import NewClients
-from fedpipe.engine.server.device import choose_storage_device, create_tensors_on_device_of
-from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
-from fedpipe.engine.stack.graphs import make_cuda_graph_backend
-from fedpipe.engine.stack.stack import Stack
-from fedpipe.engine.torch_env.trees import is_finite, make_contiguous, move_state
-from fedpipe.engine.weights import WeightedUploads, compute_weights, select_participants
-from fedpipe.models.base import FunctionalNetwork, Model
-from fedpipe.planning.run_settings import RunSettings
+from fedpipe.engine import replay
+from fedpipe.engine.checkpoint import prune_states
+from fedpipe.engine.environment import describe_job_environment
+from fedpipe.engine.rounds import Rounds
 from fedpipe.settings.execution import Execution
-from fedpipe.settings.params import make_single_initial_model_error
-
-WIDTH_ON_GPU = 32  #: clients per stack if `execution.stack` is auto
 
 
-class Run:
-    """A run in this process.
-
-    Parameters
-    ----------
-    files
-        Files of the run, with its ``run.yaml``.
-    execution
-        Section `execution`: device and executor.
-    threads
-        Cores of this job.
-    keep_models
-        Rounds whose states are kept, see `artifacts.keep_models`.
-    clients
-        Federated data. By default the run's data set and partition.
-    """
-
-    def __init__(
-        self,
-        files: RunFiles,
-        execution: Execution | None = None,
-        threads: int = 1,
-        keep_models: str | int = "all",
-        *,
-        clients: FederatedData | None = None,
-    ) -> None:
-        execution = execution or Execution()
-        self.files, self._keep_models = files, keep_models
-        self.settings = settings = RunSettings.read(files.settings)
-        self.federation, self.evaluation = settings.build_federation_settings(), settings.build_evaluation_settings()
-        self._device, self._threads = select_device(execution), threads
-        dtype = getattr(torch, self.federation.dtype)
-        self.clients = clients or load_federated_data(settings, dtype, self._device)  #: of the seen clients
-        family = cast(Model, settings.build_model())
-        unbound_algorithm = cast(Algorithm, settings.build_algorithm())
-        shape = tuple(self.clients.x.shape[1:])
-        build = functools.partial(family.build_initial_network, shape, self.clients.classes)
-        if family.has_frozen_base:
-            build_network, base = build, frozen.build_frozen_base(family, shape, self.clients.classes)
-            self.clients = frozen.replace_inputs_by_features(
-                self.clients, base, frozen.get_features_path(settings), threads, describe_versions(self._device)
-            )
-            build = functools.partial(frozen.build_network_above_base, family, build_network)
-        all_clients = drift.add_drift(self.clients, self.federation)
-        new_ids = self.federation.draw_held_out_clients(settings.seed)
-        self.clients = all_clients.select_clients({*all_clients.ids} - {*new_ids}) if new_ids else all_clients
-        self._has_single_model = family.has_full_weights
-        federation = self.federation
-        net = FunctionalNetwork(
-            lambda: unbound_algorithm.adapt(build()), dtype, self._device, federation.buffers, federation.precision
-        )
-        self.algorithm = unbound_algorithm.bind(net, federation.exclude_held_out_clients())
-        self._stack_width, self._graphs = execution.stack if family.is_stackable else 1, execution.graphs
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self._bind_algorithm(0), self.make_initial_model)
-            initial_kept_state = make_contiguous(init_client(self._bind_algorithm(0), server, self.make_initial_model))
-        self._storage_device = choose_storage_device(
-            self._device, server, initial_kept_state, self.make_initial_model, federation.participants
-        )
-        self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
-        self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
-        self.executor = self.make_executor(self.algorithm)
-        self.new_clients = NewClients(self, all_clients.select_clients(new_ids)) if new_ids else None
-        self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
-        self._digests = [code_digest.compute_code_digest(*objects).text for objects in self._code_objects]
-        self._file_stamps = {
-            path: pinned_files.compute_stat_fingerprint(path) for path in _find_unread_files(family, unbound_algorithm)
-        }
-        self._initial_score_caches = defaultdict[FederatedData, dict[int, Mapping[Test, Score]]](dict)
-        self._was_complete: dict[int, bool] = {}  #: whether each round had a marker when this process began it
-        self._is_copy = False
-
-    def open_in_other_folder(self, files: RunFiles) -> Run:
-        """Open the same run in another folder, a copy of its first rounds."""
-        other = copy.copy(self)
-        other.files, other._is_copy = files, True
-        other.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
-        other._was_complete = {}
-        return other
-
-    def make_executor(self, algorithm: Algorithm, clients: FederatedData | None = None) -> Executor:
-        """Make the run's executor for an algorithm, such as the extended one of a diagnostic, and some clients."""
-        stack_width, epochs, is_cuda = self._stack_width, self.evaluation.finetune_epochs, self._device.type == "cuda"
-        width = stack_width if isinstance(stack_width, int) else WIDTH_ON_GPU if is_cuda else 1
-        if self._graphs and not (is_cuda and width > 1):
-            reason = "clients train one by one" if is_cuda else "this job has no GPU"
-            print(f"execution.graphs: steps are not recorded, because {reason}.", file=sys.stderr)
-        if width > 1:
-            backend = make_cuda_graph_backend() if self._graphs and is_cuda and algorithm is self.algorithm else None
-            return Stack(algorithm, clients or self.clients, width, epochs, backend, self._storage_device)
-        return Loop(algorithm, clients or self.clients, self._threads, epochs, self._storage_device)
-
-    def make_initial_model(self, index: int) -> Tensors:
-        """Make the run's ``index``-th initial model.
-
-        Raises
-        ------
-        SettingsError
-            There is only one, because `model.weights` is a file.
-        """
-        if index and self._has_single_model:
-            raise SettingsError(make_single_initial_model_error(self.settings.algorithm["name"]))
-        return self.algorithm.net.make_initial_model(rng.derive_entropy(self.settings.seed, f"init/{index}"))
-
-    def _bind_algorithm(self, round_number: int) -> Algorithm:
-        """Bind the algorithm to a round, with the run's seed."""
-        return self.algorithm.bind_round(round_number, self.settings.seed)
-
-    def participants(self, round_number: int) -> list[int]:
-        """Select the participants of a round, in ascending order."""
-        algorithm, load_server = self._bind_algorithm(round_number), lambda: self.load_server_state(round_number - 1)
-        ids = self.clients.ids
-        sizes = self.clients.sizes[list(ids)]
-        return [ids[i] for i in select_participants(algorithm, self.settings.seed, round_number, sizes, load_server)]
-
-    def load_kept_state(self, client: int, round_number: int) -> State:
-        """Load a client's kept state after a round, with the flag that it has not trained yet."""
-        first = float(self.checkpoint.read_state_json(round_number)["last"][client] < 0)
-        return self.checkpoint.load_kept_state(client, round_number) | {FIRST: torch.tensor(first)}
-
-    def load_server_state(self, round_number: int) -> State:
-        """Load the server's state after a round."""
-        return self.checkpoint.load_server_state(round_number)
-
-    def make_task(
-        self,
-        phase: Phase,
-        round_number: int,
-        ids: Sequence[int],
-        tests: Sequence[Test] = (),
-        participants: Sequence[int] | None = None,
-        samples_round: int | None = None,
-    ) -> ClientTask:
-        """Make the task of a phase, which begins with the states of the previous round."""
-        server, get_positions = self.load_server_state(round_number - 1), self.clients.get_client_positions
-        send = functools.partial(make_download, self._bind_algorithm(round_number), server, get_positions)
-        get_kept_state = functools.partial(self.load_kept_state, round_number=round_number - 1)
-        return ClientTask(
-            phase,
-            round_number,
-            ids,
-            get_kept_state,
-            send,
-            tests,
-            participants,
-            metrics=self.evaluation.recorded_metrics,
-            samples_round=samples_round,
-        )
-
-    def initialize(self) -> None:
-        """Write round 0: the server's initial state."""
-        with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = move_state(
-                make_contiguous(init_server(self._bind_algorithm(0), self.make_initial_model)), self._storage_device
-            )
-        last_rounds = [-1] * self.federation.clients
-        extra_entries = {
-            "observed": {},
-            "made_by": [self.get_environment()],
-            "trained_on": dict(self.clients.data_checksums),
-        }
-        self.checkpoint.write_round_states(0, server, [], [], {}, last=last_rounds, **extra_entries)
-        self.checkpoint.mark_round_complete(0, {})
-
-    def train(self, round_number: int, ids: Sequence[int]) -> Block:
-        """Train some participants."""
-        self._require_resumable(round_number)
-        start_time = time.perf_counter()
-        test_lists = evaluation.get_test_sets_after_training(self.evaluation, self._is_evaluated(round_number)).values()
-        tests: list[Test] = sorted({test for test_list in test_lists for test in test_list})
-        participants = self.participants(round_number)
-        block = Block(
-            self.settings.key,
-            round_number,
-            self.get_environment(),
-            stacks=self.executor.describe_stacks(participants, round_number),
-        )
-        for outcome in self.executor.run(self.make_task("train", round_number, ids, tests, participants)):
-            contract.require_same_structure(
-                self.algorithm, "keep", outcome.kept_state, self._initial_kept_state, "init_client"
-            )
-            contract.require_same_structure(
-                self.algorithm, "upload", outcome.upload, (block.uploads or [outcome.upload])[0], "another client"
-            )
-            block.add_outcome(outcome)
-        self._require_same_code()  # another job aggregates the block
-        block.seconds = time.perf_counter() - start_time
-        return block
-
-    def aggregate(self, round_number: int, blocks: Sequence[Block]) -> None:
-        """Aggregate the uploads to the server's next state, and write all states.
-
-        Raises
-        ------
-        ArtifactError
-            A block belongs to another run or round, or the blocks have other clients than the round.
-        """
-        self._require_own_blocks(round_number, blocks)
-        self._require_resumable(round_number)
-        start_time, block = time.perf_counter(), Block.from_blocks(blocks, self._storage_device)
-        weighted_uploads = self._compute_upload_weights(round_number, block)
-        uploads, server = weighted_uploads.uploads, self.load_server_state(round_number - 1)
-        if len(uploads):  # otherwise the round changes nothing
-            previous_server = server
-            with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-                numbered = weighted_uploads.renumber_uploads(self.clients.get_client_positions(block.ids))
-                server = make_contiguous(aggregate_uploads(self._bind_algorithm(round_number), server, numbered))
-            contract.require_same_structure(self.algorithm, "aggregate", server, previous_server, "init")
-        hashes = self._record_participants(round_number, weighted_uploads)
-        hashes |= self._write_exchanged_matrices(round_number, server, uploads)
-        made_by = _remove_duplicates([block.made_by for block in blocks])
-        environment = self.get_environment()
-        if all(
-            (entry["shared"], entry["device"]) != (environment["shared"], environment["device"]) for entry in made_by
-        ):
-            made_by.append(environment)  # blocks were made in another environment than the server's state
-        with create_tensors_on_device_of(server):
-            metric_values = contract.validate_metrics(self.algorithm, self.algorithm.metrics(server))
-        self._require_same_code()
-        extra_entries = {"observed": metric_values, "made_by": made_by, "trained_on": dict(self.clients.data_checksums)}
-        extra_entries |= {"stacks": block.stacks} if block.stacks else {}
-        self.checkpoint.write_round_states(
-            round_number, server, list(uploads.ids), weighted_uploads.kept_states, hashes, **extra_entries
-        )
-        epoch_counts = [self.federation.count_epochs(int(self.clients.sizes[client])) for client in block.ids]
-        epoch_seconds = statistics.fmean(
-            seconds / count for seconds, count in zip(block.client_seconds, epoch_counts, strict=True)
-        )
-        seconds = {"train": block.seconds, "epoch": epoch_seconds, "aggregate": time.perf_counter() - start_time}
-        self._record_times(round_number, **seconds)
-
-    def _require_own_blocks(self, round_number: int, blocks: Sequence[Block]) -> None:
-        """Reject blocks of another run or round."""
-        for index, block in enumerate(blocks):
-            if (block.run, block.round) != (self.settings.key, round_number):
-                raise ArtifactError(
-                    f"{self.files.round(round_number).block_uploads(index)} belongs to round {block.round} of run "
-                    f"{block.run} instead of round {round_number} of run {self.settings.key}. Delete it and run again."
-                )
-
-    def _compute_upload_weights(self, round_number: int, block: Block) -> WeightedUploads:
-        """Compute the weights of a round's uploads."""
-        if block.ids != self.participants(round_number):
-            path = self.files.round(round_number).path
-            raise ArtifactError(
-                f"{path}: its blocks contain the clients {block.ids} instead of {self.participants(round_number)}. "
-                "Delete the folder and run again."
-            )
-        client_states = zip(block.uploads, block.kept_states, strict=True)
-        finite_mask = np.array(torch.stack([is_finite(states) for states in client_states]).tolist())
-        weights = compute_weights(self.federation, self.clients.sizes[block.ids])
-        return WeightedUploads(block, finite_mask, finite_mask * weights)
-
-    def _record_participants(self, round_number: int, weighted_uploads: WeightedUploads) -> dict[str, str]:
-        """Write the participants and their accuracies after training. Return the files' hashes."""
-        files, block = self.files.round(round_number), weighted_uploads.block
-        participants = {
-            "client": pa.array(block.ids, pa.int32()),
-            "samples": pa.array(self.clients.sizes[block.ids], pa.int64()),
-            "finite": pa.array(weighted_uploads.finite_mask, pa.bool_()),
-            "weight": pa.array(weighted_uploads.weights / max(weighted_uploads.weights.sum(), 1), pa.float64()),
-            "bytes_down": pa.array(block.bytes_down, pa.int64()),
-            "bytes_up": pa.array(block.bytes_up, pa.int64()),
-        }
-        hashes = {files.participants.name: write_parquet(files.participants, pa.table(participants))}
-        scores_by_client = dict(
-            zip(block.ids, block.scores, strict=True)
-        )  # includes failed updates, because omitting them would flatter the result
-        scores = {
-            "trained": scores_by_client,
-            "kept": dict(itertools.compress(scores_by_client.items(), weighted_uploads.finite_mask)),
-        }
-        for model, tests in evaluation.get_test_sets_after_training(
-            self.evaluation, self._is_evaluated(round_number)
-        ).items():
-            model_scores = {
-                client: {test: client_scores[test] for test in tests} for client, client_scores in scores[model].items()
-            }
-            path = {"trained": files.trained_accuracies, "kept": files.kept_accuracies}[model]
-            table = evaluation.make_metrics_table(self.evaluation, round_number, model, model_scores)
-            hashes[path.name] = write_parquet(path, table)
-        return hashes
-
-    def _write_exchanged_matrices(self, round_number: int, server: State, uploads: Uploads) -> dict[str, str]:
-        """Write exchanged matrices, if any. Return the file's hash."""
-        with create_tensors_on_device_of(server):
-            matrices = {-1: self.algorithm.matrices(server)}
-            matrices |= {client: self.algorithm.matrices(upload) for client, _, upload in uploads}
-        if not matrices[-1]:
-            return {}
-        path = self.files.round(round_number).exchanged_matrices
-        return {path.name: write_parquet(path, evaluation.make_matrices_table(round_number, "exchanged", matrices))}
-
-    def evaluate(self, round_number: int) -> None:
-        """Evaluate a round and mark it as complete."""
-        self.checkpoint.read_state_json(round_number)  # requires the round's states
-        self._require_resumable(round_number)
-        self._require_same_data(round_number)
-        start_time, files, hashes = time.perf_counter(), self.files.round(round_number), {}
-        if self._is_evaluated(round_number):
-            server = self.load_server_state(round_number)
-            get_kept_state = functools.partial(self.load_kept_state, round_number=round_number)
-            result = evaluation.evaluate_round(
-                self.evaluation,
-                self.executor,
-                self.algorithm,
-                self.clients,
-                server,
-                functools.partial(make_download, self.algorithm, server, self.clients.get_client_positions),
-                get_kept_state,
-                round_number,
-                next_participants=self.participants(round_number + 1),
-            )
-            metrics = result.metrics
-            if self.new_clients:
-                new_metrics = self.new_clients.evaluate(server, get_kept_state, round_number)
-                metrics = pa.concat_tables([metrics, new_metrics])
-            if evaluation.get_test_sets(self.evaluation, "kept"):
-                last = self.checkpoint.read_state_json(round_number)["last"]
-                last_rounds = {client: last[client] for client in self.clients.ids}
-                kept_table = evaluation.make_kept_model_table(
-                    self.evaluation,
-                    round_number,
-                    self.clients,
-                    last_rounds,
-                    self._read_last_accuracies,
-                    functools.partial(self._score_initial_models, round_number),
-                )
-                metrics = pa.concat_tables([metrics, kept_table])
-            hashes[files.metrics.name] = write_parquet(files.metrics, metrics)
-            if result.matrices is not None:
-                hashes[files.matrices.name] = write_parquet(files.matrices, result.matrices)
-        self._require_same_code()
-        self._record_times(round_number, evaluate=time.perf_counter() - start_time)
-        self.checkpoint.mark_round_complete(round_number, hashes)
-
-    def _record_times(self, round_number: int, **seconds: float) -> None:
-        """Write the seconds of a round's steps, unless another process has completed the round."""
-        files = self.files.round(round_number)
-        if self._was_complete.get(round_number) or not is_stored(files.marker):
-            write_json(files.times, self.checkpoint.read_times(round_number) | seconds)
-
-    def _read_last_accuracies(self, round_number: int) -> pa.Table:
-        """Read the recorded accuracies of a round's participants for the kept protocols."""
-        path = self.files.round(round_number).kept_accuracies
-        return read_parquet(path, self.checkpoint.read_state_json(round_number)["sha256"][path.name])
-
-    def _score_initial_models(
-        self, round_number: int, ids: Sequence[int], tests: Sequence[Test]
-    ) -> dict[int, Mapping[Test, Score]]:
-        """Score the initial models of clients on their samples of a round, each once per process."""
-        cache = self._initial_score_caches[self.clients.select_round_samples(round_number)]
-        task = self.make_task("begin", 1, [client for client in ids if client not in cache], tests, None, round_number)
-        cache |= {outcome.client: outcome.scores for outcome in self.executor.run(task)}
-        return {client: cache[client] for client in ids}
-
-    def run_round(self, round_number: int) -> None:
-        """Run a complete round in this process."""
-        self.aggregate(round_number, [self.train(round_number, self.participants(round_number))])
-        self.evaluate(round_number)
+class Run(Rounds):
+    """A run in this process, with the parameters of its :class:`Rounds`."""
 
     def run_segment(self, stop: int) -> Iterator[int]:
         """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""
         packing.delete_temporary_files(self.files.path)
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
-            self.initialize()
+            self.write_initial_round()
             last_complete = 0
         self._require_same_data(last_complete)
         yield last_complete
         numbers = range(last_complete + 1, stop + 1)
-        damaged_rounds = [number for number in numbers if is_stored(self.files.round(number).marker)]  # but damaged
+        damaged_rounds = [
+            number for number in numbers if is_stored(self.files.get_round_files(number).marker)
+        ]  # but damaged
         for number in numbers:
-            if number in damaged_rounds or not is_stored(self.files.round(number).marker):
+            if number in damaged_rounds or not is_stored(self.files.get_round_files(number).marker):
                 self.run_round(number)  # unless another study has completed it
             prune_states(self.files, number, self._keep_models)
             yield number
         packing.pack_folder(self.files.rounds_folder)
-        markers = {number: self.files.round(number).marker for number in range(stop + 1)}
+        markers = {number: self.files.get_round_files(number).marker for number in range(stop + 1)}
         hashes = {str(number): compute_file_sha256(marker) for number, marker in markers.items()}
-        write_json(self.files.segment_manifest(stop), {"rounds": hashes})
+        write_json(self.files.get_segment_manifest_path(stop), {"rounds": hashes})
 
     def describe_environment(self) -> str:
         """Describe device and executor of this process."""
-        return describe_job(self.executor.name, self._device, self._threads)
+        return describe_job_environment(self.executor.name, self._device, self._threads)
 
-    def _require_resumable(self, round_number: int) -> None:
-        """Require before a round that data are unchanged and that the shared code reproduces the previous round."""
-        self._was_complete.setdefault(round_number, is_stored(self.files.round(round_number).marker))
-        if not self._is_copy:
-            self._require_same_data(round_number - 1)
-            replay.require_reproducible_round(self, round_number - 1)
-
-    def _require_same_code(self) -> None:
-        """Reject a result if files of the key changed meanwhile, because user code may read them at any time."""
-        current_stamps = {path: pinned_files.compute_stat_fingerprint(path) for path in self._file_stamps}
-        changed_files = [path for path, stamp in self._file_stamps.items() if current_stamps[path] != stamp]
-        if (
-            changed_files and code_digest.recompute_code_digests(*self._code_objects) == self._digests
-        ):  # only touched, or a comment
-            self._file_stamps = current_stamps
-        elif changed_files:
-            raise ArtifactError(
-                f"{self.files.path}: {changed_files[0]} has changed since this job began, but the run's key depends "
-                "on its previous content. Type `fedpipe run` to plan again, or restore the file."
-            )
-
-    def _require_same_data(self, round_number: int) -> None:
-        """Require that round 0 and the previous round were made with the current data."""
-        checksums = self.clients.data_checksums
-        for earlier_round in (0, round_number):
-            if not is_stored(self.files.round(earlier_round).complete_states_marker):
-                continue
-            recorded_checksums = self.checkpoint.read_state_json(earlier_round).get("trained_on", {})
-            for name in checksums:
-                if recorded_checksums.get(name) != checksums[name]:
-                    paths = {**get_input_paths(self.settings), "features": frozen.get_features_path(self.settings)}
-                    raise ArtifactError(
-                        f"{self.files.path}: {paths[name]} has changed since round {earlier_round}. The content of "
-                        f"the {name} has the SHA-256 {checksums[name]} instead of "
-                        f"{recorded_checksums.get(name, '(not recorded)')}. Restore it, for example by `dvc checkout`, "
-                        f"or delete {self.files.path} and type `fedpipe run` to recompute the run."
-                    )
-
-    def _is_evaluated(self, round_number: int) -> bool:
-        return round_number % self.evaluation.every == 0
-
-    def get_environment(self) -> dict[str, Any]:
-        """Get the environment on which bits depend: executor, device, versions."""
-        return {"executor": self.executor.name, **describe_versions(self._device)}
+    @override
+    def _begin_step(self, round_number: int) -> None:
+        """Require also that data are unchanged and that the shared code reproduces the previous round."""
+        super()._begin_step(round_number)
+        self._require_same_data(round_number - 1)
+        replay.require_reproducible_round(self, round_number - 1)
 
 
 def open_run(path: Path, execution: Execution, threads: int = 1, keep_models: str | int = "all") -> Run:

@@ -53,7 +53,7 @@ def select_participants(
     return draw_participants(algorithm.federation, seed, round_number)
 
 
-def compute_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def compute_aggregation_weights(federation: Federation, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Compute the weights of clients with these numbers of samples."""
     return sizes if federation.weighting == "count" else np.ones_like(sizes)
 

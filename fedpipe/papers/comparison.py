@@ -13,7 +13,7 @@ from fedpipe.papers import layouts, published
 from fedpipe.papers.layouts import Claim, Paper
 from fedpipe.papers.published import CellId, PublishedNumber
 from fedpipe.report import contrasts
-from fedpipe.report.contrasts import ColumnOrder, Contrast, Number, Spread
+from fedpipe.report.contrasts import ColumnOrder, Contrast, RunMean, Spread
 
 Preset: TypeAlias = Literal["full", "reduced", "smoke"]
 ColumnKey: TypeAlias = tuple[str, str, str, str]  #: paper, table, column and metric
@@ -39,7 +39,7 @@ class MeasuredCell:
     searched values have not run. ``trace_command`` prints where the number comes from.
     """
 
-    number: Number | None
+    number: RunMean | None
     keys: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
     diverged_runs: int = 0
@@ -52,11 +52,11 @@ class MeasuredCell:
     reason: str = ""
 
     @property
-    def comparable_number(self) -> Number | None:
+    def comparable_number(self) -> RunMean | None:
         """The number with the sampling error of its test set. None on generated data."""
         return None if self.number is None or self.is_generated else self.add_sampling_error(self.number)
 
-    def add_sampling_error(self, number: Number, partition_std: float = 0.0) -> Number:
+    def add_sampling_error(self, number: RunMean, partition_std: float = 0.0) -> RunMean:
         """The number of runs on this cell's test set, or on other partitions, which vary by ``partition_std``."""
         error = contrasts.compute_sampling_error(number.mean, self.test_samples) if self.test_samples else 0.0
         return replace(number, min_std=math.hypot(error, partition_std))
@@ -92,7 +92,7 @@ class ComparedCell:
     verdict: Verdict | None
 
     @property
-    def number(self) -> Number | None:
+    def measured_number(self) -> RunMean | None:
         """The measured number."""
         return self.measurement.number if self.measurement else None
 
@@ -108,7 +108,7 @@ class ComparedCell:
             return AGREES if self.verdict.agrees else DIFFERS
         if self.published_number is None or self.published_number.status == "absent":
             return UNPUBLISHED
-        if self.measurement and self.number:
+        if self.measurement and self.measured_number:
             return ON_GENERATED_DATA if self.measurement.is_generated else UNJUDGED
         return UNMEASURED
 
@@ -133,11 +133,11 @@ class PaperComparison:
 
     preset: Preset
     cells: Mapping[CellId, ComparedCell]
-    columns: Mapping[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]
+    columns: Mapping[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]]
     orders: Mapping[tuple[str, str, str, str], ColumnOrder]
 
 
-def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
+def compare_with_published_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset) -> PaperComparison:
     """Join measured with published cells, and judge what the preset allows: values only at preset ``full``."""
     if preset not in get_args(Preset):
         raise ValueError(f"preset {preset!r} is unknown. Use one of {', '.join(get_args(Preset))}.")
@@ -159,12 +159,14 @@ def compare_cells(measured_cells: Mapping[CellId, MeasuredCell], preset: Preset)
                 f"measured cells: {tuple(cell_id)} is computed from other cells. Remove it from the measured cells."
             )
         all_measured |= derived_cells
-    columns = _group_by_column({} if preset == "smoke" else all_measured)
+    columns = _group_numbers_by_column({} if preset == "smoke" else all_measured)
     cells = {}
     for cell_id in list_all_cell_ids():
         pair = published.load_published().get(cell_id), all_measured.get(cell_id)
         spread = _pool_standard_deviations(*columns.get(_get_column_key(cell_id), ({}, {})))
-        cells[cell_id] = ComparedCell(cell_id, *pair, _judge_cell(*pair, spread) if preset == "full" else None)
+        cells[cell_id] = ComparedCell(
+            cell_id, *pair, _compute_cell_verdict(*pair, spread) if preset == "full" else None
+        )
     return PaperComparison(preset, cells, columns, _compare_all_orders(columns))
 
 
@@ -173,7 +175,7 @@ def encode_comparison_csv(comparison: PaperComparison) -> bytes:
     rows = []
     for cell_id, number in published.load_published().items():
         cell = comparison.cells[cell_id]
-        ours = cell.number or Number(math.nan)
+        ours = cell.measured_number or RunMean(math.nan)
         keys = " ".join(cell.measurement.keys) if cell.measurement else ""
         numbers = number.mean, number.std, number.runs, number.status, ours.mean, ours.std, ours.runs
         origin = "; ".join(dict.fromkeys(cell.measurement.origins.values())) if cell.measurement else ""
@@ -198,7 +200,7 @@ def list_table_cell_ids(paper: Paper, table_name: str) -> list[CellId]:
     return [cell_id for cell_id in paper.iter_cell_ids(table_name) if cell_id in published_numbers or not is_sparse]
 
 
-def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
+def compute_claim_checks(paper: Paper, name: str, claim: Claim, comparison: PaperComparison) -> list[ClaimCheck]:
     """Check a claim column by column. Runs at preset smoke or on generated data show nothing."""
     checks = []
     for column in claim.columns or paper.tables[name].column_paths:
@@ -213,7 +215,9 @@ def check_claim(paper: Paper, name: str, claim: Claim, comparison: PaperComparis
     return checks
 
 
-def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None) -> Verdict | None:
+def _compute_cell_verdict(
+    number: PublishedNumber | None, cell: MeasuredCell | None, spread: Spread | None
+) -> Verdict | None:
     """Whether a measured value agrees: the interval of the difference contains zero, or a formula's value is equal.
 
     The interval includes the sampling error and, if the table has it, the variation between partitions.
@@ -237,19 +241,19 @@ def _judge_cell(number: PublishedNumber | None, cell: MeasuredCell | None, sprea
     return None
 
 
-def _get_published_number(number: PublishedNumber) -> Number:
-    return Number(cast(float, number.mean), number.std, number.runs)
+def _get_published_number(number: PublishedNumber) -> RunMean:
+    return RunMean(cast(float, number.mean), number.std, number.runs)
 
 
 def _get_column_key(cell_id: CellId) -> ColumnKey:
     return cell_id.paper, cell_id.table, cell_id.column, cell_id.metric
 
 
-def _group_by_column(
+def _group_numbers_by_column(
     measured_cells: Mapping[CellId, MeasuredCell],
-) -> dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]]:
+) -> dict[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]]:
     """The targets of each column by row, and the measured numbers of these rows."""
-    columns: dict[ColumnKey, tuple[dict[str, Number], dict[str, Number]]] = {}
+    columns: dict[ColumnKey, tuple[dict[str, RunMean], dict[str, RunMean]]] = {}
     for cell_id, number in published.load_published().items():
         if number.status == "target":
             targets, ours = columns.setdefault(_get_column_key(cell_id), ({}, {}))
@@ -260,7 +264,7 @@ def _group_by_column(
 
 
 def _compare_all_orders(
-    columns: Mapping[ColumnKey, tuple[Mapping[str, Number], Mapping[str, Number]]],
+    columns: Mapping[ColumnKey, tuple[Mapping[str, RunMean], Mapping[str, RunMean]]],
 ) -> dict[tuple[str, str, str, str], ColumnOrder]:
     """Compare the orders of each column's methods: all, those with one global model, and personalized ones."""
     orders = {}
@@ -272,17 +276,17 @@ def _compare_all_orders(
             published_side, measured_side = (
                 {row: number for row, number in side.items() if name in ("all", kinds[row])} for side in (targets, ours)
             )
-            if order := contrasts.compare_orders(published_side, measured_side):
+            if order := contrasts.compare_method_orders(published_side, measured_side):
                 orders[paper, table, column, name] = order
     return orders
 
 
-def _pool_standard_deviations(targets: Mapping[str, Number], ours: Mapping[str, Number]) -> Spread | None:
+def _pool_standard_deviations(targets: Mapping[str, RunMean], ours: Mapping[str, RunMean]) -> Spread | None:
     return contrasts.pool_standard_deviations([*targets.values(), *ours.values()])
 
 
 def _compute_claim_contrast(
-    claim: Claim, numbers: Mapping[str, Number], spread: Spread | None
+    claim: Claim, numbers: Mapping[str, RunMean], spread: Spread | None
 ) -> tuple[Contrast | None, str]:
     """The difference that a claim is about, with the rival row."""
     rivals = [row for row in numbers if row != claim.row and claim.rival in {None, row}]

@@ -70,47 +70,47 @@ def render_figure(paper: Paper, figure: Figure, frame: pd.DataFrame) -> str:
     emphasis = ("FedAvg", paper.paper)
     match figure.form:
         case "curves":
-            return panels.render_lines(frame, "round", y_label, emphasis, note=note)
+            return panels.draw_line_panels(frame, "round", y_label, emphasis, note=note)
         case "sweep":
-            return panels.render_lines(frame, x_label, y_label, emphasis, True, figure.log, note)
+            return panels.draw_line_panels(frame, x_label, y_label, emphasis, True, figure.log, note)
         case "traces":
             frame = frame.assign(line="class " + frame["class"].astype(str))
             frame = frame.rename(columns={"step": "x", "value": "mean", "share": "target"})
             note = f"◂: true class fraction p. {note}"
-            return panels.render_lines(frame, "step of the first epoch", "estimated class fraction p̃", note=note)
+            return panels.draw_line_panels(frame, "step of the first epoch", "estimated class fraction p̃", note=note)
         case "bars":
             frame = frame.rename(columns={"line": "category", "target": "line", "value": "mean"})
-            return panels.render_bars(frame, "rounds to the target", note=note)
+            return panels.draw_bar_panels(frame, "rounds to the target", note=note)
         case "layers":
             names = {name: f"layer {index + 1}" for index, name in enumerate(frame["layer"].unique())}
             frame = frame.assign(category=frame["layer"].map(names))
             note = f"Mean and standard deviation over clients. Layers are counted from the input. {note}"
-            return panels.render_bars(frame, "gradient norm", note=note)
+            return panels.draw_bar_panels(frame, "gradient norm", note=note)
         case "counts":
-            return panels.render_heatmaps(frame, "class", "client", "training samples", 0.5, note)
+            return panels.draw_heatmap_panels(frame, "class", "client", "training samples", 0.5, note)
         case "norms":
             row_labels = frame["panel"].str.endswith("class models").map({True: "class model", False: "client"})
             frame = frame.assign(row_label=row_labels)
             note = f"Fraction of the samples, or of the sum of the norms, of each class. {note}"
-            return panels.render_heatmaps(frame, "class", "client", "fraction", 0.5, note)
+            return panels.draw_heatmap_panels(frame, "class", "client", "fraction", 0.5, note)
         case "matrices":
             note = f"SL: mean soft label of each class. CR: relation of classes in the head. {note}"
-            return panels.render_heatmaps(frame, "class", "class", "", note=note)
+            return panels.draw_heatmap_panels(frame, "class", "class", "", note=note)
         case "shares":
             frame = frame.assign(panel=frame["panel"].str.replace(r", client \d+", "", regex=True))
             frame = frame.rename(columns={"share": "x", "norm": "y"})
             contrary = "against the claim if its norm is above that of a class with less than half as many samples"
             note = f"A point is a class of a client. It is {contrary}. {note}"
-            return panels.render_points(frame, "fraction of the samples", "relative norm of the row", note)
+            return panels.draw_point_panels(frame, "fraction of the samples", "relative norm of the row", note)
         case "features":
-            return panels.render_embedding(frame, note)
-    return panels.render_surface(frame, "training loss", note)
+            return panels.draw_embedding_panels(frame, note)
+    return panels.draw_surface_panels(frame, "training loss", note)
 
 
 def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFigure | str:
     if figure.form == "none":
         return figure.reason
-    runs, missing = _select_runs(paper, figure, find_study)
+    runs, missing = _select_figure_runs(paper, figure, find_study)
     rows = FRAME_BUILDERS[figure.form](figure, runs) if runs else []
     if not len(rows):
         reason = comparison.NOT_RUN if not runs else "its diagnostics have not run"
@@ -124,7 +124,9 @@ def _draw_figure(paper: Paper, figure: Figure, find_study: StudyFinder) -> SvgFi
     return SvgFigure(render_figure(paper, figure, frame), csv, is_generated, "; ".join(texts), origin)
 
 
-def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple[list[FigureRun], dict[str, list[str]]]:
+def _select_figure_runs(
+    paper: Paper, figure: Figure, find_study: StudyFinder
+) -> tuple[list[FigureRun], dict[str, list[str]]]:
     """The finished runs of a figure, and the names of the others by the reason why they are missing."""
     tables = sorted([*paper.tables.values()][::-1], key=lambda table: table.study == figure.study)  # own names win
     titles = {row.method: name for table in tables for name, row in [*table.rows.items()][::-1] if row.method}
@@ -136,7 +138,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
         if study is None:
             missing.setdefault(NO_STUDY, []).append(selection.study or "")
             continue
-        cells = [cell for cell in results.sort_cells(study.plan) if _is_selected(selection, cell)]
+        cells = [cell for cell in results.sort_cells(study.plan) if _is_cell_selected(selection, cell)]
         if not cells:
             missing.setdefault(f"not part of preset {study.plan.preset}", []).append(selection.study or "")
         for cell in cells:
@@ -150,7 +152,7 @@ def _select_runs(paper: Paper, figure: Figure, find_study: StudyFinder) -> tuple
     return runs, missing
 
 
-def _is_selected(selection: RunSelection, cell: Cell) -> bool:
+def _is_cell_selected(selection: RunSelection, cell: Cell) -> bool:
     """Whether a selection contains a cell. Names of the grid that don't concern the cell's method are ignored."""
     for name, value in selection.where.items():
         if name in cell.grid and cell.grid[name] not in (value if isinstance(value, list | tuple) else [value]):

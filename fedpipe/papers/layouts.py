@@ -93,7 +93,7 @@ class Table(_LayoutModel):
 
     @field_validator("rows", mode="before")
     @classmethod
-    def _expand_rows(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
+    def _expand_row_labels(cls, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Expand a row that is only a label to a method with the row's name."""
         entries = {name: {"method": row} if isinstance(row, str) else row for name, row in rows.items()}
         return {name: {"stub": (name,), **entry} for name, entry in entries.items()}
@@ -104,7 +104,7 @@ class Table(_LayoutModel):
         return {name: path for path, name in _iter_column_paths(self.columns)}
 
     @property
-    def head_rows(self) -> list[list[tuple[str, int]]]:
+    def header_rows(self) -> list[list[tuple[str, int]]]:
         """The rows of the head from its top: labels with the number of columns that each spans."""
         paths = list(self.column_paths.values())
         depth = max(map(len, paths), default=0)

@@ -22,7 +22,7 @@ from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import PaperStudy
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 
 StudyFinder = Callable[[str], PaperStudy | None]  #: a paper's study by its name
 NO_STUDY = "its study is not planned at this preset"
@@ -43,7 +43,7 @@ def measure_paper_cells(paper: Paper, find_study: StudyFinder) -> dict[CellId, M
 def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: StudyFinder) -> MeasuredCell:
     method, column = table.rows[cell_id.row].method or "", cell_id.column
     if cell_id.metric == "server_memory_million_parameters":
-        return MeasuredCell(Number(_count_stored_server_elements(method, int(column)), runs=1))
+        return MeasuredCell(RunMean(_count_stored_server_elements(method, int(column)), runs=1))
     study = find_study(table.study) if table.study else None
     original = paper.find_original_cell(cell_id)
     if original and study and not study.get_cells(method, column):  # a column of another table's study
@@ -53,16 +53,16 @@ def _measure_cell(paper: Paper, table: Table, cell_id: CellId, find_study: Study
         return MeasuredCell(None, reason=NO_STUDY if table.study else comparison.NOT_RUN)
     parameter = table.parameters.get(cell_id.row, {}).get(column, "")
     if cell_id.metric == "hyperparameter":
-        return _read_parameter(study, method, parameter, column)
+        return _read_parameter_value(study, method, parameter, column)
     if cell_id.metric == "communication_cost":
         return _measure_communication_cost(study, method, parameter)
     if cell_id.metric == "time":
-        return _measure_over_seeds(study, method, column, lambda cell: study.get_run(cell).epoch_seconds)
+        return _measure_mean_over_seeds(study, method, column, lambda cell: study.get_run(cell).epoch_seconds)
     return _measure_accuracy(study, method, column)
 
 
 def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCell:
-    measured_cell = _measure_over_seeds(study, method, column, study.get_accuracy)
+    measured_cell = _measure_mean_over_seeds(study, method, column, study.get_accuracy)
     if measured_cell.number is None:
         return measured_cell
     first = next(
@@ -73,7 +73,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     run, protocol = study.get_run(first), study.get_protocol(method)
     point = results.describe_grid_point(results.format_grid_point(study.plan, first))
     name = ".".join(filter(None, (method, point, protocol)))
-    table = study.plan.study_files.result_table("md")
+    table = study.plan.study_files.get_result_table_path("md")
     return replace(
         measured_cell,
         test_samples=run.count_test_samples(protocol),
@@ -82,7 +82,7 @@ def _measure_accuracy(study: PaperStudy, method: str, column: str) -> MeasuredCe
     )
 
 
-def _measure_over_seeds(
+def _measure_mean_over_seeds(
     study: PaperStudy, method: str, column: str, get_value: Callable[[Cell], float | None]
 ) -> MeasuredCell:
     """A number over seeds. If the study searches parameters, of the best searched values."""
@@ -97,12 +97,12 @@ def _measure_over_seeds(
     frame = pd.DataFrame(rows, columns=["searched", "seed", "cell", "value"])
     selection = frame["cell"].map(study.get_selection_accuracy).groupby(frame["searched"], sort=False).mean()
     best = frame[frame["searched"] == selection.idxmax()]
-    number = Number.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
-    measured_cell = _describe_measurement(study, number, list(best["cell"]))
+    number = RunMean.from_values(dict(zip(best["seed"], map(float, best["value"]), strict=True)))
+    measured_cell = _make_measured_cell(study, number, list(best["cell"]))
     return replace(measured_cell, is_incomplete=bool(study.get_missing_cells(method, column)))
 
 
-def _describe_measurement(study: PaperStudy, number: Number, cells: Sequence[Cell]) -> MeasuredCell:
+def _make_measured_cell(study: PaperStudy, number: RunMean, cells: Sequence[Cell]) -> MeasuredCell:
     runs = [study.get_run(cell) for cell in cells]
     return MeasuredCell(
         number,
@@ -113,14 +113,14 @@ def _describe_measurement(study: PaperStudy, number: Number, cells: Sequence[Cel
     )
 
 
-def _read_parameter(study: PaperStudy, method: str, parameter: str, column: str) -> MeasuredCell:
+def _read_parameter_value(study: PaperStudy, method: str, parameter: str, column: str) -> MeasuredCell:
     """A setting of a method, as its runs have it. A column may name data, as in ``k/CIFAR-10``."""
     data = column.partition("/")[2].split(" and ")
     for cell in study.plan.cells:
         cell_data = study.get_column_name(cell).rpartition("/")[2].rstrip("*")
         is_selected = cell.algorithm == method and (data == [""] or cell_data in data)
         if is_selected and (value := study.read_settings(cell)["algorithm"].get(parameter)) is not None:
-            return MeasuredCell(Number(float(value), runs=1), keys=(cell.key,))
+            return MeasuredCell(RunMean(float(value), runs=1), keys=(cell.key,))
     return MeasuredCell(None, reason=f"not part of preset {study.plan.preset}")
 
 
@@ -132,10 +132,10 @@ def _measure_communication_cost(study: PaperStudy, method: str, parameter: str) 
         return MeasuredCell(
             None, reason=study.explain_missing_number(method, study.get_column_name(study.plan.cells[0]))
         )
-    traffic, baseline_traffic = (study.get_run(each).traffic for each in (cell, baselines[0]))
+    traffic, baseline_traffic = (study.get_run(each).last_round_traffic for each in (cell, baselines[0]))
     cost = (traffic.down + traffic.up) / baseline_traffic.up
     models = study.read_settings(cell)["algorithm"][parameter] if parameter else 1
-    measured_cell = _describe_measurement(study, Number.from_values({cell.seed: cost}), [cell])
+    measured_cell = _make_measured_cell(study, RunMean.from_values({cell.seed: cost}), [cell])
     return replace(measured_cell, expected=None if models is None else 1.0 + models)
 
 
@@ -159,12 +159,12 @@ def measure_prose_number(text: Text, find_study: StudyFinder) -> MeasuredCell:
     if study is None:
         return MeasuredCell(None, reason=NO_STUDY if text.study else comparison.NOT_RUN)
     if text.metric == "hyperparameter":
-        return _read_parameter(study, text.method, text.parameter, text.column)
+        return _read_parameter_value(study, text.method, text.parameter, text.column)
     if text.metric == "counterexamples":
-        return _count_counterexamples(study)
+        return _count_clients_with_contradicting_class(study)
     if text.rival:
         cells = [
-            _measure_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
+            _measure_mean_over_seeds(study, name, text.column, study.get_accuracy) for name in (text.method, text.rival)
         ]
         return cells[0].compute_scaled_difference(cells[1])
     return _find_best_parameter_value(study, text)
@@ -181,10 +181,10 @@ def _find_best_parameter_value(study: PaperStudy, text: Text) -> MeasuredCell:
     frame = pd.DataFrame({"value": [float(cell.grid[name]) for cell in cells], "accuracy": accuracies})
     best: float = frame.groupby("value", sort=False)["accuracy"].mean().idxmax()  # type: ignore[assignment]
     best_cells = [cell for cell in cells if float(cell.grid[name]) == best]
-    return _describe_measurement(study, Number(best, runs=len(best_cells)), best_cells)
+    return _make_measured_cell(study, RunMean(best, runs=len(best_cells)), best_cells)
 
 
-def _count_counterexamples(study: PaperStudy) -> MeasuredCell:
+def _count_clients_with_contradicting_class(study: PaperStudy) -> MeasuredCell:
     """How many of a hundred clients have a class that contradicts FedDW's claim about norms."""
     tables = [(cell, table) for cell in study.finished_cells for table in study.load_diagnostics("head-norms", cell)]
     if not tables:
@@ -193,8 +193,8 @@ def _count_counterexamples(study: PaperStudy) -> MeasuredCell:
     clients = [
         bool(mark_contradicting_classes(norms).any()) for _, table in tables for _, norms in table.groupby("owner")
     ]
-    number = Number(100 * sum(clients) / len(clients), runs=1)
-    return _describe_measurement(study, number, [cell for cell, _ in tables])
+    number = RunMean(100 * sum(clients) / len(clients), runs=1)
+    return _make_measured_cell(study, number, [cell for cell, _ in tables])
 
 
 def mark_contradicting_classes(norms: pd.DataFrame) -> pd.Series[bool]:

@@ -26,7 +26,7 @@ from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.layouts import MethodKind, Paper
 from fedpipe.papers.published import CellId
 from fedpipe.papers.studies import HERE
-from fedpipe.report.contrasts import Contrast, Number
+from fedpipe.report.contrasts import Contrast, RunMean
 
 DASH = "–"
 KINDS = get_args(MethodKind)
@@ -65,8 +65,13 @@ def write_pages(
     known_figures = {(paper.paper, heading) for paper in papers for heading in paper.figures}
     if unknown_figures := sorted(figures.keys() - known_figures):
         raise ValueError(f"figures: {unknown_figures[0]} is not a figure of a paper.")
-    compared = comparison.compare_cells(measured_cells, preset)
-    context = {"comparison": compared, "figures": figures, "about": commit_info, "changes": preset_changes or {}}
+    paper_comparison = comparison.compare_with_published_cells(measured_cells, preset)
+    context = {
+        "comparison": paper_comparison,
+        "figures": figures,
+        "about": commit_info,
+        "changes": preset_changes or {},
+    }
     context["drawn"] = Counter(paper for (paper, _), figure in figures.items() if isinstance(figure, SvgFigure))
     templates = _build_template_environment()
     page = templates.get_template("paper.html")
@@ -74,7 +79,7 @@ def write_pages(
     pages["index.html"] = templates.get_template("index.html").render(context, paper=None)
     for name, text in pages.items():
         files.write_bytes(folder / name, text.encode())
-    files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(compared))
+    files.write_bytes(folder / "cells.csv", comparison.encode_comparison_csv(paper_comparison))
     (folder / "figures").mkdir(exist_ok=True)  # the rule's output, also if none is drawn
     for paper, heading in known_figures:
         figure = figures.get((paper, heading))
@@ -84,15 +89,15 @@ def write_pages(
                 files.write_bytes(path, getattr(figure, suffix).encode())
             else:
                 path.unlink(missing_ok=True)
-    return compared
+    return paper_comparison
 
 
 def get_figure_path(paper: Paper, heading: str, suffix: str) -> str:
     """The path of a figure's file in the folder of the pages."""
-    return f"figures/{paper.stem}-{slugify(heading)}.{suffix}"
+    return f"figures/{paper.stem}-{make_url_slug(heading)}.{suffix}"
 
 
-def slugify(heading: str) -> str:
+def make_url_slug(heading: str) -> str:
     """A heading as the name of a file or link."""
     return heading.lower().replace(" ", "-")
 
@@ -112,25 +117,31 @@ def _build_template_environment() -> jinja2.Environment:
     constants |= {"UNPUBLISHED": comparison.UNPUBLISHED, "papers": layouts.load_papers(), "HERE": HERE}
     functions = {name: value for name, value in globals().items() if callable(value) and name[0].islower()}
     style = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-    environment.globals |= constants | functions | {"check_claim": comparison.check_claim, "style": style}
+    environment.globals |= (
+        constants | functions | {"compute_claim_checks": comparison.compute_claim_checks, "style": style}
+    )
     return environment
 
 
-def summarize_tables(paper: Paper, tables: list[str], compared: PaperComparison) -> dict[str, Any]:
+def summarize_tables(paper: Paper, tables: list[str], paper_comparison: PaperComparison) -> dict[str, Any]:
     """Numbers of cells by verdict, mean taus, and confirmed winners. Of several tables, without repeated cells."""
     cells = [
-        compared.cells[cell_id]
+        paper_comparison.cells[cell_id]
         for name in tables
         for cell_id in comparison.list_table_cell_ids(paper, name)
         if len(tables) == 1 or not paper.find_original_cell(cell_id)
     ]
     counts = Counter(cell.verdict_text for cell in cells)
-    counts |= Counter({"all": len(cells), "measured": sum(cell.number is not None for cell in cells)})
+    counts |= Counter({"all": len(cells), "measured": sum(cell.measured_number is not None for cell in cells)})
     columns = dict.fromkeys((paper.paper, cell.cell_id.table, cell.cell_id.column) for cell in cells)
-    orders = [(key[3], order) for key, order in compared.orders.items() if key[:3] in columns]
+    orders = [(key[3], order) for key, order in paper_comparison.orders.items() if key[:3] in columns]
     taus = {kind: [order.tau for name, order in orders if name == kind and order.tau is not None] for kind in KINDS}
     # without an order of all methods, a column has methods of one kind
-    winners = {key[:3]: compared.orders[key] for key in sorted(compared.orders, reverse=True) if key[:3] in columns}
+    winners = {
+        key[:3]: paper_comparison.orders[key]
+        for key in sorted(paper_comparison.orders, reverse=True)
+        if key[:3] in columns
+    }
     confirmed = f"{sum(order.is_winner_confirmed for order in winners.values())} of {len(winners)}" if winners else DASH
     return {"counts": counts, "taus": [_format_mean(values) for values in taus.values()], "winners": confirmed}
 
@@ -139,10 +150,10 @@ def _format_mean(values: list[float]) -> str:
     return f"{np.mean(values):.2f}".replace("-", "−") if values else DASH
 
 
-def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
+def check_main_claim(paper: Paper, paper_comparison: PaperComparison) -> dict[str, Any]:
     """A paper's main claim: in how many columns the paper and we find it, by how much, and whether it is reproduced."""
     table, claim = paper.main_claim
-    checks = comparison.check_claim(paper, table, claim, compared)
+    checks = comparison.compute_claim_checks(paper, table, claim, paper_comparison)
     sides = [check.published_contrast for check in checks], [check.measured_contrast for check in checks]
     texts = []
     for contrasts in sides:
@@ -158,12 +169,12 @@ def check_main_claim(paper: Paper, compared: PaperComparison) -> dict[str, Any]:
     return dict(zip(names, (table, claim.statement, *texts, reproduced), strict=True))
 
 
-def list_cells(paper: Paper, table: str, compared: PaperComparison) -> dict[CellId, ComparedCell]:
+def get_compared_cells(paper: Paper, table: str, paper_comparison: PaperComparison) -> dict[CellId, ComparedCell]:
     """The cells of a table, or the numbers in running text."""
-    return {cell_id: compared.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
+    return {cell_id: paper_comparison.cells[cell_id] for cell_id in comparison.list_table_cell_ids(paper, table)}
 
 
-def format_number(number: Number, decimals: int | None = None) -> str:
+def format_number(number: RunMean, decimals: int | None = None) -> str:
     """A mean with its standard deviation."""
     if not math.isfinite(number.mean):
         return "not finite"

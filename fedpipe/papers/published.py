@@ -54,11 +54,11 @@ def load_published() -> dict[CellId, PublishedNumber]:
     """All published numbers by their positions, in the order of the papers."""
     with resources.files(__package__).joinpath("published.csv").open(encoding="utf-8") as file:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
-    numbers = map(_parse_number, frame.to_dict("records"))
+    numbers = map(_parse_published_number, frame.to_dict("records"))
     return {number.cell_id: number for number in numbers}
 
 
-def _parse_number(row: dict[Any, Any]) -> PublishedNumber:
+def _parse_published_number(row: dict[Any, Any]) -> PublishedNumber:
     cell_id = CellId(*(row[name] for name in CellId._fields))
     mean, std = (float(row[name]) if row[name] else None for name in ("mean", "std"))
     return PublishedNumber(

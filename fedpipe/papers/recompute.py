@@ -18,13 +18,13 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import collect
 from fedpipe.engine.replay import ENVIRONMENT_KEYS
 from fedpipe.engine.run import Run
+from fedpipe.engine.stack.stack import parse_stack_width
 from fedpipe.papers import stored_runs
 from fedpipe.papers.stored_runs import RunStore, StoredRun
 from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import PlannedRun
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contrasts, results
-from fedpipe.settings.execution import Execution
 
 MAX_STANDARD_ERRORS = 3  #: of the difference of two accuracies on separate test sets, for other code or devices
 
@@ -58,7 +58,7 @@ class Recomputation:
         return max(100 * abs(self.recomputed[protocol] - value) for protocol, value in self.recorded.items())
 
     @property
-    def is_ok(self) -> bool:
+    def is_reproduced(self) -> bool:
         """Whether all stored digits agree. After changes, whether the difference may be chance."""
         if not self.changes:
             return self.largest_difference == 0
@@ -84,13 +84,13 @@ class Recomputation:
             f"{protocol} {100 * value:.2f} (now {100 * self.recomputed[protocol]:.2f})"
             for protocol, value in self.recorded.items()
         ]
-        judgment = "The difference may be chance" if self.is_ok else "The difference is not chance"
+        judgment = "The difference may be chance" if self.is_reproduced else "The difference is not chance"
         cause = changes or ", although code, device and libraries are the same"
         note = f". {judgment}" if self.changes else ""
         return f"{self.drawn_round}: recomputed with other accuracies: {', '.join(texts)}{cause}{note}"
 
 
-def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
+def draw_random_rounds(studies: list[Path], count: int, rng: random.Random) -> list[DrawnRound]:
     """Draw stored runs of these studies, and an evaluated round of each.
 
     Raises
@@ -104,7 +104,7 @@ def draw_rounds(studies: list[Path], count: int, rng: random.Random) -> list[Dra
     if not runs:
         raise SettingsError(f"--stored: {', '.join(map(str, studies))}: no stored run. Type `fedpipe store` first.")
     drawn_runs = rng.sample(runs, min(count, len(runs)))
-    return [DrawnRound(study, run, rng.choice(run.accuracies["round"].tolist())) for study, run in drawn_runs]
+    return [DrawnRound(study, run, rng.choice(run.accuracies_by_round["round"].tolist())) for study, run in drawn_runs]
 
 
 def recompute_round(drawn_round: DrawnRound) -> Recomputation:
@@ -137,36 +137,38 @@ def recompute_round(drawn_round: DrawnRound) -> Recomputation:
     with tempfile.TemporaryDirectory(prefix="fedpipe-stored-") as folder:
         run_files = RunFiles(Path(folder) / planned_run.key)
         files.write_bytes(run_files.settings, settings.to_yaml().encode())
-        run = Run(run_files, _get_execution(plan, stored_run), keep_models="last")
+        stack_width = parse_stack_width(stored_run.executor)
+        execution = plan.execution.model_copy(update={"stack": stack_width, "callbacks": ()})
+        run = Run(run_files, execution, keep_models="last")
         for _ in run.run_segment(drawn_round.round):
             pass
         metrics = files.table_to_frame(collect.merge_rounds(run_files, drawn_round.round).metrics)
     frame = results.compute_accuracies(metrics)
     frame = frame[frame["average"] == stored_run.curves[0].average]
-    current_digests = stored_runs.get_digests(vars(settings), code_digest.compute_shared_code_digest())
+    current_digests = stored_runs.get_code_and_sample_digests(vars(settings), code_digest.compute_shared_code_digest())
     return Recomputation(
         drawn_round,
-        _select_round_accuracies(stored_run.accuracies, drawn_round.round),
-        _select_round_accuracies(frame, drawn_round.round),
-        (*stored_run.list_changes(current_digests), *_list_environment_changes(stored_run, run.get_environment())),
+        _select_accuracies_of_round(stored_run.accuracies_by_round, drawn_round.round),
+        _select_accuracies_of_round(frame, drawn_round.round),
+        (
+            *stored_run.list_changed_parts(current_digests),
+            *_list_environment_changes(stored_run, run.get_environment()),
+        ),
     )
 
 
 def _find_planned_run(plan: NewPlan, stored_run: StoredRun) -> PlannedRun | None:
     for run in plan.runs:
         settings = vars(plan.run_settings[run.key])
-        if run.algorithm == stored_run.algorithm and stored_runs.digest_settings(settings) == stored_run.settings:
+        if (
+            run.algorithm == stored_run.algorithm
+            and stored_runs.compute_settings_digest(settings) == stored_run.settings
+        ):
             return run
     return None
 
 
-def _get_execution(plan: NewPlan, stored_run: StoredRun) -> Execution:
-    """The study's execution with the executor of the stored run: the loop, or a stack of the same width."""
-    width = stored_run.executor.removeprefix("stack of ")
-    return plan.execution.model_copy(update={"stack": int(width) if width.isdigit() else 1, "callbacks": ()})
-
-
-def _select_round_accuracies(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
+def _select_accuracies_of_round(accuracies: pd.DataFrame, round_number: int) -> dict[str, float]:
     """The accuracies of a round by protocol, in the stored digits."""
     rows = accuracies[accuracies["round"] == round_number]
     return {

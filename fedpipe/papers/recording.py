@@ -15,7 +15,7 @@ from fedpipe.core.errors import SettingsError
 from fedpipe.core.storage.layout import StudyFiles
 from fedpipe.papers import commits, stored_runs
 from fedpipe.papers.runs import LocalRun
-from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
+from fedpipe.papers.stored_runs import AccuracyCurve, RunStore, StoredRun
 from fedpipe.planning import freshness
 from fedpipe.planning.plan import Cell, Plan
 from fedpipe.report import results
@@ -30,7 +30,7 @@ class Recorded(NamedTuple):
     is_current: bool = True
 
 
-def record_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
+def record_runs_of_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
     """Record the finished runs of all studies that are planned at a preset.
 
     Stored runs stay as they are, also if they are not on this machine. Studies without finished runs are omitted.
@@ -45,7 +45,7 @@ def record_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
     commit, is_empty = commits.read_code_commit(), True
     for path in paths:
         files = StudyFiles.from_params(path, preset)
-        if files.plan.is_file() and (recorded := record_study(Plan.read(files.plan), commit)):
+        if files.plan.is_file() and (recorded := record_runs_of_study(Plan.read(files.plan), commit)):
             is_empty = False
             yield recorded
     if is_empty:
@@ -56,7 +56,7 @@ def record_studies(paths: list[Path], preset: str) -> Iterator[Recorded]:
         )
 
 
-def record_study(plan: Plan, commit: str) -> Recorded | None:
+def record_runs_of_study(plan: Plan, commit: str) -> Recorded | None:
     """Record the finished runs of a study. ``commit`` is the commit of today's code. None without finished runs."""
     cells: dict[tuple[str, str, int], list[Cell]] = {}
     for cell in results.sort_cells(plan):
@@ -70,7 +70,7 @@ def record_study(plan: Plan, commit: str) -> Recorded | None:
             f"{plan.params}: skipped, because it has changed since it was planned. Type `{command}`.", False
         )
     run_store = RunStore.read(plan.params)
-    added = sum(run_store.add(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
+    added = sum(run_store.add_run(make_stored_run(plan, run_cells, commit)) for run_cells in cells.values())
     if added:
         run_store.write()
     return Recorded(f"{stored_runs.get_runs_path(plan.params)}: {added} added, {len(run_store.runs)} stored")
@@ -86,7 +86,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
     (planned_run,) = (run for run in plan.runs if run.has_cell(cell))
     run = LocalRun(cell, planned_run, plan.report.average)
     environment = _join_environments(run.times["made_by"])
-    digests = stored_runs.get_digests(run.settings, environment["shared"])
+    digests = stored_runs.get_code_and_sample_digests(run.settings, environment["shared"])
     samples = digests.pop(stored_runs.SAMPLES)
     is_current = environment["shared"] == code_digest.compute_shared_code_digest()
     seconds = pd.DataFrame(run.times["rounds"])[list(results.TIMED_PHASES)].sum(axis=1)
@@ -99,7 +99,7 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         seed=cell.seed,
         rounds=cell.rounds,
         key=cell.key,
-        settings=stored_runs.digest_settings(run.settings),
+        settings=stored_runs.compute_settings_digest(run.settings),
         samples=samples,
         **{f"{name.split()[0]}_code": digest for name, digest in digests.items()},
         commit=commit if is_current or not commit else f"{commit}-other",
@@ -110,11 +110,11 @@ def make_stored_run(plan: Plan, cells: list[Cell], commit: str) -> StoredRun:
         classes=run.classes,
         round_seconds=float(f"{seconds.mean():.4g}"),
         epoch_seconds=float(f"{run.epoch_seconds:.4g}"),
-        bytes_down=run.traffic.down,
-        bytes_up=run.traffic.up,
+        bytes_down=run.last_round_traffic.down,
+        bytes_up=run.last_round_traffic.up,
         curves=tuple(
-            Curve.from_values(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
-            for protocol, rows in run.accuracies.groupby("protocol")
+            AccuracyCurve.from_accuracies(str(protocol), run.average, run.count_test_samples(str(protocol)), rows)
+            for protocol, rows in run.accuracies_by_round.groupby("protocol")
         ),
     )
 

@@ -32,7 +32,7 @@ class FinishedRun(Protocol):
         """Key of the run, which contains the code that computed it."""
 
     @property
-    def accuracies(self) -> pd.DataFrame:
+    def accuracies_by_round(self) -> pd.DataFrame:
         """Accuracies in [0, 1] by ``protocol`` and ``round`` in the reported average."""
 
     @property
@@ -52,7 +52,7 @@ class FinishedRun(Protocol):
         """Mean seconds of a client's local epoch."""
 
     @property
-    def traffic(self) -> Traffic:
+    def last_round_traffic(self) -> Traffic:
         """Traffic of the last round."""
 
     def count_test_samples(self, protocol: str) -> int:
@@ -88,7 +88,7 @@ class LocalRun:
         return read_merged_frame(self.cell.merged_files.rounds)
 
     @cached_property
-    def accuracies(self) -> pd.DataFrame:
+    def accuracies_by_round(self) -> pd.DataFrame:
         """Accuracies in [0, 1] by ``protocol`` and ``round`` in the reported average."""
         frame = results.compute_accuracies(self.metrics)
         selected_rows: pd.DataFrame = frame[frame["average"] == self.average]
@@ -117,10 +117,10 @@ class LocalRun:
     @cached_property
     def times(self) -> dict[str, Any]:
         """Seconds of each round (``rounds``), and the environments (``made_by``)."""
-        return results.read_times(self.cell)
+        return results.read_run_times(self.cell)
 
     @property
-    def traffic(self) -> Traffic:
+    def last_round_traffic(self) -> Traffic:
         """Traffic of the last round."""
         last = self.round_summaries.iloc[-1]
         return Traffic(float(last["bytes_down"]), float(last["bytes_up"]))

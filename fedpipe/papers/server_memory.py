@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine.server.server import init_server
+from fedpipe.engine.server.server import make_initial_server_state
 from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.settings.federation import Federation
 
@@ -42,5 +42,5 @@ def count_server_elements(
         def make_empty_model(_: int) -> Tensors:
             return initial_model.map(torch.empty_like)
 
-        state = init_server(algorithm.bind(net, federation).bind_round(0, 0), make_empty_model)
+        state = make_initial_server_state(algorithm.bind(net, federation).bind_round(0, 0), make_empty_model)
     return {part: sum(tensor.numel() for tensor in pytree.tree_leaves(value)) for part, value in state.items()}

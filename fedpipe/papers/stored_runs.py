@@ -22,7 +22,7 @@ import pandas as pd
 from pydantic import Field, TypeAdapter
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import write_bytes
 from fedpipe.papers.runs import FinishedRun, Traffic
 from fedpipe.planning.code_changes import COMPONENT_SECTIONS
@@ -37,7 +37,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{12}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class AccuracyCurve:
     """Accuracies of a run by one protocol. Each field is a column of ``STUDY.accuracies.csv``."""
 
     protocol: Text
@@ -47,7 +47,7 @@ class Curve:
     accuracies: Text  #: in [0, 1], with six significant digits
 
     @classmethod
-    def from_values(cls, protocol: str, average: str, test_samples: int, accuracies: pd.DataFrame) -> Curve:
+    def from_accuracies(cls, protocol: str, average: str, test_samples: int, accuracies: pd.DataFrame) -> AccuracyCurve:
         """Format the accuracies of one protocol, which have columns ``round`` and ``accuracy``."""
         return cls(
             protocol=protocol,
@@ -95,20 +95,20 @@ class StoredRun:
     epoch_seconds: float  #: mean seconds of a client's local epoch
     bytes_down: float  #: mean bytes of a participant in the last round
     bytes_up: float
-    curves: Annotated[tuple[Curve, ...], Field(min_length=1)] = field(repr=False)
+    curves: Annotated[tuple[AccuracyCurve, ...], Field(min_length=1)] = field(repr=False)
 
     @cached_property
     def id(self) -> str:
         """The hash of all lines of the run."""
-        return _compute_id(format_csv_fields(self), [format_csv_fields(curve) for curve in self.curves])
+        return _compute_run_id(format_csv_fields(self), [format_csv_fields(curve) for curve in self.curves])
 
     @cached_property
-    def accuracies(self) -> pd.DataFrame:
+    def accuracies_by_round(self) -> pd.DataFrame:
         """Accuracies in [0, 1] by ``protocol`` and ``round`` in the stored average."""
         return pd.concat([curve.to_frame() for curve in self.curves], ignore_index=True)
 
     @property
-    def traffic(self) -> Traffic:
+    def last_round_traffic(self) -> Traffic:
         """Traffic of the last round."""
         return Traffic(self.bytes_down, self.bytes_up)
 
@@ -117,24 +117,24 @@ class StoredRun:
         return next(curve.test_samples for curve in self.curves if curve.protocol == protocol)
 
     @property
-    def digests(self) -> dict[str, str]:
+    def code_and_sample_digests(self) -> dict[str, str]:
         """Digests of the code by the section of its component, of the shared code and of the samples."""
         code = {name: getattr(self, f"{name.split()[0]}_code") for name in (*COMPONENT_SECTIONS, SHARED_CODE)}
         return {**code, SAMPLES: self.samples}
 
-    def list_changes(self, current_digests: Mapping[str, str]) -> list[str]:
-        """What differs now: components by their code, and the samples. ``current_digests`` are like :attr:`digests`."""
-        return [DIGEST_LABELS[name] for name, digest in self.digests.items() if digest != current_digests[name]]
+    def list_changed_parts(self, current_digests: Mapping[str, str]) -> list[str]:
+        """What differs now: components by their code, and the samples, compared with the current digests."""
+        return [
+            DIGEST_LABELS[name]
+            for name, digest in self.code_and_sample_digests.items()
+            if digest != current_digests[name]
+        ]
 
-    def describe(self, current_digests: Mapping[str, str]) -> str:
+    def describe_origin(self, current_digests: Mapping[str, str]) -> str:
         """Describe the commit, the date, and what differs now."""
         origin = f"stored, computed on {self.date} by the code of commit {self.commit or 'unknown'}"
-        changes = self.list_changes(current_digests)
+        changes = self.list_changed_parts(current_digests)
         return f"{origin}. Different now: {', '.join(changes)}" if changes else origin
-
-    def has_same_numbers(self, other: StoredRun) -> bool:
-        """Whether the accuracies are equal in all stored digits."""
-        return set(self.curves) == set(other.curves)
 
 
 class RunStore:
@@ -155,7 +155,7 @@ class RunStore:
         """
         runs_path, accuracies_path = get_runs_path(study), get_accuracies_path(study)
         curves: dict[str, dict[tuple[str, ...], int]] = {}
-        for line, (run_id, *values) in _read_csv_lines(accuracies_path, Curve):
+        for line, (run_id, *values) in _read_csv_lines(accuracies_path, AccuracyCurve):
             curves.setdefault(run_id, {}).setdefault(tuple(values), line)
         runs: dict[str, StoredRun] = {}
         for line, (run_id, *values) in _read_csv_lines(runs_path, StoredRun):
@@ -164,8 +164,8 @@ class RunStore:
             if not run_curves:
                 raise ArtifactError(f"{place}: {accuracies_path} has no accuracies of run {run_id}. {RESTORE_ADVICE}")
             fields = dict(zip(_list_csv_columns(StoredRun), values, strict=True))
-            curve_fields = [dict(zip(_list_csv_columns(Curve), curve, strict=True)) for curve in run_curves]
-            if _compute_id(fields, curve_fields) != run_id:
+            curve_fields = [dict(zip(_list_csv_columns(AccuracyCurve), curve, strict=True)) for curve in run_curves]
+            if _compute_run_id(fields, curve_fields) != run_id:
                 lines = ", ".join(map(str, run_curves.values()))
                 raise ArtifactError(
                     f"{place}: run {run_id} was edited or is damaged, here or in {accuracies_path}, line {lines}. "
@@ -177,15 +177,15 @@ class RunStore:
             raise ArtifactError(f"{accuracies_path}, line {line}: {runs_path} has no run {run_id}. {RESTORE_ADVICE}")
         return cls(study, runs.values())
 
-    def add(self, run: StoredRun) -> bool:
+    def add_run(self, run: StoredRun) -> bool:
         """Add a run. False if it is stored already: with the same settings, key and numbers."""
-        others = self.find(run.settings, run.rounds, run.curves[0].average)
-        if any(other.key == run.key and other.has_same_numbers(run) for other in others):
+        others = self.find_runs(run.settings, run.rounds, run.curves[0].average)
+        if any(other.key == run.key and set(other.curves) == set(run.curves) for other in others):
             return False
         self.runs = sorted([*self.runs, run], key=_get_sort_key)
         return True
 
-    def find(self, settings: str, rounds: int, average: str) -> list[StoredRun]:
+    def find_runs(self, settings: str, rounds: int, average: str) -> list[StoredRun]:
         """Find the runs with these settings, number of rounds and average, the newest first."""
         runs = [
             run for run in self.runs if (run.settings, run.rounds, run.curves[0].average) == (settings, rounds, average)
@@ -196,14 +196,16 @@ class RunStore:
         """Write both files."""
         lines = [[run.id, *format_csv_fields(run).values()] for run in self.runs]
         curves = [[run.id, *format_csv_fields(curve).values()] for run in self.runs for curve in run.curves]
-        write_bytes(get_accuracies_path(self.study), _encode_csv(Curve, curves))
+        write_bytes(get_accuracies_path(self.study), _encode_csv(AccuracyCurve, curves))
         write_bytes(get_runs_path(self.study), _encode_csv(StoredRun, lines))
 
 
 def compute_largest_difference(run: FinishedRun, other: FinishedRun) -> float:
     """The largest difference of the accuracies of two runs with the same settings, in their stored digits."""
     first, second = (
-        each.accuracies.set_index(["protocol", "round"])["accuracy"].map(lambda value: float(format_accuracy(value)))
+        each.accuracies_by_round.set_index(["protocol", "round"])["accuracy"].map(
+            lambda value: float(format_accuracy(value))
+        )
         for each in (run, other)
     )
     return float((first - second).abs().max())
@@ -219,16 +221,16 @@ def get_accuracies_path(study: Path) -> Path:
     return study.parent / FOLDER / f"{study.stem}.accuracies.csv"
 
 
-def digest_settings(settings: Mapping[str, Any]) -> str:
+def compute_settings_digest(settings: Mapping[str, Any]) -> str:
     """Hash the content of a ``run.yaml`` without digests of code and data, and without paths of files."""
     sections = {name: section for name, section in settings.items() if name != "origin"}
     for name in COMPONENT_SECTIONS:
         digest_keys = {"code", "sha256"} if name == "dataset" else {"code"}
         sections[name] = {key: value for key, value in sections[name].items() if key not in digest_keys}
-    return digest_json(sections)
+    return compute_json_digest(sections)
 
 
-def get_digests(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
+def get_code_and_sample_digests(settings: Mapping[str, Any], shared_code: str) -> dict[str, str]:
     """The digests of code in the content of a ``run.yaml`` by section, of the shared code and of the samples."""
     code = {name: str(settings[name]["code"]) for name in COMPONENT_SECTIONS}
     return {**code, SHARED_CODE: shared_code, SAMPLES: str(settings["dataset"]["sha256"])[:12]}
@@ -263,19 +265,19 @@ def parse_rounds(text: str) -> list[int]:
     return [*range(int(first), int(last) + 1, int(step or 1))]
 
 
-def format_csv_fields(record: Curve | StoredRun) -> dict[str, str]:
+def format_csv_fields(record: AccuracyCurve | StoredRun) -> dict[str, str]:
     """Format the fields of a line by the name of their column."""
-    return {name: _format_value(getattr(record, name)) for name in _list_csv_columns(type(record))}
+    return {name: _format_csv_value(getattr(record, name)) for name in _list_csv_columns(type(record))}
 
 
-def _format_value(value: str | float | bool) -> str:
+def _format_csv_value(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def _compute_id(fields: Mapping[str, str], curves: Iterable[Mapping[str, str]]) -> str:
-    return digest_json([fields, sorted([*curve.values()] for curve in curves)])
+def _compute_run_id(fields: Mapping[str, str], curves: Iterable[Mapping[str, str]]) -> str:
+    return compute_json_digest([fields, sorted([*curve.values()] for curve in curves)])
 
 
 def _list_csv_columns(kind: type[Any]) -> tuple[str, ...]:

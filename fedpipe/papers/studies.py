@@ -33,7 +33,7 @@ class PaperStudy:
         self._stored_runs = {
             _format_run_id(cell): self._find_stored_runs(run_store, cell) for cell in cells if run_store.runs
         }
-        self.finished_cells = tuple(cell for cell in cells if self._list_runs(cell))
+        self.finished_cells = tuple(cell for cell in cells if self._list_finished_runs(cell))
 
     @classmethod
     def find_planned_study(cls, stem: str, name: str, preset: str) -> PaperStudy | None:
@@ -73,9 +73,9 @@ class PaperStudy:
 
     def get_run(self, cell: Cell) -> FinishedRun:
         """The run of a finished cell: of this machine if it is here, or else a stored run."""
-        return self._list_runs(cell)[0]
+        return self._list_finished_runs(cell)[0]
 
-    def _list_runs(self, cell: Cell) -> list[FinishedRun]:
+    def _list_finished_runs(self, cell: Cell) -> list[FinishedRun]:
         """The run of this machine, then the stored runs with the same settings."""
         run_id = _format_run_id(cell)
         local_runs = [self._local_runs[run_id]] if run_id in self._local_runs else []
@@ -89,7 +89,7 @@ class PaperStudy:
         """Where a finished cell comes from, and stored runs with the same settings but other numbers."""
         run_id, run = _format_run_id(cell), self.get_run(cell)
         stored, is_local = self._stored_runs.get(run_id, []), run_id in self._local_runs
-        origin = HERE if is_local else stored[0].describe(self._get_current_digests(cell))
+        origin = HERE if is_local else stored[0].describe_origin(self._get_current_digests(cell))
         others = stored if is_local else stored[1:]
         differences = [(other, stored_runs.compute_largest_difference(run, other)) for other in others]
         notes = [
@@ -102,18 +102,20 @@ class PaperStudy:
     def _find_stored_runs(self, run_store: RunStore, cell: Cell) -> list[StoredRun]:
         """The stored runs with a cell's settings: those of today's code first, then the newest."""
         current_digests = self._get_current_digests(cell)
-        settings = stored_runs.digest_settings(self.read_settings(cell))
-        runs = run_store.find(settings, cell.rounds, self.plan.report.average)
-        return sorted(runs, key=lambda run: bool(run.list_changes(current_digests)))
+        settings = stored_runs.compute_settings_digest(self.read_settings(cell))
+        runs = run_store.find_runs(settings, cell.rounds, self.plan.report.average)
+        return sorted(runs, key=lambda run: bool(run.list_changed_parts(current_digests)))
 
     def _get_current_digests(self, cell: Cell) -> dict[str, str]:
-        return stored_runs.get_digests(self.read_settings(cell), code_digest.compute_shared_code_digest())
+        return stored_runs.get_code_and_sample_digests(
+            self.read_settings(cell), code_digest.compute_shared_code_digest()
+        )
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
         """Accuracies in [0, 1] of the finished runs by ``run``, ``protocol`` and ``round``, in the reported average."""
         cells = {_format_run_id(cell): cell for cell in self.finished_cells}
-        return pd.concat([self.get_run(cell).accuracies.assign(run=run) for run, cell in cells.items()])
+        return pd.concat([self.get_run(cell).accuracies_by_round.assign(run=run) for run, cell in cells.items()])
 
     @cached_property
     def _measured_percentages_by_run(self) -> dict[Any, float]:
@@ -183,7 +185,7 @@ class PaperStudy:
 
     @cached_property
     def _failed_jobs(self) -> list[status.Failure]:
-        return status.load_progress(self.plan)[1]
+        return status.load_run_progress(self.plan)[1]
 
     def _describe_failure(self, run: PlannedRun) -> str:
         """The last line of the failed job of a run, or of its data or partition."""

@@ -25,14 +25,11 @@ COMPONENT_SECTIONS = {
 }
 
 
-def describe_code_changes(plan: NewPlan) -> list[str]:
-    """Describe the code changes that concern a new plan's runs. Empty if there are none."""
-    return [*describe_invalidated_runs(plan), *describe_runs_from_other_code(plan)]
-
-
 def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
     """Describe how many runs will be recomputed because of an edit: existing runs differ only in code."""
-    runs = [run for run in plan.resolve(has_draws=True).runs if run.key in plan.run_settings]  # winners are derived
+    runs = [
+        run for run in plan.add_search_results(has_draws=True).runs if run.key in plan.run_settings
+    ]  # winners are derived
     planned_paths = {run.path for run in runs}
     old_settings: dict[
         str, dict[str, dict[str, Any]]
@@ -47,10 +44,12 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
             old_settings[label] = dict(_read_run_settings(folders))
         settings = vars(plan.run_settings[run.key])
         if old := old_settings[label].get(_encode_settings_without_code(settings)):
-            edited_sections = [name for name in COMPONENT_SECTIONS if old[name]["code"] != settings[name]["code"]]
-            reasons[
-                tuple(f"{COMPONENT_SECTIONS[name]} '{_get_component_name(settings[name])}'" for name in edited_sections)
-            ] += 1
+            edited_components = (
+                f"{title} '{settings[name].get('scheme', settings[name].get('name'))}'"
+                for name, title in COMPONENT_SECTIONS.items()
+                if old[name]["code"] != settings[name]["code"]
+            )
+            reasons[tuple(edited_components)] += 1
     for names, count in reasons.items():
         subject = "1 run will be" if count == 1 else f"{count} runs will be"
         yield (
@@ -85,7 +84,7 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
     rounds = files.list_complete_rounds()
     if not rounds:
         return False
-    environments = read_json(files.round(rounds[-1]).complete_states_marker)["made_by"]
+    environments = read_json(files.get_round_files(rounds[-1]).complete_states_marker)["made_by"]
     return any(environment.get("shared") != shared for environment in environments)
 
 
@@ -103,7 +102,3 @@ def _encode_settings_without_code(settings: dict[str, Any]) -> str:
         name: settings[name] | {"code": settings[name]["code"][:0]} for name in COMPONENT_SECTIONS
     }
     return json.dumps(stripped_settings, sort_keys=True)
-
-
-def _get_component_name(component_settings: dict[str, Any]) -> str:
-    return str(component_settings.get("scheme", component_settings.get("name")))

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpipe.core.components.pinned_files import compute_stat_fingerprint
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage.files import RESULTS
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.planning.plan import Plan, PlannedDiagnostic, PlannedRun
 from fedpipe.settings.execution import Execution
 
@@ -48,21 +48,23 @@ class CombinedPlan:
     unavailable_runs: frozenset[str] = frozenset()
 
     @cached_property
-    def job_plans(self) -> tuple[Plan, ...]:
+    def plans_with_draws(self) -> tuple[Plan, ...]:
         """The plans with the draws of `tune`, which also need jobs."""
-        return tuple(plan.resolve(has_draws=True) for plan in self.plans)
+        return tuple(plan.add_search_results(has_draws=True) for plan in self.plans)
 
     @cached_property
     def runs(self) -> dict[str, PlannedRun]:
         """All runs by path."""
         runs_by_path: dict[str, PlannedRun] = {}
-        for run in (run for plan in self.job_plans for run in plan.runs if str(run.path) not in self.unavailable_runs):
+        for run in (
+            run for plan in self.plans_with_draws for run in plan.runs if str(run.path) not in self.unavailable_runs
+        ):
             other = runs_by_path.get(str(run.path), run)
             runs_by_path[str(run.path)] = run if run.rounds > other.rounds else other
         return runs_by_path
 
     @cached_property
-    def complete_plans(self) -> tuple[Plan, ...]:
+    def plans_with_all_runs(self) -> tuple[Plan, ...]:
         """Plans without omitted runs, whose tables can be made."""
         return tuple(plan for plan in self.plans if all(str(run.path) in self.runs for run in plan.runs))
 
@@ -72,22 +74,22 @@ class CombinedPlan:
         return tuple(dict.fromkeys(run.partition for run in self.runs.values()))
 
     @cached_property
-    def merged_files(self) -> tuple[MergedFiles, ...]:
+    def merged_files(self) -> tuple[MergedRoundFiles, ...]:
         """Merged files of all tables, each once."""
         cells = (cell for plan in self.plans for cell in plan.cells if str(cell.files.path) in self.runs)
         return tuple(dict.fromkeys(cell.merged_files for cell in cells))
 
     @cached_property
-    def draw_paths(self) -> frozenset[Path]:
+    def draw_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
-        return frozenset(path for plan in self.plans for path in plan.draw_paths)
+        return frozenset(path for plan in self.plans for path in plan.draw_run_paths)
 
     @cached_property
-    def round_counts(self) -> dict[str, tuple[int, ...]]:
+    def round_counts_by_run(self) -> dict[str, tuple[int, ...]]:
         """Numbers of rounds by run that any study's cells report, ascending."""
         counts: dict[str, set[int]] = {}
-        for plan in self.job_plans:
-            for path, lengths in plan.round_counts.items():
+        for plan in self.plans_with_draws:
+            for path, lengths in plan.round_counts_by_run.items():
                 counts.setdefault(str(path), set()).update(lengths)
         return {path: tuple(sorted(lengths)) for path, lengths in counts.items()}
 

@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 
 from fedpipe.core.errors import SettingsError, suggest_name
-from fedpipe.core.hashing import DIGEST_LENGTH, digest_json
+from fedpipe.core.hashing import DIGEST_LENGTH, compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import PARAMS, STUDIES, StudyFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
@@ -135,12 +135,12 @@ class DerivedStudy:
         simple_name = re.sub(r"[^A-Za-z0-9_.+()=-]", "_", name)
         is_ambiguous = any(AMBIGUOUS_CHARACTERS.search(override.text) for override in self.overrides)
         if simple_name != name or is_ambiguous or len(name) > MAX_NAME_LENGTH:
-            digest = digest_json([str(override) for override in self.overrides])
+            digest = compute_json_digest([str(override) for override in self.overrides])
             simple_name = f"{simple_name[: MAX_NAME_LENGTH - DIGEST_LENGTH - 1]}-{digest}"
         return folder / f"{simple_name}.yaml"
 
     @property
-    def options(self) -> str:
+    def command_options(self) -> str:
         """The options, as you type them."""
         return " ".join(map(str, self.overrides))
 
@@ -160,7 +160,7 @@ class DerivedStudy:
     @cached_property
     def study_text(self) -> str:
         """Content of the derived file."""
-        body = self._edit_base_text()
+        body = self._apply_overrides_to_base_text()
         return f"{self._origin_comment}\n# {self._edit_warning}: {_hash_text(body)}\n{body}"
 
     @property
@@ -187,18 +187,18 @@ class DerivedStudy:
             The base with the new values is invalid, or a new value has no effect.
         """
         try:
-            self._require_effect_of_overrides(preset)
+            self._reject_overrides_without_effect(preset)
             return planner.make_plan(self.path, preset, self.settings)
         except SettingsError as error:
             if format_download_command(self.path) in str(error) and self.file_state in ("missing", "outdated"):
                 files.write_bytes(self.path, self.study_text.encode())
-            suffix = f"(with {self.options})"
+            suffix = f"(with {self.command_options})"
             lines = str(error).splitlines()
             raise SettingsError(
-                "\n".join(line if self.options in line else f"{line} {suffix}" for line in lines)
+                "\n".join(line if self.command_options in line else f"{line} {suffix}" for line in lines)
             ) from None
 
-    def write(self, preset: str) -> bool:
+    def write_study(self, preset: str) -> bool:
         """Check the study, and write its file if it is missing or outdated. Return whether it was.
 
         Raises
@@ -209,8 +209,8 @@ class DerivedStudy:
         state = self.file_state
         if state == "edited":
             raise SettingsError(
-                f"{self.path}: differs from the study that {self.options} derives from {self.base}, because it was "
-                f"edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
+                f"{self.path}: differs from the study that {self.command_options} derives from {self.base}, because it "
+                f"was edited. Type `{layout.format_run_command(self.path)}` to run it, or delete it to derive it again."
             )
         if state == "current":
             return False
@@ -222,7 +222,7 @@ class DerivedStudy:
 
     @property
     def _origin_comment(self) -> str:
-        return f"# fedpipe derived this study from {self.base} with {self.options}"
+        return f"# fedpipe derived this study from {self.base} with {self.command_options}"
 
     @property
     def _edit_warning(self) -> str:
@@ -230,7 +230,7 @@ class DerivedStudy:
             f"The same option derives it again after {self.base} has changed, but never if you edited the lines below"
         )
 
-    def _edit_base_text(self) -> str:
+    def _apply_overrides_to_base_text(self) -> str:
         """Edit the text of the base. If anchors prevent this, format all settings instead."""
         editor = _make_yaml_parser()
         document = editor.load(self.base.read_text(encoding="utf-8"))
@@ -245,7 +245,7 @@ class DerivedStudy:
         """Set all keys, also in the grid and in presets, which would override them."""
         presets = [changes for changes in (settings.get("presets") or {}).values() if isinstance(changes, dict)]
         for override in sorted(self.overrides, key=lambda override: override.is_grid):
-            for grid_lists in _list_grids(settings, presets):
+            for grid_lists in _list_grid_sections(settings, presets):
                 for name in [name for name in grid_lists if grid.is_key_within_section(name, override.key)]:
                     if not isinstance(grid_lists[name], dict):
                         del grid_lists[name]
@@ -253,19 +253,19 @@ class DerivedStudy:
                 for key in [key for key in changes if grid.is_key_within_section(key, override.key)]:
                     del changes[key]
             if override.is_grid:
-                _set_value(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
+                _set_setting(settings, ["study", "grid", override.key], override.parse_values(parse_text), override)
                 for changes in presets:
                     if isinstance(changes.get("study.grid"), dict):
                         changes["study.grid"][override.key] = override.parse_values(parse_text)
             else:
-                _set_value(settings, override.key.split("."), override.parse_value(parse_text), override)
+                _set_setting(settings, override.key.split("."), override.parse_value(parse_text), override)
                 for changes in presets:
                     if any(
                         grid.is_key_within_section(override.key, key) for key in changes
                     ):  # a preset's section is set before
                         changes[override.key] = override.parse_value(parse_text)
 
-    def _require_effect_of_overrides(self, preset: str) -> None:
+    def _reject_overrides_without_effect(self, preset: str) -> None:
         """Require that each new value has an effect."""
         settings, _ = parser.apply_preset(self.settings, preset, format_download_command(self.path))
         base, path = loader.read_params(self.base), self.base
@@ -319,7 +319,7 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _set_value(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
+def _set_setting(settings: Any, key_path: Sequence[str], value: Any, override: Override) -> None:
     """Set the value at a path of keys, and create missing sections."""
     *sections, last = key_path
     for section in sections:
@@ -333,7 +333,7 @@ def _set_value(settings: Any, key_path: Sequence[str], value: Any, override: Ove
     settings[last] = value
 
 
-def _list_grids(settings: Any, presets: Sequence[Any]) -> list[Any]:
+def _list_grid_sections(settings: Any, presets: Sequence[Any]) -> list[Any]:
     """List the grid of the study, and the grids that presets set instead."""
     study = settings.get("study")
     grids = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.layout import DiagnosticFiles
 from fedpipe.core.yaml_text import format_yaml, read_yaml
 from fedpipe.planning.plan import Cell, PlannedDiagnostic
@@ -31,7 +31,7 @@ def plan_diagnostics(study_params: Params, cells: Iterable[Cell]) -> tuple[Plann
     cells = list(cells)
     for name, diagnostic in study_params.diagnostics.items():
         _check_diagnostic(study_params, name, diagnostic)
-        matching_cells = [cell for cell in cells if _is_selected(diagnostic, cell)]
+        matching_cells = [cell for cell in cells if _is_cell_selected(diagnostic, cell)]
         if not matching_cells:
             raise SettingsError(
                 f"diagnostics.{name}: no run of the study matches. Change its `algorithms`, `seeds` or `where`."
@@ -64,7 +64,7 @@ def read_diagnostic_settings(files: DiagnosticFiles) -> dict[str, Any]:
     path = files.settings
     try:
         settings: dict[str, Any] = read_yaml(path.read_text(), path)
-        kind, key = str(settings["kind"]), digest_json(settings)
+        kind, key = str(settings["kind"]), compute_json_digest(settings)
     except FileNotFoundError:
         raise ArtifactError(f"{path} is missing. Run `fedpipe plan` to write it again.") from None
     except (LookupError, TypeError, ValueError) as error:
@@ -85,7 +85,7 @@ def _plan_diagnostic(name: str, diagnostic: Diagnostic, cell: Cell, round_number
         raise SettingsError(
             f"diagnostics.{name}.rounds: {round_number} is after the last round. Use at most {cell.rounds}."
         )
-    key = digest_json(_build_diagnostic_settings(diagnostic, cell.key, round_number))
+    key = compute_json_digest(_build_diagnostic_settings(diagnostic, cell.key, round_number))
     return PlannedDiagnostic(
         name=name,
         kind=diagnostic.kind,
@@ -106,7 +106,7 @@ def _build_diagnostic_settings(diagnostic: Diagnostic, run: str, round_number: i
     }
 
 
-def _is_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
+def _is_cell_selected(diagnostic: Diagnostic, cell: Cell) -> bool:
     """Whether a diagnostic selects a cell's run. Grid values that do not concern the method are ignored."""
     for name, selection in diagnostic.where.items():
         values = selection if isinstance(selection, list) else [selection]
@@ -123,20 +123,20 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
         for value in getattr(diagnostic, key) or ():
             if value not in options:
                 raise SettingsError(
-                    f"diagnostics.{name}.{key}: the study has no '{value}'. {_suggest_value(value, options)}"
+                    f"diagnostics.{name}.{key}: the study has no '{value}'. {_suggest_option(value, options)}"
                 )
     for grid_name, selection in diagnostic.where.items():
         if grid_name not in study_params.study.grid:
             raise SettingsError(
                 f"diagnostics.{name}.where: '{grid_name}' is not in study.grid. "
-                f"{_suggest_value(grid_name, study_params.study.grid)}"
+                f"{_suggest_option(grid_name, study_params.study.grid)}"
             )
         options = list(study_params.study.grid[grid_name])
         for value in selection if isinstance(selection, list) and selection not in options else [selection]:
             if value not in options:
                 raise SettingsError(
                     f"diagnostics.{name}.where: '{grid_name}' has no value {value!r} in study.grid. "
-                    f"{_suggest_value(value, options)}"
+                    f"{_suggest_option(value, options)}"
                 )
     if isinstance(diagnostic, HeadNorms) and "class" in diagnostic.models:
         from fedpipe.algorithms.cwfedavg import CwFedAvg  # here, because commands for tables import no torch
@@ -155,5 +155,5 @@ def _check_diagnostic(study_params: Params, name: str, diagnostic: Diagnostic) -
         )
 
 
-def _suggest_value(value: Any, options: Iterable[Any]) -> str:
+def _suggest_option(value: Any, options: Iterable[Any]) -> str:
     return suggest_name(str(value), [str(option) for option in options])

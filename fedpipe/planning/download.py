@@ -50,7 +50,7 @@ def download_dataset(name: str) -> Path:
     Raises
     ------
     ArtifactError
-        No plan has it, or its settings file was edited. See also :func:`obtain_dataset`.
+        No plan has it, or its settings file was edited. See also :func:`load_and_save_dataset`.
     """
     settings = store.get_dataset_settings_path(name)
     if not is_planned_dataset(name):
@@ -67,10 +67,10 @@ def download_dataset(name: str) -> Path:
             f"{settings} was edited: it describes {expected_name}. Run `fedpipe plan` to write it again, and change "
             "params.yaml instead."
         )
-    return obtain_dataset(section.effective_dataset, section.fetcher)
+    return load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
-def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
+def load_and_save_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -> Path:
     """Load a data set, compare it with the digest in keys, and save it with a manifest of its facts.
 
     Parameters
@@ -80,7 +80,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
     fetch
         Source of its files.
     path
-        File to write. By default :func:`~fedpipe.data.store.locate_dataset`.
+        File to write. By default :func:`~fedpipe.data.store.get_stored_dataset_path`.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
         A file could not be downloaded, or the samples differ from the data set's class. Nothing is saved.
     """
     loaded = dataset.load(fetch)
-    arrays = store.to_canonical_arrays(loaded)
+    arrays = store.convert_to_canonical_arrays(loaded)
     samples = Samples(**arrays, columns=loaded.columns, class_names=loaded.class_names)
     name, samples_checksum = (
         registry.get_component_name(DATASET, type(dataset)),
@@ -107,14 +107,14 @@ def obtain_dataset(dataset: Dataset, fetch: Fetcher, path: Path | None = None) -
         )
     measured_facts = dataset.infer_info(samples)
     _check_samples(name, samples, measured_facts, dataset.info)
-    path = path or store.locate_dataset(registry.component_to_key_settings(DATASET, dataset))
+    path = path or store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, dataset))
     sha256 = store.save_samples(path, samples)
     named = {"class_names": samples.class_names} if samples.class_names else {}
     files.write_json(path.with_suffix(".json"), {path.name: sha256, **measured_facts._asdict(), **named})
     return path
 
 
-def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
+def write_dataset_facts_into_study(name: str | None, params: Path, stored: set[Path] | None = None) -> str:
     """Obtain and store a data set, and fill in each SHA-256 that the study lacks, and the commit of the hub.
 
     For the study's own data set, this includes the files of its partition and its model's weights, and the data sets
@@ -153,9 +153,9 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
     if isinstance(source, PinnedDataset) and (sha256 := source.compute_unpinned_sha256(section.fetcher)) is not None:
         source = dataclasses.replace(source, sha256=sha256)
     stored = set() if stored is None else stored
-    path = store.locate_dataset(registry.component_to_key_settings(DATASET, source))
+    path = store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, source))
     if path not in stored:
-        stored.add(obtain_dataset(source, section.fetcher))
+        stored.add(load_and_save_dataset(source, section.fetcher))
     messages = [f"{path} is stored."]
     labels = store.load_samples(path).y
     if (lowest_label := int(labels.min())) > 0:
@@ -178,7 +178,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         if not pin.path.is_file():
             raise SettingsError(f"{kind.section}.{pin.parameter}: {pin.path} is missing. Use an existing file.")
         sha256 = pinned_files.compute_content_sha256(pin.path)
-        _require_usable_file(
+        _require_usable_component_file(
             kind, settings | {kind.section: settings[kind.section] | {"sha256": sha256}}, store.read_dataset_info(path)
         )
         if not _write_key_into_study(params, (kind.section,), "sha256", sha256, messages):
@@ -190,7 +190,7 @@ def declare_dataset(name: str | None, params: Path, stored: set[Path] | None = N
         if getattr(grid_dataset.effective_dataset, "sha256", None) and grid_dataset.explain_missing_data(
             DOWNLOAD_COMMAND
         ):
-            messages.append(f"{obtain_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
+            messages.append(f"{load_and_save_dataset(grid_dataset.effective_dataset, grid_dataset.fetcher)} is stored.")
     return "\n".join(messages)
 
 
@@ -207,7 +207,7 @@ def _write_weights_sha256_into_study(
         messages.append(f"Add the SHA-256 of {path} to {params}, under {MODEL.section}:\n  sha256: {sha256}")
 
 
-def _require_usable_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
+def _require_usable_component_file(kind: ComponentKind, settings: dict[str, Any], facts: DatasetInfo) -> None:
     """Reject a partition table or weights that no plan would accept."""
     component: Any = registry.parse_component(kind, settings[kind.section])
     if kind is MODEL:
@@ -297,7 +297,7 @@ def _write_key_into_study(
     root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     node = root
     for part in key_path:
-        node = _find_mapping(node, part)
+        node = _find_yaml_mapping(node, part)
     if not isinstance(node, yaml.MappingNode) or not node.value:
         return False
     if any(name.value == key for name, _ in node.value):
@@ -341,7 +341,7 @@ def _iter_key_paths_of_node(
             yield from _iter_key_paths_of_node(value, node, (*parent_keys, name.value))
 
 
-def _find_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
+def _find_yaml_mapping(node: yaml.Node | None, key: str) -> yaml.MappingNode | None:
     """Find the mapping below a key."""
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:

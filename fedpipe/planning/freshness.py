@@ -36,7 +36,7 @@ def compare_source_hashes(plan: Plan) -> Freshness:
         return Freshness("unknown")
     if not isinstance(sources, dict) or not all(isinstance(mark, str) for mark in sources.values()):
         return Freshness("unknown")
-    changed_names = [name for name, mark in sources.items() if _has_changed(name, mark)]
+    changed_names = [name for name, mark in sources.items() if _has_source_changed(name, mark)]
     # Not a source: plan.json itself, which DVC may replace, and the mark without a fingerprint (custom modules).
     changed_files = (name for name in changed_names if sources[name] and name != str(plan.study_files.plan))
     return Freshness("stale" if changed_names else "fresh", tuple(changed_files))
@@ -76,7 +76,7 @@ def needs_planning(params: Path, preset: str) -> bool:
         plan = Plan.read(StudyFiles.from_params(params, preset).plan)
     except UserError:
         return True
-    runs = plan.resolve(has_draws=True).runs
+    runs = plan.add_search_results(has_draws=True).runs
     return (
         (plan.params, plan.preset) != (params, preset)
         or compare_source_hashes(plan).state != "fresh"
@@ -85,11 +85,11 @@ def needs_planning(params: Path, preset: str) -> bool:
     )
 
 
-def _has_changed(name: str, fingerprint: str) -> bool:
+def _has_source_changed(name: str, fingerprint: str) -> bool:
     """Whether a source has changed or can't be read."""
-    from fedpipe.core.components.pinned_files import has_changed
+    from fedpipe.core.components.pinned_files import has_file_changed
 
     try:
-        return has_changed(Path(name), fingerprint)
+        return has_file_changed(Path(name), fingerprint)
     except OSError:
         return True

@@ -89,7 +89,7 @@ def iterate_grid_points(study_params: Params) -> Iterator[GridPoint]:
         yield GridPoint(values, changes)
 
 
-def resolve_grid_point_settings(
+def build_grid_point_params(
     raw: dict[str, Any], study_params: Params, point: GridPoint, preset_changes: dict[str, Any], obtain_command: str
 ) -> Iterator[tuple[Params, list[str], dict[str, Any]]]:
     """Resolve the settings at a point. Yields settings, the methods that have them, and their overrides by key.
@@ -109,7 +109,7 @@ def resolve_grid_point_settings(
     groups: dict[str, list[str]] = {}
     method_changes: dict[str, dict[str, Any]] = {}
     for label in study_params.study.algorithms:
-        changes = methods.parse_options(point_settings, label).overrides
+        changes = methods.parse_method_options(point_settings, label).overrides
         name = json.dumps(changes, sort_keys=True, default=str)
         groups.setdefault(name, []).append(label)
         method_changes[name] = changes
@@ -128,10 +128,10 @@ def resolve_grid_point_settings(
             for position, key in enumerate(keys)
             if any(is_key_within_section(key, one) for one in (*keys[position + 1 :], *preset_changes))
         }
-        yield params, labels, {key: _get_value(whole, key) for key in keys if key not in void}
+        yield params, labels, {key: _get_setting(whole, key) for key in keys if key not in void}
 
 
-def resolve_draw_settings(
+def build_draw_params(
     raw: dict[str, Any],
     point: GridPoint,
     preset_changes: dict[str, Any],
@@ -149,12 +149,12 @@ def resolve_draw_settings(
     drawn_values = ", ".join(f"{key}: {value}" for key, value in values.items())
     with _add_location_to_errors([f"with {drawn_values}, which tune.over draws for {label}"]):
         point_settings = loader.override_settings(raw, point.changes, preset_changes)
-        overrides = methods.parse_options(point_settings, label).overrides
+        overrides = methods.parse_method_options(point_settings, label).overrides
         whole = loader.override_settings(point_settings, overrides, values, preset_changes)
         return parser.parse_params(whole, None, [label], obtain_command)
 
 
-def _get_value(settings: dict[str, Any], key: str) -> Any:
+def _get_setting(settings: dict[str, Any], key: str) -> Any:
     """Get the value at a dotted key."""
     value: Any = settings
     for part in key.split("."):

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpipe.core.components import code_digest, component, registry
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.core.yaml_text import read_yaml
 from fedpipe.data import heterogeneity, store
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def partition_dataset(key: str) -> Path:
     """Partition the samples with the settings of ``partition.yaml``. Write the assignment and its heterogeneity."""
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
-    dataset_path = store.locate_dataset(settings["dataset"])
+    dataset_path = store.get_stored_dataset_path(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     table = make_assignment_table(settings, samples)
     counts = Assignment.from_table(table).class_counts
@@ -44,13 +44,15 @@ def is_partition_reproducible(key: str) -> bool:
     """Whether the current code gives the same partition."""
     path, settings = layout.get_assignment_path(key), read_partition_settings(key)
     scheme_settings = settings["partition"]
-    scheme = registry.component_from_run_settings(component.PARTITION, scheme_settings | settings.get("origin", {}))
+    scheme = registry.build_component_from_run_settings(
+        component.PARTITION, scheme_settings | settings.get("origin", {})
+    )
     if (current_code := code_digest.compute_code_digest(*scheme.list_hashed_code()).text) != scheme_settings["code"]:
         raise ArtifactError(
             f"it comes from another version of partition scheme '{scheme_settings['scheme']}' "
             f"({scheme_settings['code']}, now {current_code})."
         )
-    dataset_path = store.locate_dataset(settings["dataset"])
+    dataset_path = store.get_stored_dataset_path(settings["dataset"])
     samples = store.load_samples(dataset_path, files.read_recorded_sha256(dataset_path))
     stored_table = files.read_parquet(path, files.read_recorded_sha256(path))
     return compute_assignment_sha256(stored_table) == compute_assignment_sha256(
@@ -69,7 +71,7 @@ def read_partition_settings(key: str) -> dict[str, Any]:
     settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
     try:
         settings: dict[str, Any] = read_yaml(settings_path.read_text(), settings_path)
-        computed_key = digest_json({name: value for name, value in settings.items() if name != "origin"})
+        computed_key = compute_json_digest({name: value for name, value in settings.items() if name != "origin"})
     except FileNotFoundError:
         raise ArtifactError(
             f"{settings_path} is missing: '{key}' is not a partition of a plan. Run `fedpipe plan` first."
@@ -112,8 +114,8 @@ def collect_omitted_client_warnings(partitions: dict[str, dict[str, Any]], texts
     """
     checked_settings = set()
     for key, settings in partitions.items():
-        settings_digest = digest_json({name: value for name, value in settings.items() if name != "seed"})
-        path = store.locate_dataset(settings["dataset"])
+        settings_digest = compute_json_digest({name: value for name, value in settings.items() if name != "seed"})
+        path = store.get_stored_dataset_path(settings["dataset"])
         if settings_digest in checked_settings or not path.is_file():
             continue
         checked_settings.add(settings_digest)
@@ -136,7 +138,7 @@ def make_assignment_table(settings: dict[str, Any], samples: Samples | store.Sto
     table = assign_samples(
         cast(
             Scheme,
-            registry.component_from_run_settings(
+            registry.build_component_from_run_settings(
                 component.PARTITION, settings["partition"] | settings.get("origin", {})
             ),
         ),

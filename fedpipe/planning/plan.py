@@ -26,9 +26,9 @@ from pydantic import (
 )
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage.files import read_json, read_verified_bytes, write_json
-from fedpipe.core.storage.layout import DiagnosticFiles, MergedFiles, RunFiles, StudyFiles, format_run_command
+from fedpipe.core.storage.layout import DiagnosticFiles, MergedRoundFiles, RunFiles, StudyFiles, format_run_command
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.planning.rungs import (
     TUNED,
@@ -38,7 +38,7 @@ from fedpipe.planning.rungs import (
     PlannedTuning,
     Rung,
     RungSearch,
-    format_draw,
+    format_draw_label,
     read_rungs,
 )
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Label, Metric, to_new_clients_protocol
@@ -58,7 +58,7 @@ OPTIONAL_NAME_PARTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RunRounds:
+class _FirstRounds:
     """The first ``rounds`` rounds of a run."""
 
     algorithm: Label  #: its label in the study
@@ -72,13 +72,13 @@ class _RunRounds:
         return RunFiles.from_key(self.algorithm, self.key)
 
     @property
-    def merged_files(self) -> MergedFiles:
+    def merged_files(self) -> MergedRoundFiles:
         """The merged files of these rounds."""
-        return self.files.merged_files(self.rounds)
+        return self.files.get_merged_files(self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedRun(_RunRounds):
+class PlannedRun(_FirstRounds):
     """A run of the study. It is in the plan once, also if several cells report it."""
 
     partition: Key  #: the key of its partition
@@ -97,7 +97,7 @@ class PlannedRun(_RunRounds):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell(_RunRounds):
+class Cell(_FirstRounds):
     """A cell of tables and figures: some rounds of a run, at a point of the grid."""
 
     grid: dict[str, Any]  #: grid values that concern the algorithm
@@ -133,7 +133,7 @@ class PlannedDiagnostic:
         return self.files.table
 
 
-def _require_path_of_run(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+def _check_run_path(raw: Any, handler: ValidatorFunctionWrapHandler) -> Any:
     """Require that a path is the one of its run or diagnostic."""
     planned = handler(raw)
     if raw.get("path") != str(planned.path):
@@ -154,7 +154,7 @@ class Plan:
     protocols: Annotated[tuple[str, ...], Field(min_length=1)]
     method_protocols: dict[str, str]  #: protocol by label, if it is not the study's first
     partitions: dict[Key, dict[str, Any]]  #: settings of each partition by key
-    runs: tuple[Annotated[PlannedRun, WrapValidator(_require_path_of_run)], ...]
+    runs: tuple[Annotated[PlannedRun, WrapValidator(_check_run_path)], ...]
     cells: tuple[Cell, ...]
     warnings: tuple[str, ...]
     files: tuple[str, ...]  #: files that are written with the plan
@@ -162,7 +162,7 @@ class Plan:
     execution: Execution
     artifacts: Artifacts
     report: Report
-    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_require_path_of_run)], ...] = ()
+    diagnostics: tuple[Annotated[PlannedDiagnostic, WrapValidator(_check_run_path)], ...] = ()
     metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = ("accuracy",)  #: metrics of tables and curves
     titles: dict[str, str] = field(default_factory=dict)  #: names of methods in tables and figures by label
     #: New clients of the partitions whose runs all have the same ones, by key. Partitions without new ones are omitted.
@@ -204,9 +204,9 @@ class Plan:
     def run_descriptions(self) -> list[str]:
         """One line per run: method, seed, points of the grid, key."""
         points: dict[tuple[str, str], list[str]] = {}
-        plan = self.resolve(has_draws=True)
+        plan = self.add_search_results(has_draws=True)
         for cell in plan.cells:
-            values = cell.own if cell.files.path in plan.draw_paths else {}
+            values = cell.own if cell.files.path in plan.draw_run_paths else {}
             point = ", ".join(f"{name}={value}" for name, value in (cell.grid | values).items())
             points.setdefault((cell.algorithm, cell.key), []).append(point)
         points_by_run = {run: "; ".join(dict.fromkeys(points[run.algorithm, run.key])) for run in plan.runs}
@@ -287,15 +287,15 @@ class Plan:
     @property
     def figure_files(self) -> list[Path]:
         """All figures, in each format."""
-        return self.study_files.figure_files(self.figure_labels, self.partition_names.values())
+        return self.study_files.list_figure_files(self.figure_labels, self.partition_names.values())
 
     @cached_property
-    def merged_files(self) -> tuple[MergedFiles, ...]:
+    def merged_files(self) -> tuple[MergedRoundFiles, ...]:
         """Merged files of its tables, each once."""
         return tuple(dict.fromkeys(cell.merged_files for cell in self.cells))
 
     @cached_property
-    def round_counts(self) -> dict[Path, tuple[int, ...]]:
+    def round_counts_by_run(self) -> dict[Path, tuple[int, ...]]:
         """Numbers of rounds by run that cells report, ascending."""
         counts: dict[Path, set[int]] = {}
         for cell in self.cells:
@@ -304,7 +304,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to the content of ``plan.json``, which does not depend on the results of `tune`."""
-        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.untuned, mode="json")
+        content: dict[str, Any] = _get_plan_type_adapter().dump_python(self.plan_without_tuning, mode="json")
         if self.tuning is None:
             del content["tuning"]
         return content
@@ -312,25 +312,27 @@ class Plan:
     # -- section `tune` ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def untuned(self) -> Plan:
+    def plan_without_tuning(self) -> Plan:
         """The plan without the draws and winners of `tune`."""
         if self.tuning is None:
             return self
         cells = tuple(cell for cell in self.cells if cell.grid[TUNING] == UNTUNED)
         keys = {(cell.algorithm, cell.key) for cell in cells}
         runs = tuple(run for run in self.runs if (run.algorithm, run.key) in keys)
-        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws(()))
+        return replace(self, cells=cells, runs=runs, tuning=self.tuning.add_draws_of_rungs(()))
 
     @cached_property
-    def search(self) -> str:
+    def search_digest(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = self.to_dict().get("tuning")
-        return digest_json([tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.untuned.cells]])
+        return compute_json_digest(
+            [tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.plan_without_tuning.cells]]
+        )
 
     @property
     def rung_files(self) -> list[Path]:
         """Files with the results of the rungs. Empty without `tune`."""
-        return [self.study_files.rung_result(rounds) for rounds in self.tuning.rungs] if self.tuning else []
+        return [self.study_files.get_rung_result_path(rounds) for rounds in self.tuning.rungs] if self.tuning else []
 
     @property
     def is_searching(self) -> bool:
@@ -338,13 +340,13 @@ class Plan:
         return self.tuning is not None and not any(cell.grid[TUNING] == TUNED for cell in self.cells)
 
     @cached_property
-    def draw_paths(self) -> frozenset[Path]:
+    def draw_run_paths(self) -> frozenset[Path]:
         """Folders of the runs of all draws."""
         searches = self.tuning.searches if self.tuning else ()
         draws = ((search, candidate.draw) for search in searches for candidate in search.draws)
         return frozenset(files.path for search, draw in draws for files in search.list_run_files(draw))
 
-    def require_winners(self) -> None:
+    def require_finished_search(self) -> None:
         """Raise an ArtifactError if the winners of `tune` are not known yet."""
         if self.is_searching:
             raise ArtifactError(
@@ -356,9 +358,9 @@ class Plan:
         """Read the results of the complete rungs of `tune`."""
         if self.tuning is None:
             return ()
-        return read_rungs(self.tuning, self.search, len(self.seeds), self.study_files.rung_result)
+        return read_rungs(self.tuning, self.search_digest, len(self.seeds), self.study_files.get_rung_result_path)
 
-    def resolve(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
+    def add_search_results(self, has_draws: bool = False, rungs: tuple[Rung, ...] | None = None) -> Self:
         """Add the winners of `tune`, if they are known. Optionally add its draws, with the rounds that they need.
 
         ``rungs`` are the results of the complete rungs. By default they are read. A cell of a draw is not part of the
@@ -367,21 +369,25 @@ class Plan:
         if self.tuning is None:
             return self
         rungs = self.read_rungs() if rungs is None else rungs
-        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws(rungs)
+        is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws_of_rungs(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
-        runs = {(run.algorithm, run.key): run for run in self.untuned.runs}
+        runs = {(run.algorithm, run.key): run for run in self.plan_without_tuning.runs}
         for index, search in enumerate(tuning.searches):
-            defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in self.untuned.cells if search.has_cell(cell)]
+            defaults = [
+                (cell, runs[cell.algorithm, cell.key])
+                for cell in self.plan_without_tuning.cells
+                if search.has_cell(cell)
+            ]
             results = [rung.searches[index] for rung in rungs]
-            winners = list(self._list_winners(search, defaults, results[-1])) if is_complete else []
-            draws = list(self._list_draws(tuning, search, results)) if has_draws else []
+            winners = list(self._list_winning_runs(search, defaults, results[-1])) if is_complete else []
+            draws = list(self._list_draw_runs(tuning, search, results)) if has_draws else []
             for cell, run in (*winners, *defaults, *draws):
                 cells[cell.algorithm, cell.seed, str(cell.grid), cell.rounds] = cell
                 other = runs.get((run.algorithm, run.key), run)
                 runs[run.algorithm, run.key] = run if run.rounds > other.rounds else other
         return replace(self, cells=tuple(cells.values()), runs=tuple(runs.values()), tuning=tuning)
 
-    def _list_winners(
+    def _list_winning_runs(
         self, search: PlannedSearch, defaults: list[tuple[Cell, PlannedRun]], result: RungSearch
     ) -> Iterator[tuple[Cell, PlannedRun]]:
         """List the cells of a method's winner and their runs: those of the default settings with the drawn values.
@@ -394,12 +400,12 @@ class Plan:
                 run = replace(run, key=result.keys[position], rounds=cell.rounds, participants=participants)
             yield replace(cell, key=run.key, grid=search.grid | {TUNING: TUNED}), run
 
-    def _list_draws(
+    def _list_draw_runs(
         self, tuning: PlannedTuning, search: PlannedSearch, results: list[RungSearch]
     ) -> Iterator[tuple[Cell, PlannedRun]]:
         """List the cells of a method's draws and their runs: one for each rung that a draw has reached."""
         for number, rounds in enumerate(tuning.rungs[: len(results) + 1]):
-            draws = tuning.list_entrants(search, number, results[number - 1].selected if number else ())
+            draws = tuning.list_rung_draws(search, number, results[number - 1].selected if number else ())
             for draw, (position, seed) in itertools.product(draws, enumerate(tuning.seeds)):
                 candidate = search.draws[draw]
                 run = PlannedRun(
@@ -411,7 +417,7 @@ class Plan:
                     dataset=search.dataset,
                     participants=candidate.participants,
                 )
-                grid = search.grid | {TUNING: format_draw(draw)}
+                grid = search.grid | {TUNING: format_draw_label(draw)}
                 values = candidate.values
                 cell = Cell(algorithm=run.algorithm, seed=seed, key=run.key, rounds=rounds, grid=grid, own=values)
                 yield cell, run
@@ -440,7 +446,7 @@ class Plan:
             raise ArtifactError(
                 f"{path} is not the plan of the study that its path belongs to. Delete it and run again."
             )
-        return plan.resolve()
+        return plan.add_search_results()
 
     def _is_consistent(self) -> bool:
         """Whether the parts of the plan refer to each other consistently."""
@@ -450,7 +456,7 @@ class Plan:
             and run_keys >= {(diagnostic.algorithm, diagnostic.run_key) for diagnostic in self.diagnostics}
             and {run.algorithm for run in self.runs} == set(self.algorithms)
             and {run.partition for run in self.runs} == set(self.partitions)
-            and all(run.rounds == max(self.round_counts.get(run.path, (0,))) for run in self.runs)
+            and all(run.rounds == max(self.round_counts_by_run.get(run.path, (0,))) for run in self.runs)
             and all(cell.grid.keys() <= self.grid.keys() for cell in self.cells)
             and self.method_protocols.keys() | self.titles.keys() | {*filter(None, [self.report.baseline])}
             <= {*self.algorithms}

@@ -22,7 +22,7 @@ import fedpipe
 from fedpipe.core.components import pinned_files
 from fedpipe.core.components.code_digest import compute_code_digest, compute_shared_code_digest
 from fedpipe.core.components.component import Component
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import compute_file_sha256, write_bytes, write_json
 from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
@@ -43,11 +43,7 @@ from fedpipe.settings.tune import Tune
 #: Mark in sources.json of a study with user modules, which is always replanned: a new module could shadow an old one,
 #: and hashes of files can't detect that.
 CUSTOM_MODULES_MARK = "custom modules"
-PINNABLE_SECTIONS = {
-    "dataset",
-    "partition",
-    "model",
-}  #: sections with user files
+PINNABLE_SECTIONS = {"dataset", "partition", "model"}  #: sections with user files
 DrawPlanner = Callable[[int, dict[str, Any]], Candidate]
 
 
@@ -99,10 +95,10 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
     draft = _PlanDraft(study_params, grid.collect_grid_keys(study_params, preset_changes))
     search.check_tune_section(study_params, preset_changes, draft.grid_keys)
     for point in grid.iterate_grid_points(study_params):
-        point_settings = grid.resolve_grid_point_settings(raw, study_params, point, preset_changes, download_command)
+        point_settings = grid.build_grid_point_params(raw, study_params, point, preset_changes, download_command)
         settings_by_label = {label: (params, own) for params, labels, own in point_settings for label in labels}
         draft.add_grid_point(point, settings_by_label)
-        resolve_draw = partial(grid.resolve_draw_settings, raw, point, preset_changes, download_command)
+        resolve_draw = partial(grid.build_draw_params, raw, point, preset_changes, download_command)
         draft.add_searches(point, {label: params for label, (params, _) in settings_by_label.items()}, resolve_draw)
     has_new_clients = any("held_out" in settings.federation for settings in draft.run_settings.values())
     check_reported_clients(study_params, has_new_clients)
@@ -144,12 +140,17 @@ def make_plan(path: Path = PARAMS, preset: str = FULL_PRESET, settings: dict[str
             for label in study_params.study.algorithms
             if (title := methods.get_method_title(label, study_params.algorithms[label])) != label
         },
-        tuning=draft.get_tuning(),
+        tuning=draft.build_planned_tuning(),
         held_out={key: ids for key, (ids, *other_ids) in draft.held_out.items() if ids and not other_ids},
         unused_keys=draft.unused_keys,
         repositories=draft.repositories,
         held_out_notes=_merge_notes_of_runs(params.federation.held_out_note for params in draft.params),
-        drift_notes=_merge_notes_of_runs(map(_describe_concept_drift, draft.params)),
+        drift_notes=_merge_notes_of_runs(
+            params.federation.drift.describe(params.federation.clients, params.dataset.class_names)
+            if params.federation.drift
+            else ""
+            for params in draft.params
+        ),
         run_settings=draft.run_settings,
         file_texts=draft.file_texts,
         sample_counts=draft.sample_counts,
@@ -214,7 +215,7 @@ class _PlanDraft:
         for label in algorithms:
             self.components.append(algorithm := params_by_label[label].algorithms[label].algorithm)
             study_facts.reject_passes_of_frozen_body(algorithm, label, params_by_label[label])
-            facts = study_facts.get_study_facts(algorithm, params_by_label[label])
+            facts = study_facts.build_study_facts(algorithm, params_by_label[label])
             self.warnings += algorithm.warnings(facts, f"algorithms.{label}")
         settings = {
             label: RunSettings.from_params(params, label, seeds[0]) for label, params in params_by_label.items()
@@ -226,7 +227,7 @@ class _PlanDraft:
             grid_values |= {TUNING: UNTUNED} if self.study_params.tune else {}
             overrides = settings_by_label[label][1]
             cell = Cell(algorithm=label, seed=seed, key=run.key, rounds=run.rounds, grid=grid_values, own=overrides)
-            self.cells[digest_json([label, seed, grid_values])] = cell
+            self.cells[compute_json_digest([label, seed, grid_values])] = cell
 
     def add_searches(
         self,
@@ -242,10 +243,10 @@ class _PlanDraft:
         for label, params in params_by_label.items():
             search.check_rungs(tune, params)
             grid_values = self._select_grid_values(point, label, params)
-            name = digest_json([label, grid_values])
+            name = compute_json_digest([label, grid_values])
             if name in self.searches:
                 continue
-            protocol = search.get_protocol(tune, params, label)
+            protocol = search.get_ranking_protocol(tune, params, label)
             resolve = partial(resolve_draw, label)
             plan_draw = self.draw_planners[name] = partial(self._plan_draw, tune, label, params, protocol, resolve)
             candidates = []
@@ -260,7 +261,7 @@ class _PlanDraft:
                 grid=grid_values,
                 protocol=protocol,
                 dataset=params.dataset.dataset_path.stem,
-                partitions=tuple(digest_json(self.run_settings[key].partition_settings) for key in first_keys),
+                partitions=tuple(compute_json_digest(self.run_settings[key].partition_settings) for key in first_keys),
                 candidates=tuple(candidates),
             )
 
@@ -286,7 +287,7 @@ class _PlanDraft:
         participants = draw_params.federation.participants
         return Candidate(draw=draw, values=values, participants=participants, keys=tuple(keys))
 
-    def get_tuning(self) -> PlannedTuning | None:
+    def build_planned_tuning(self) -> PlannedTuning | None:
         """Get the draws of section `tune`. None without that section."""
         tune = self.study_params.tune
         if tune is None:
@@ -339,7 +340,7 @@ class _PlanDraft:
 
     def _add_partition(self, params: Params, settings: RunSettings, is_reported: bool = True) -> str:
         """Add the partition of a run, which many runs share. Return its key. Those of draws are not in tables."""
-        key = digest_json(settings.partition_settings)
+        key = compute_json_digest(settings.partition_settings)
         if is_reported:
             self.partitions.setdefault(key, settings.partition_settings)
             self.unused_keys |= {key: params.dataset.unused_keys} if params.dataset.unused_keys else {}
@@ -350,12 +351,6 @@ class _PlanDraft:
             origin = {"origin": params.partition.origin} if params.partition.origin else {}
             self.file_texts[str(partition_file)] = format_yaml(settings.partition_settings | origin)
         return key
-
-
-def _describe_concept_drift(params: Params) -> str:
-    """Describe the concept drift in a sentence for captions. Empty without drift."""
-    drift = params.federation.drift
-    return drift.describe(params.federation.clients, params.dataset.class_names) if drift else ""
 
 
 def _merge_notes_of_runs(notes: Iterable[str]) -> tuple[str, ...]:
@@ -392,7 +387,7 @@ def write_plan(plan: NewPlan) -> None:
     sources = plan.study_files.source_hashes
     write_job_files(plan)
     for rung in Plan.read_rungs(plan)[len(plan.read_rungs()) :]:
-        plan.study_files.rung_result(rung.rounds).unlink()
+        plan.study_files.get_rung_result_path(rung.rounds).unlink()
     if plan.execution.clients_per_job:  # rules of single rounds need the files that a segment has packed
         for run in plan.runs:
             packing.unpack_folder(run.files.rounds_folder)
@@ -415,7 +410,11 @@ def _estimate_train_and_total_samples(params: Params) -> tuple[int, int]:
     size = data.subset or data.dataset_info.size
     if params.partition.has_fixed_splits:
         return size, size
-    return (data.partitioned_size, size) if data.split == "official" else (round(size * (1 - data.test_fraction)), size)
+    return (
+        (data.num_partitioned_samples, size)
+        if data.split == "official"
+        else (round(size * (1 - data.test_fraction)), size)
+    )
 
 
 def _describe_missing_data(params: Params) -> str:
@@ -433,8 +432,8 @@ def _hash_sources(path: Path, components: list[Component]) -> dict[str, str]:
     files |= {file for component in components for file in compute_code_digest(*component.list_hashed_code()).files}
     cwd = Path.cwd().resolve()
 
-    def to_relative(file: Path) -> str:
+    def to_relative_path(file: Path) -> str:
         absolute_file = file.resolve()
         return str(absolute_file.relative_to(cwd) if absolute_file.is_relative_to(cwd) else absolute_file)
 
-    return {to_relative(file): compute_file_sha256(file) for file in sorted(files)}
+    return {to_relative_path(file): compute_file_sha256(file) for file in sorted(files)}

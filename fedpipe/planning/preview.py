@@ -37,7 +37,7 @@ def preview_partitions(params: Path) -> Iterator[PartitionPreview]:
     for key in study_plan.partitions:
         settings_path = layout.get_assignment_path(key).with_name("partition.yaml")
         settings = read_yaml(study_plan.file_texts[str(settings_path)], settings_path)
-        path = store.locate_dataset(settings["dataset"])
+        path = store.get_stored_dataset_path(settings["dataset"])
         if path.is_file() or path != section.dataset_path:
             table, own_names = make_assignment_table(settings, store.load_samples(path)), store.read_class_names(path)
         else:

@@ -11,7 +11,7 @@ from fedpipe.core.components import registry
 from fedpipe.core.components.code_digest import compute_code_digest
 from fedpipe.core.components.component import ALGORITHM, MODEL, PARTITION, Component, ComponentKind
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.yaml_text import format_yaml, read_generated_yaml, read_yaml
 from fedpipe.settings.dataset import SPLIT_KEYS, Data
 from fedpipe.settings.evaluation import Evaluation
@@ -19,10 +19,7 @@ from fedpipe.settings.federation import Federation
 from fedpipe.settings.params import Params
 from fedpipe.settings.transforms import Transforms
 
-DATA_SOURCE_KEYS = {
-    "mirror",
-    "on_missing",
-}  #: keys of `dataset` about the origin of samples, which no run's key has
+DATA_SOURCE_KEYS = {"mirror", "on_missing"}  #: keys of `dataset` about the origin of samples, which no run's key has
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,9 @@ class RunSettings:
         return cls(
             dataset=dataset,
             transforms=params.transforms.model_dump(mode="json"),
-            partition=registry.component_to_key_settings(PARTITION, params.partition),
-            model=registry.component_to_key_settings(MODEL, params.model),
-            algorithm=registry.component_to_key_settings(ALGORITHM, params.algorithms[label].algorithm),
+            partition=registry.get_component_key_settings(PARTITION, params.partition),
+            model=registry.get_component_key_settings(MODEL, params.model),
+            algorithm=registry.get_component_key_settings(ALGORITHM, params.algorithms[label].algorithm),
             federation=params.federation.model_dump(mode="json", exclude={"rounds"}),
             evaluation=dump_evaluation_settings(params.evaluation),
             seed=seed,
@@ -105,7 +102,7 @@ class RunSettings:
     @property
     def key(self) -> str:
         """Key of the run."""
-        return digest_json({name: value for name, value in vars(self).items() if name != "origin"})
+        return compute_json_digest({name: value for name, value in vars(self).items() if name != "origin"})
 
     @property
     def partition_settings(self) -> dict[str, Any]:
@@ -133,7 +130,7 @@ class RunSettings:
         return self._build_component(MODEL, self.model | self.origin.get("model", {}))
 
     def _build_component(self, kind: ComponentKind, run_settings: dict[str, Any]) -> Component:
-        component = registry.component_from_run_settings(kind, run_settings)
+        component = registry.build_component_from_run_settings(kind, run_settings)
         if (code_digest := compute_code_digest(*component.list_hashed_code()).text) != run_settings["code"]:
             raise ArtifactError(
                 f"run {self.key} belongs to another version of {kind.name} '{run_settings['name']}' "

@@ -20,7 +20,7 @@ from fedpipe.core.storage.files import encode_json, read_verified_bytes
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning.keys import DatasetName, Key
 from fedpipe.settings.base import Label, Metric, ValidationProtocol
-from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws
+from fedpipe.settings.tune import Sampler, count_kept_draws, split_draws_into_batches
 
 TUNING = "tuning"  #: name of the grid that distinguishes a method's tuned and default settings
 TUNED, UNTUNED = "tuned", "default"
@@ -93,15 +93,15 @@ class PlannedTuning:
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
-        return split_draws(self.draws, self.rungs, self.sampler)
+        return split_draws_into_batches(self.draws, self.rungs, self.sampler)
 
-    def get_batch(self, number: int) -> range:
+    def get_batch_draws(self, number: int) -> range:
         """Get the numbers of the draws that are new in a rung, by its index. Empty after the last rung."""
         return range(sum(self.batch_sizes[:number]), sum(self.batch_sizes[: number + 1]))
 
-    def list_entrants(self, search: PlannedSearch, number: int, selected: Sequence[int]) -> list[int]:
+    def list_rung_draws(self, search: PlannedSearch, number: int, selected: Sequence[int]) -> list[int]:
         """List the draws of a search in a rung, by its index: those that continue, and new ones."""
-        return [*selected, *self.get_batch(number)] if search.candidates else []
+        return [*selected, *self.get_batch_draws(number)] if search.candidates else []
 
     def count_later_runs(self, complete_rungs: int, num_seeds: int) -> int:
         """Count the runs that follow from rungs that are not complete, at most: new draws of TPE, and the winners.
@@ -118,7 +118,7 @@ class PlannedTuning:
         new_draws = sum(self.batch_sizes[complete_rungs + 1 :])
         return sum(bool(search.candidates) for search in self.searches) * (new_draws * len(self.seeds) + num_seeds)
 
-    def add_draws(self, rungs: Sequence[Rung]) -> PlannedTuning:
+    def add_draws_of_rungs(self, rungs: Sequence[Rung]) -> PlannedTuning:
         """Add the draws of TPE in the results of these rungs, instead of others."""
         draws = [
             [new for rung in rungs for new in rung.searches[index].new_draws] for index in range(len(self.searches))
@@ -158,7 +158,7 @@ class Rung:
     searches: tuple[RungSearch, ...]  #: in the order of the plan
 
 
-def select_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_last: bool) -> tuple[int, ...]:
+def select_continuing_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_last: bool) -> tuple[int, ...]:
     """Select the draws that continue after a rung: the best third of the different ones. After the last, the winner.
 
     Draws with the same values have the same runs, so that they count as one.
@@ -178,7 +178,7 @@ def select_draws(candidates: Sequence[Candidate], ranking: Sequence[int], is_las
     return tuple(best_draws.values())[: 1 if is_last else count_kept_draws(len(best_draws))]
 
 
-def format_draw(draw: int) -> str:
+def format_draw_label(draw: int) -> str:
     """Format the number of a draw as a grid value."""
     return f"draw {draw}"
 
@@ -198,13 +198,13 @@ def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Cal
         Gets the file of a rung from its number of rounds.
     """
     rungs: list[Rung] = []
-    draws = [tuning.list_entrants(planned, 0, ()) for planned in tuning.searches]
+    draws = [tuning.list_rung_draws(planned, 0, ()) for planned in tuning.searches]
     for number, rounds in enumerate(tuning.rungs, start=1):
         try:
-            rung = _get_adapter().validate_json(read_verified_bytes(get_path(rounds), None))
+            rung = _get_rung_type_adapter().validate_json(read_verified_bytes(get_path(rounds), None))
         except (ArtifactError, ValueError):  # missing, damaged, or from another version of fedpipe
             break
-        num_keys, batch = num_seeds if number == len(tuning.rungs) else 0, tuning.get_batch(number)
+        num_keys, batch = num_seeds if number == len(tuning.rungs) else 0, tuning.get_batch_draws(number)
         is_valid = (rung.search, rung.rounds, len(rung.searches)) == (search, rounds, len(draws)) and all(
             (result.algorithm, result.grid) == (planned.algorithm, planned.grid)
             and sorted(ranked.draw for ranked in result.ranking) == sorted(entrants)
@@ -219,15 +219,15 @@ def read_rungs(tuning: PlannedTuning, search: str, num_seeds: int, get_path: Cal
             break
         rungs.append(rung)
         results = zip(tuning.searches, rung.searches, strict=True)
-        draws = [tuning.list_entrants(planned, number, result.selected) for planned, result in results]
+        draws = [tuning.list_rung_draws(planned, number, result.selected) for planned, result in results]
     return tuple(rungs)
 
 
 def encode_rung(rung: Rung) -> bytes:
     """Encode the result of a rung as JSON."""
-    return encode_json(_get_adapter().dump_python(rung, mode="json"))
+    return encode_json(_get_rung_type_adapter().dump_python(rung, mode="json"))
 
 
 @cache
-def _get_adapter() -> TypeAdapter[Rung]:
+def _get_rung_type_adapter() -> TypeAdapter[Rung]:
     return TypeAdapter(Rung)

@@ -19,7 +19,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.planning import grid
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings, dump_evaluation_settings
-from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_draws
+from fedpipe.planning.rungs import TUNING, PlannedSearch, Rung, RungSearch, select_continuing_draws
 from fedpipe.settings.base import ValidationProtocol, to_validation_protocol
 from fedpipe.settings.methods import DATA_KEYS, METHOD_KEYS
 from fedpipe.settings.params import Params
@@ -28,7 +28,7 @@ from fedpipe.settings.tune import Tune, count_draws_by_rung
 TUNABLE_SECTIONS = ("federation", "model", "transforms", "algorithms")
 
 
-def get_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
+def get_ranking_protocol(tune: Tune, params: Params, label: str) -> ValidationProtocol:
     """Get the protocol that ranks the draws of a method: its own on validation samples, or `tune.by`."""
     own_protocol = params.algorithms[label].options.protocol
     return to_validation_protocol(own_protocol) if own_protocol else tune.by
@@ -48,7 +48,7 @@ def check_tune_section(study_params: Params, preset_changes: dict[str, Any], gri
     if tune.sampler == "tpe" and importlib.util.find_spec("optuna") is None:
         raise SettingsError("tune.sampler: 'tpe' needs the library optuna. Run `pip install 'fedpipe[optuna]'`.")
     for key in tune.over:
-        _check_key(key, study_params)
+        _check_tuned_key(key, study_params)
         other_keys = [
             *(("the preset sets", one) for one in preset_changes),
             *((f"'{name}' in study.grid sets", one) for name, keys in grid_keys.items() for one in keys),
@@ -102,11 +102,6 @@ def make_draw_run_settings(params: Params, label: str, seed: int, protocol: Vali
     )
 
 
-def make_winner_run_settings(draw: RunSettings, default: RunSettings) -> RunSettings:
-    """Make the settings of a winner's run from those of its draw, with the seed and evaluation of the study."""
-    return dataclasses.replace(draw, seed=default.seed, evaluation=default.evaluation)
-
-
 def list_winner_settings(
     plan: Plan, search: PlannedSearch, draw: int, get_settings: Callable[[RunFiles], RunSettings]
 ) -> list[RunSettings]:
@@ -115,29 +110,32 @@ def list_winner_settings(
     ``get_settings`` gets those of a planned run.
     """
     draw_settings = get_settings(search.list_run_files(draw)[0])
-    default_cells = (cell for cell in plan.untuned.cells if search.has_cell(cell))
-    return [make_winner_run_settings(draw_settings, get_settings(cell.files)) for cell in default_cells]
+    default_cells = (cell for cell in plan.plan_without_tuning.cells if search.has_cell(cell))
+    defaults = (get_settings(cell.files) for cell in default_cells)  # with the seed and evaluation of the study
+    return [
+        dataclasses.replace(draw_settings, seed=default.seed, evaluation=default.evaluation) for default in defaults
+    ]
 
 
 def list_winner_keys(plan: Plan, search: PlannedSearch, draw: int) -> list[str]:
     """List the keys of a winner's runs, one for each of the study's seeds, from the stored settings of its draw."""
-    return [settings.key for settings in list_winner_settings(plan, search, draw, _read_settings)]
+    return [settings.key for settings in list_winner_settings(plan, search, draw, _read_settings_of_run)]
 
 
 def write_winner_settings(plan: Plan) -> None:
     """Write the settings of the winners' runs, if the winners are known. Their jobs read them."""
-    plan, rungs = plan.resolve(), plan.read_rungs()
+    plan, rungs = plan.add_search_results(), plan.read_rungs()
     if plan.tuning is None or len(rungs) < len(plan.tuning.rungs):
         return
     for search, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         for draw in result.selected:
-            for settings in list_winner_settings(plan, search, draw, _read_settings):
+            for settings in list_winner_settings(plan, search, draw, _read_settings_of_run):
                 files, text = RunFiles.from_key(search.algorithm, settings.key), settings.to_yaml()
                 if not files.settings.is_file() or files.settings.read_text() != text:
                     write_bytes(files.settings, text.encode())
 
 
-def assume_results(
+def assume_search_results(
     plan: Plan, settings_by_key: dict[str, RunSettings]
 ) -> tuple[tuple[Rung, ...], dict[str, RunSettings]]:
     """Complete the results of the rungs, for a forecast: the draws with the lowest numbers continue.
@@ -152,13 +150,13 @@ def assume_results(
     rungs, winners = list(plan.read_rungs()), dict[str, RunSettings]()
     if plan.tuning is None:
         return (), {}
-    tuning = plan.tuning.add_draws(rungs)
+    tuning = plan.tuning.add_draws_of_rungs(rungs)
     for number in range(len(rungs), len(tuning.rungs)):
         results, rounds = [], tuning.rungs[number]
         is_last = rounds == tuning.rungs[-1]
         for index, search in enumerate(tuning.searches):
             selected = rungs[-1].searches[index].selected if rungs else ()
-            kept = select_draws(search.draws, tuning.list_entrants(search, number, selected), is_last)
+            kept = select_continuing_draws(search.draws, tuning.list_rung_draws(search, number, selected), is_last)
             runs = [
                 settings
                 for draw in (kept if is_last else ())
@@ -168,11 +166,11 @@ def assume_results(
             keys = tuple(settings.key for settings in runs)
             result = RungSearch(algorithm=search.algorithm, grid=search.grid, ranking=(), selected=kept, keys=keys)
             results.append(result)
-        rungs.append(Rung(search=plan.search, rounds=rounds, searches=tuple(results)))
+        rungs.append(Rung(search=plan.search_digest, rounds=rounds, searches=tuple(results)))
     return tuple(rungs), winners
 
 
-def describe_bound(plan: Plan) -> str:
+def describe_largest_search_size(plan: Plan) -> str:
     """Describe the largest number of runs and rounds of the search. It is smaller if equal values are drawn."""
     tuning = plan.tuning
     if tuning is None:
@@ -190,11 +188,11 @@ def describe_bound(plan: Plan) -> str:
     )
 
 
-def _read_settings(files: RunFiles) -> RunSettings:
+def _read_settings_of_run(files: RunFiles) -> RunSettings:
     return RunSettings.read(files.settings)
 
 
-def _check_key(key: str, study_params: Params) -> None:
+def _check_tuned_key(key: str, study_params: Params) -> None:
     """Require that a key exists, can differ between methods, and concerns a method of the study."""
     grid.reject_unknown_key("tune.over", key, study_params)
     section, _, name = key.partition(".")

@@ -14,7 +14,7 @@ from fedpipe.settings.params import Params
 _networks: dict[tuple[Any, ...], FunctionalNetwork | None] = {}
 
 
-def get_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
+def build_study_facts(algorithm: Algorithm, params: Params) -> StudyFacts:
     """Get the facts of a study for one of its algorithms."""
     return StudyFacts(
         rounds=params.federation.rounds,

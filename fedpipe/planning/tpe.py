@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 PlanDraw = Callable[[int, int, dict[str, Any]], Candidate]
 
 
-def add_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
+def draw_next_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
     """Add the draws that enter the next rung to the last of these complete rungs. There are none without TPE."""
-    tuning, rung, batch = tuning.add_draws(rungs), rungs[-1], tuning.get_batch(len(rungs))
+    tuning, rung, batch = tuning.add_draws_of_rungs(rungs), rungs[-1], tuning.get_batch_draws(len(rungs))
     seed = rng.derive_entropy(tuning.seeds[0], "tune", rung.rounds) % 2**32
     results = []
     for index, search in enumerate(tuning.searches):
@@ -32,7 +32,7 @@ def add_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw)
             ranges = {key: Range.model_validate(tuning.over[key]) for key in sorted(search.draws[0].values)}
             ranking = rank_all_draws(search, [one.searches[index] for one in rungs])
             values_by_draw = {draw: search.draws[draw].values for draw in ranking}
-            new_values = draw_by_tpe(ranges, values_by_draw, len(batch), seed)
+            new_values = draw_tpe_samples(ranges, values_by_draw, len(batch), seed)
             new_draws = tuple(plan_draw(index, draw, values) for draw, values in zip(batch, new_values, strict=True))
             results.append(replace(rung.searches[index], new_draws=new_draws))
         else:
@@ -51,7 +51,7 @@ def rank_all_draws(search: PlannedSearch, results: Sequence[RungSearch]) -> list
     return [ranked.draw for ranked in sorted(ranked_draws.values(), key=lambda ranked: ranked.diverged)]
 
 
-def draw_by_tpe(
+def draw_tpe_samples(
     ranges: Mapping[str, Range], values_by_draw: Mapping[int, Mapping[str, Any]], count: int, seed: int
 ) -> list[dict[str, Any]]:
     """Draw values by TPE.
@@ -83,7 +83,7 @@ def draw_by_tpe(
         study.add_trial(trial)
     return [
         {
-            key: one.round_number(params[key]) if one.choice is None else one.choice[params[key]]
+            key: one.round_to_digits(params[key]) if one.choice is None else one.choice[params[key]]
             for key, one in ranges.items()
         }
         for params in (study.ask(distributions).params for _ in range(count))

@@ -52,9 +52,9 @@ class CallbackList:
 
     def __exit__(self, *error: object) -> None:
         if self._run is not None:
-            self._call_hook("end_run", self._run)
+            self._call_hook_of_each_callback("end_run", self._run)
 
-    def call_begin_run(self, completed_rounds: int) -> None:
+    def call_begin_run_hooks(self, completed_rounds: int) -> None:
         """Begin the job after this number of complete rounds."""
         if self._callbacks:
             self._run = RunInfo(
@@ -63,23 +63,25 @@ class CallbackList:
                 last_round=self._stop,
                 completed_rounds=completed_rounds,
             )
-            self._call_hook("begin_run", self._run)
+            self._call_hook_of_each_callback("begin_run", self._run)
 
-    def call_end_round(self, round_number: int) -> None:
+    def call_end_round_hooks(self, round_number: int) -> None:
         """Report a complete round to all callbacks."""
         if self._callbacks:
-            self._call_hook("end_round", self._run, round_number, read_round_accuracies(self._files, round_number))
+            self._call_hook_of_each_callback(
+                "end_round", self._run, round_number, read_round_accuracies(self._files, round_number)
+            )
 
-    def report_each_round(self, numbers: Iterator[int]) -> Iterator[int]:
+    def call_hooks_after_rounds(self, numbers: Iterator[int]) -> Iterator[int]:
         """Pass on the numbers of a segment (complete rounds first, then each new round) and call the callbacks."""
         completed_rounds = next(numbers)
-        self.call_begin_run(completed_rounds)
+        self.call_begin_run_hooks(completed_rounds)
         yield completed_rounds
         for number in numbers:
-            self.call_end_round(number)
+            self.call_end_round_hooks(number)
             yield number
 
-    def _call_hook(self, hook: str, *arguments: Any) -> None:
+    def _call_hook_of_each_callback(self, hook: str, *arguments: Any) -> None:
         for callback in list(self._callbacks):
             try:
                 getattr(callback, hook)(*arguments)

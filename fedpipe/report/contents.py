@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedpipe.core.errors import ArtifactError, SettingsError, suggest_name
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.errors import ArtifactError
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness
@@ -61,7 +61,7 @@ def build_run_key_files(plan: Plan) -> FileContents:
     """Build the keys of each algorithm's runs with their rounds: the shared runs that a commit needs."""
     key_files = {}
     for label in plan.algorithms:
-        rounds = {run.key: run.rounds for run in plan.resolve(has_draws=True).runs if run.algorithm == label}
+        rounds = {run.key: run.rounds for run in plan.add_search_results(has_draws=True).runs if run.algorithm == label}
         key_files[plan.study_files.get_run_keys_path(label)] = encode_json({"keys": rounds})
     return key_files
 
@@ -77,38 +77,7 @@ def find_outdated_files(contents_by_path: Mapping[Path, bytes]) -> list[Path]:
     return [path for path, data in contents_by_path.items() if not path.is_file() or path.read_bytes() != data]
 
 
-def write_curves_figure(data: StudyData, name: str = "curves") -> None:
-    """Draw a metric against round: the first of the study, or the one of the figure's name."""
-    from fedpipe.report.figures import curves
-
-    curves.draw_curves(data, data.plan.study_files.figures / name, data.plan.metrics_by_curves_figure[name])
-
-
-def write_partition_figure(plan: Plan, key: str) -> None:
-    """Draw how many training samples of each class each client has."""
-    from fedpipe.report.figures import partition
-
-    if key not in plan.partitions:
-        raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
-    stem = plan.study_files.partition_figure(plan.partition_names[key])
-    partition.draw_partition(plan, key, stem)
-
-
-def write_class_relations_figure(data: StudyData) -> None:
-    """Draw the soft-label and class-relation matrices of two algorithms."""
-    from fedpipe.report.figures import matrices
-
-    matrices.draw_matrices(data, data.plan.study_files.figures / "matrices")
-
-
-def write_ranks_figure(data: StudyData) -> None:
-    """Draw the critical-difference diagram."""
-    from fedpipe.report.figures import ranks
-
-    ranks.draw_ranks(data, data.plan.study_files.figures / "ranks")
-
-
-def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
+def render_results(data: StudyData, output_format: TableFormat = "markdown") -> str:
     """Render the table and the paths of the figures, or the wide table for papers.
 
     Raises
@@ -117,17 +86,17 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
         There is no table yet, or it differs from the runs.
     """
     plan = data.plan
-    plan.require_winners()
-    table = plan.study_files.result_table("md")
+    plan.require_finished_search()
+    table = plan.study_files.get_result_table_path("md")
     if table.is_file() and len(_get_complete_cells(plan)) < len(plan.cells):
         raise ArtifactError(
             f"{table} belongs to an earlier plan. Type `{format_run_command_of_plan(plan)}` to run the current plan."
         )
     require_current_tables(data, table.name)
-    if form != "markdown":
+    if output_format != "markdown":
         from fedpipe.report import wide
 
-        return wide.TABLE_RENDERERS[form](data, None).rstrip("\n")
+        return wide.TABLE_RENDERERS[output_format](data, None).rstrip("\n")
     figures = plan.figure_files
     figure_lines = "".join(f"\n  {path}" for path in figures if path.suffix == ".svg" and path.is_file())
     return table.read_text(encoding="utf-8") + (
@@ -135,22 +104,22 @@ def render_results(data: StudyData, form: TableFormat = "markdown") -> str:
     )
 
 
-def get_reported_fields(plan: Plan) -> dict[str, Any]:
+def select_reported_plan_fields(plan: Plan) -> dict[str, Any]:
     """Get the fields of a plan that tables and figures contain. They are rebuilt if these change."""
     return {name: value for name, value in plan.to_dict().items() if name not in UNREPORTED_FIELDS}
 
 
 def compute_report_fingerprint(plan: Plan) -> str:
-    """Compute the hash of :func:`get_reported_fields`."""
-    return digest_json(get_reported_fields(plan))
+    """Compute the hash of :func:`select_reported_plan_fields`."""
+    return compute_json_digest(select_reported_plan_fields(plan))
 
 
 def compute_plans_fingerprint(plans: Iterable[Plan]) -> str:
     """Compute the hash of several complete plans, for pages, which also describe diagnostics and code."""
-    return digest_json([plan.to_dict() for plan in plans])
+    return compute_json_digest([plan.to_dict() for plan in plans])
 
 
-def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
+def require_unchanged_plan(plan: Plan, expected_fingerprint: str | None) -> None:
     """Require that the plan has not changed since this Snakemake began.
 
     Raises
@@ -162,7 +131,7 @@ def require_same_plan(plan: Plan, expected_fingerprint: str | None) -> None:
         raise ArtifactError(_describe_changed_plan(plan))
 
 
-def require_same_search(plan: Plan, expected_search: str | None) -> None:
+def require_unchanged_search(plan: Plan, expected_search: str | None) -> None:
     """Require that section `tune` has not changed since this Snakemake began.
 
     Raises
@@ -170,7 +139,7 @@ def require_same_search(plan: Plan, expected_search: str | None) -> None:
     ArtifactError
         The study has another search now.
     """
-    if expected_search is not None and plan.search != expected_search:
+    if expected_search is not None and plan.search_digest != expected_search:
         raise ArtifactError(_describe_changed_plan(plan))
 
 
@@ -184,7 +153,7 @@ def _describe_changed_plan(plan: Plan) -> str:
 def get_staleness_warning(plan: Plan) -> str | None:
     """Warning if the study's file or code now gives other tables. None otherwise."""
     if (
-        freshness.compare_plan_with_files(plan, get_reported_fields).state != "stale"
+        freshness.compare_plan_with_files(plan, select_reported_plan_fields).state != "stale"
     ):  # unknown if a clone lacks data for planning
         return None
     command = format_run_command_of_plan(plan)
@@ -201,7 +170,7 @@ def require_current_tables(data: StudyData, *names: str) -> None:
     """
     plan = data.plan
     all_builders = _get_table_builders(data)
-    builders = {path: all_builders[path] for path in (plan.study_files.tables / name for name in names)}
+    builders = {path: all_builders[path] for path in (plan.study_files.tables_folder / name for name in names)}
     for path in builders:
         if not path.is_file():
             raise ArtifactError(f"{path} is missing. Type `{format_run_command_of_plan(plan)}` to make it.")
@@ -211,7 +180,7 @@ def require_current_tables(data: StudyData, *names: str) -> None:
         )
 
 
-def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
+def render_partial_results(plan: Plan, output_format: TableFormat = "markdown") -> str:
     """Render the marked table of complete runs and the failures, if runs are missing. Otherwise empty.
 
     In other formats than Markdown, everything except the table is in comments.
@@ -222,26 +191,28 @@ def render_partial_results(plan: Plan, form: TableFormat = "markdown") -> str:
     complete_cells = _get_complete_cells(plan)
     if len(complete_cells) == len(plan.cells) and not plan.is_searching:
         return ""
-    runs, failures = status.load_progress(plan.resolve(has_draws=True))
-    failure_lines = [failure.describe() for failure in failures]
-    if form != "markdown":
+    runs, failures = status.load_run_progress(plan.add_search_results(has_draws=True))
+    failure_lines = [failure.format_line() for failure in failures]
+    if output_format != "markdown":
         failure_lines = [
-            f"{COMMENT_PREFIXES[form]} {line}" for failure_text in failure_lines for line in failure_text.splitlines()
+            f"{COMMENT_PREFIXES[output_format]} {line}"
+            for failure_text in failure_lines
+            for line in failure_text.splitlines()
         ]
     if not complete_cells:
         return "\n".join(failure_lines)
     complete_runs = tuple(run for run in plan.runs if any(run.has_cell(cell) for cell in complete_cells))
     partial_data = StudyData(dataclasses.replace(plan, cells=complete_cells, runs=complete_runs))
     head = f"PARTIAL (this table is not stored): {status.summarize_progress(runs)[0]}"
-    if form != "markdown":
+    if output_format != "markdown":
         return "\n".join(
             [
-                f"{COMMENT_PREFIXES[form]} {head}",
+                f"{COMMENT_PREFIXES[output_format]} {head}",
                 *failure_lines,
-                wide.TABLE_RENDERERS[form](partial_data, plan).rstrip("\n"),
+                wide.TABLE_RENDERERS[output_format](partial_data, plan).rstrip("\n"),
             ]
         )
-    return "\n".join([head, "", tables.render_markdown(partial_data), *failure_lines])
+    return "\n".join([head, "", tables.render_markdown_table(partial_data), *failure_lines])
 
 
 def format_run_command_of_plan(plan: Plan) -> str:
@@ -258,13 +229,13 @@ def _get_table_builders(data: StudyData) -> dict[Path, Callable[[], bytes]]:
     from fedpipe.report import plots, ranks, tables
 
     files = data.plan.study_files
-    rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_pairs_table(data))}
+    rank_builders = {files.ranks_table: lambda: tables.encode_table_csv(ranks.build_method_pairs_table(data))}
     return (rank_builders if data.plan.report.rank_test else {}) | {
-        files.tables / "results.csv": lambda: tables.encode_table_csv(data.table),
-        files.tables / "results.html": lambda: tables.render_html(data).encode(),
-        files.tables / "results.md": lambda: tables.render_markdown(data).encode(),
-        files.tables / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
-        files.tables / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
+        files.tables_folder / "results.csv": lambda: tables.encode_table_csv(data.score_table),
+        files.tables_folder / "results.html": lambda: tables.render_html_page(data).encode(),
+        files.tables_folder / "results.md": lambda: tables.render_markdown_table(data).encode(),
+        files.tables_folder / "statistics.csv": lambda: tables.encode_table_csv(data.statistics),
+        files.tables_folder / "times.csv": lambda: tables.encode_table_csv(data.mean_run_times),
         files.metrics: lambda: encode_json(tables.build_dvc_metrics(data)),
-        files.plots / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
+        files.plots_folder / "curves.csv": lambda: plots.encode_plot_csv(plots.build_learning_curves(data)),
     }

@@ -21,7 +21,7 @@ DEFAULT_STD = 1.0  #: points between the runs of a column in which neither side 
 
 
 @dataclass(frozen=True)
-class Number:
+class RunMean:
     """A mean over runs. ``std`` and ``runs`` are None if nothing is known of them.
 
     ``values`` are those of the runs by seed. ``min_std`` is the standard deviation that runs have at least: the
@@ -35,19 +35,19 @@ class Number:
     min_std: float = 0.0
 
     @classmethod
-    def from_values(cls, values: Mapping[int, float]) -> Number:
+    def from_values(cls, values: Mapping[int, float]) -> RunMean:
         """The mean of these values by seed."""
         run_values = list(values.values())
         std = float(np.std(run_values, ddof=1)) if len(run_values) > 1 else None
         return cls(float(np.mean(run_values)), std, len(run_values), values)
 
-    def compute_scaled_difference(self, other: Number, factor: float = 1.0) -> Number:
+    def compute_scaled_difference(self, other: RunMean, factor: float = 1.0) -> RunMean:
         """The difference, times a factor. It is paired by seed if both have the same seeds."""
         if self.values and self.values.keys() == other.values.keys():
-            return Number.from_values(
+            return RunMean.from_values(
                 {seed: factor * (value - other.values[seed]) for seed, value in self.values.items()}
             )
-        return Number(factor * (self.mean - other.mean), None, min(self.runs or 1, other.runs or 1))
+        return RunMean(factor * (self.mean - other.mean), None, min(self.runs or 1, other.runs or 1))
 
 
 class Spread(NamedTuple):
@@ -94,23 +94,23 @@ def compute_sampling_error(mean: float, test_samples: int) -> float:
     return math.sqrt(mean * (100 - mean) / test_samples)
 
 
-def pool_standard_deviations(numbers: Iterable[Number]) -> Spread | None:
+def pool_standard_deviations(numbers: Iterable[RunMean]) -> Spread | None:
     """The standard deviation of all numbers that have one, weighted by their degrees of freedom."""
     known_stds = [(number.std, (number.runs or 1) - 1) for number in numbers if number.std is not None]
     df = sum(run_df for _, run_df in known_stds)
     return Spread(math.sqrt(sum(run_df * std**2 for std, run_df in known_stds) / df), df) if df else None
 
 
-def compute_contrast(first: Number, second: Number, spread: Spread | None) -> Contrast:
+def compute_contrast(first: RunMean, second: RunMean, spread: Spread | None) -> Contrast:
     """How much higher one mean is than another. ``spread`` replaces a missing standard deviation."""
-    difference, error, df, is_paired = _compute_difference(first, second, spread)
+    difference, error, df, is_paired = _compute_difference_with_error(first, second, spread)
     if df is None:
         return Contrast(difference, is_paired=is_paired)
     half_width = float(stdtrit(df, 0.975)) * error
     return Contrast(difference, difference - half_width, difference + half_width, is_paired)
 
 
-def compare_orders(published: Mapping[str, Number], measured: Mapping[str, Number]) -> ColumnOrder | None:
+def compare_method_orders(published: Mapping[str, RunMean], measured: Mapping[str, RunMean]) -> ColumnOrder | None:
     """Compare the order of the methods that both columns contain. None for fewer than two."""
     names = [name for name in published if name in measured]
     if len(names) < 2:
@@ -118,17 +118,17 @@ def compare_orders(published: Mapping[str, Number], measured: Mapping[str, Numbe
     spread = pool_standard_deviations([*published.values(), *measured.values()]) or Spread(DEFAULT_STD, 1)
     agreements = []
     for method, rival in combinations(names, 2):
-        difference, error, _, _ = _compute_difference(published[method], published[rival], spread)
+        difference, error, _, _ = _compute_difference_with_error(published[method], published[rival], spread)
         if abs(difference) > RESOLVED_ERRORS * error:
             agreements.append(float(np.sign(difference) * np.sign(measured[method].mean - measured[rival].mean)))
     best_published = max(names, key=lambda name: (published[name].mean, measured[name].mean))
     best_measured = max(names, key=lambda name: measured[name].mean)
-    deficit, error, _, _ = _compute_difference(measured[best_measured], measured[best_published], spread)
+    deficit, error, _, _ = _compute_difference_with_error(measured[best_measured], measured[best_published], spread)
     tau = float(np.mean(agreements)) if agreements else None
     return ColumnOrder(len(names), len(agreements), tau, best_published, best_measured, deficit <= error)
 
 
-def _compute_variance_of_mean(number: Number, spread: Spread | None) -> Spread | None:
+def _compute_variance_of_mean(number: RunMean, spread: Spread | None) -> Spread | None:
     """The variance of a mean with its degrees of freedom, or None if nothing is known of it."""
     runs = number.runs or 1
     run_spread = Spread(number.std, runs - 1) if number.std is not None and runs > 1 else spread
@@ -137,8 +137,8 @@ def _compute_variance_of_mean(number: Number, spread: Spread | None) -> Spread |
     return Spread(run_spread.std**2 / runs, run_spread.df) if run_spread else None
 
 
-def _compute_difference(
-    first: Number, second: Number, spread: Spread | None
+def _compute_difference_with_error(
+    first: RunMean, second: RunMean, spread: Spread | None
 ) -> tuple[float, float, float | None, bool]:
     """A difference of means, its standard error and degrees of freedom (Welch), and whether it is paired by seed."""
     min_error = math.hypot(*(number.min_std / math.sqrt(number.runs or 1) for number in (first, second)))

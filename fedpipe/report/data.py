@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from fedpipe.core.storage import files, layout
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data import assignment
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import code_changes
@@ -47,7 +47,7 @@ class StudyData:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Rows of ``metrics.parquet`` of all cells. Client -1 is a model of the server."""
-        return self.concatenate_cells(lambda cell: self._metrics_by_run[cell.merged_files])
+        return self.concatenate_cell_frames(lambda cell: self._metrics_by_run[cell.merged_files])
 
     @cached_property
     def accuracies(self) -> pd.DataFrame:
@@ -70,17 +70,17 @@ class StudyData:
         names = dict.fromkeys((*self.plan.metrics, ACCURACY))
         runs, frames = zip(*self._metrics_by_run.items(), strict=True)
         scores_by_run = dict(zip(runs, results.compute_scores_of_runs(frames, names), strict=True))
-        return self.concatenate_cells(lambda cell: scores_by_run[cell.merged_files])
+        return self.concatenate_cell_frames(lambda cell: scores_by_run[cell.merged_files])
 
     @cached_property
     def round_traffic(self) -> pd.DataFrame:
         """Traffic by round: ``participants``, ``left_out`` updates, mean bytes of one, and the methods' own metrics."""
-        return self.concatenate_cells(lambda cell: self._rounds_by_run[cell.merged_files])
+        return self.concatenate_cell_frames(lambda cell: self._rounds_by_run[cell.merged_files])
 
     @cached_property
     def mean_traffic(self) -> pd.DataFrame:
         """Mean bytes that a participant receives and sends in a round, one row per cell."""
-        return self.tabulate_cells(
+        return self.build_frame_with_cell_rows(
             lambda cell: {name: self._rounds_by_run[cell.merged_files][name].mean() for name in TRAFFIC_COLUMNS}
         )
 
@@ -99,12 +99,12 @@ class StudyData:
             diverged = min(numbers[left_out == participants], default=0)
             return {"left_out": int(left_out.sum()), "diverged": int(diverged)}
 
-        return self.tabulate_cells(summarize_divergence)
+        return self.build_frame_with_cell_rows(summarize_divergence)
 
     @cached_property
     def round_times(self) -> pd.DataFrame:
         """Seconds by ``round``: ``train``, ``aggregate`` and ``evaluate``. They depend on the machine."""
-        return self.concatenate_cells(lambda cell: pd.DataFrame(self.get_times(cell)["rounds"]))
+        return self.concatenate_cell_frames(lambda cell: pd.DataFrame(self.get_run_times(cell)["rounds"]))
 
     @cached_property
     def total_times(self) -> pd.DataFrame:
@@ -115,7 +115,7 @@ class StudyData:
         """
 
         def sum_seconds(cell: Cell) -> dict[str, float]:
-            rounds = self.get_times(cell)["rounds"]
+            rounds = self.get_run_times(cell)["rounds"]
             sums = {
                 name: sum(float(seconds.get(name, math.nan)) for seconds in rounds)
                 for name in (*TIMED_PHASES, EPOCH_COLUMN)
@@ -123,12 +123,12 @@ class StudyData:
             sums[EPOCH_COLUMN] /= len(rounds)
             return sums
 
-        return self.tabulate_cells(sum_seconds)
+        return self.build_frame_with_cell_rows(sum_seconds)
 
     @cached_property
     def environments(self) -> list[dict[str, str]]:
         """Distinct environments of the runs: executor, device and versions."""
-        made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_times(cell)["made_by"]]
+        made_by = [maker for cell in results.sort_cells(self.plan) for maker in self.get_run_times(cell)["made_by"]]
         makers: list[dict[str, str]] = []
         for maker in made_by:
             maker = {name: value for name, value in maker.items() if name != "code"}
@@ -170,12 +170,12 @@ class StudyData:
     # -- the study's tables ------------------------------------------------------------------------------------------
 
     @property
-    def row_columns(self) -> list[str]:
+    def table_key_columns(self) -> list[str]:
         """The columns that identify a row of the table."""
         return ["algorithm", *self.plan.grid]
 
     @cached_property
-    def table(self) -> pd.DataFrame:
+    def score_table(self) -> pd.DataFrame:
         """Scores of every algorithm and grid point by every protocol, metric, average and reported round.
 
         ``algorithm``, one column per name of the grid, ``protocol``, ``metric``, ``average``, ``round``, ``mean`` and
@@ -185,7 +185,7 @@ class StudyData:
         protocols of methods are included, although the pivoted table omits them. Times are not included, so that the
         same runs give the same bytes.
         """
-        rows, cell_columns = self.row_columns, [*self.row_columns, "protocol", "metric", "average"]
+        rows, cell_columns = self.table_key_columns, [*self.table_key_columns, "protocol", "metric", "average"]
         last_k = self.plan.report.last_k
         seed_means = pd.concat(
             results.average_over_seeds(
@@ -214,25 +214,25 @@ class StudyData:
     @cached_property
     def reported_rows(self) -> pd.DataFrame:
         """Rows with the reported round and average, and a standard protocol."""
-        return results.select_rows_of_standard_protocols(self.plan, self._rows_of_reported_round)
+        return results.select_rows_of_standard_protocols(self.plan, self._reported_round_rows)
 
     @cached_property
-    def table_rows(self) -> list[tuple[Hashable, ...]]:
+    def table_row_keys(self) -> list[tuple[Hashable, ...]]:
         """Rows of the pivoted table, as algorithm and grid values: all, or the best of some lists.
 
         See :func:`fedpipe.report.results.select_best_rows`.
         """
-        return results.select_best_rows(self.plan, self._rows_of_reported_round)
+        return results.select_best_rows(self.plan, self._reported_round_rows)
 
     @property
-    def _rows_of_reported_round(self) -> pd.DataFrame:
-        report, table = self.plan.report, self.table
+    def _reported_round_rows(self) -> pd.DataFrame:
+        report, table = self.plan.report, self.score_table
         return table[(table["round"] == report.round) & (table["average"] == report.average)]
 
     @cached_property
     def mean_run_times(self) -> pd.DataFrame:
         """Mean of :attr:`total_times` over seeds, by algorithm and grid point."""
-        by_row = self.total_times.groupby(self.row_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
+        by_row = self.total_times.groupby(self.table_key_columns, sort=False)[[*TIMED_PHASES, EPOCH_COLUMN]]
         return by_row.mean().reset_index()
 
     @cached_property
@@ -242,18 +242,18 @@ class StudyData:
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def get_times(self, cell: Cell) -> dict[str, Any]:
+    def get_run_times(self, cell: Cell) -> dict[str, Any]:
         """Get the seconds of each round of a cell (``rounds``) and the environment (``made_by``)."""
         return self._times_by_run[cell.merged_files]
 
-    def concatenate_cells(self, get_frame: Callable[[Cell], pd.DataFrame]) -> pd.DataFrame:
+    def concatenate_cell_frames(self, get_frame: Callable[[Cell], pd.DataFrame]) -> pd.DataFrame:
         """Concatenate a frame of each cell, with columns that identify the cell."""
         cells = results.sort_cells(self.plan)
         frames = [get_frame(cell) for cell in cells]
         frame = pd.concat(frames, ignore_index=True)
         return results.add_cell_columns(self.plan, cells, [len(frame) for frame in frames], frame)
 
-    def tabulate_cells(self, get_row: Callable[[Cell], Mapping[str, Any]]) -> pd.DataFrame:
+    def build_frame_with_cell_rows(self, get_row: Callable[[Cell], Mapping[str, Any]]) -> pd.DataFrame:
         """Make a frame with a row of each cell, with columns that identify the cell."""
         cells = results.sort_cells(self.plan)
         return results.add_cell_columns(
@@ -261,18 +261,18 @@ class StudyData:
         )
 
     @cached_property
-    def _metrics_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
-        return self._read_each_run_once(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
+    def _metrics_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
+        return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.metrics))
 
     @cached_property
-    def _rounds_by_run(self) -> dict[MergedFiles, pd.DataFrame]:
-        return self._read_each_run_once(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
+    def _rounds_by_run(self) -> dict[MergedRoundFiles, pd.DataFrame]:
+        return self._read_distinct_runs(lambda cell: results.read_merged_frame(cell.merged_files.rounds))
 
     @cached_property
-    def _times_by_run(self) -> dict[MergedFiles, dict[str, Any]]:
-        return self._read_each_run_once(results.read_times)
+    def _times_by_run(self) -> dict[MergedRoundFiles, dict[str, Any]]:
+        return self._read_distinct_runs(results.read_run_times)
 
-    def _read_each_run_once(self, read: Callable[[Cell], Any]) -> dict[MergedFiles, Any]:
+    def _read_distinct_runs(self, read: Callable[[Cell], Any]) -> dict[MergedRoundFiles, Any]:
         """Read each run once. Cells that differ only in settings of other methods share a run."""
         cells = {cell.merged_files: cell for cell in results.sort_cells(self.plan)}
         return {merged_files: read(cell) for merged_files, cell in cells.items()}

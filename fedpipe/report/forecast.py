@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import RESULTS, read_json, read_parquet, read_recorded_sha256
 from fedpipe.core.storage.layout import RunFiles
@@ -43,7 +43,7 @@ class RunKind(NamedTuple):
         return cls(*(getattr(settings, section)["name"] for section in cls._fields))
 
     @property
-    def nearest_kinds(self) -> list[RunKind]:
+    def similar_kinds(self) -> list[RunKind]:
         """Kinds to try: this one, then other data sets, then other algorithms of this model. Empty matches any."""
         return [self, self._replace(dataset=""), self._replace(algorithm=""), RunKind("", self.model, "")]
 
@@ -87,7 +87,7 @@ def forecast_remaining_work(*plans: NewPlan) -> Forecast:
     Shared runs count once, and runs without available data are omitted. With `tune`, all draws are as expensive as
     those with the lowest numbers, which are assumed to continue.
     """
-    plans = tuple(map(_assume_results, plans))
+    plans = tuple(map(_assume_search_results, plans))
     remaining_runs: dict[Path, tuple[PlannedRun, NewPlan]] = {}
     for plan in plans:
         for run in plan.runs:
@@ -129,14 +129,14 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     """
     rates_by_kind: dict[RunKind, list[Rates]] = {}
     for kind, kind_rates in _load_mean_rates(None).items():
-        for nearest_kind in kind.nearest_kinds:
+        for nearest_kind in kind.similar_kinds:
             rates_by_kind.setdefault(nearest_kind, []).append(kind_rates)
     hours_by_key = {}
     for run in plan.runs:
         rates = next(
             (
                 rates_by_kind[nearest_kind]
-                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).nearest_kinds
+                for nearest_kind in RunKind.from_settings(plan.run_settings[run.key]).similar_kinds
                 if nearest_kind in rates_by_kind
             ),
             None,
@@ -146,10 +146,12 @@ def estimate_hours_per_round(plan: NewPlan) -> dict[str, float]:
     return hours_by_key
 
 
-def _assume_results(plan: NewPlan) -> NewPlan:
+def _assume_search_results(plan: NewPlan) -> NewPlan:
     """Add the draws of `tune` with the rounds that they may need, and the runs of winners."""
-    rungs, winners = search.assume_results(plan, plan.run_settings)
-    return dataclasses.replace(plan.resolve(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners)
+    rungs, winners = search.assume_search_results(plan, plan.run_settings)
+    return dataclasses.replace(
+        plan.add_search_results(has_draws=True, rungs=rungs), run_settings=plan.run_settings | winners
+    )
 
 
 def _estimate_round_seconds(plan: NewPlan, run: PlannedRun, rates: Rates) -> float:
@@ -201,19 +203,19 @@ def _average_rates(kind_rates: list[Rates]) -> Rates:
 
 
 def _compute_run_rates(files: RunFiles, rounds: int, settings: RunSettings) -> Rates:
-    merged_files = files.merged_files(rounds)
+    merged_files = files.get_merged_files(rounds)
     times = read_json(merged_files.times)["rounds"]
     table = layout.read_merged_table(merged_files.rounds)
     participants = table["participants"].to_pylist()
     train_samples, all_samples = _read_sample_counts(
-        layout.get_assignment_path(digest_json(settings.partition_settings))
+        layout.get_assignment_path(compute_json_digest(settings.partition_settings))
     )
     federation = settings.build_federation_settings()
     participation_sum = sum(participants) / federation.clients
     trained_samples = (
         train_samples * participation_sum * federation.count_epochs(round(train_samples / federation.clients))
     )
-    last = files.round(rounds)
+    last = files.get_round_files(rounds)
     return Rates(
         train=sum(seconds["train"] for seconds in times) / trained_samples,
         rest=sum(seconds["aggregate"] + seconds.get("evaluate", 0) for seconds in times) / rounds / all_samples,

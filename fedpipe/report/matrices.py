@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data.class_names import get_class_names
 from fedpipe.planning.plan import Cell
 from fedpipe.report import results
@@ -35,13 +35,13 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     preferred_names = [label for label in PREFERRED_ALGORITHMS if label in plan.algorithms]
     names = plan.report.figure_algorithms or [*preferred_names, *plan.algorithms]
     selected_matrices: dict[str, ModelMatrices] = {}
-    table_rows = data.table_rows if plan.report.best_over else None
+    table_row_keys = data.table_row_keys if plan.report.best_over else None
     for name in dict.fromkeys(names):
         algorithm_cells = (cell for cell in plan.cells if cell.algorithm == name)
         cell = next(
             cell
             for cell in algorithm_cells
-            if table_rows is None or (name, *results.format_grid_point(plan, cell).values()) in table_rows
+            if table_row_keys is None or (name, *results.format_grid_point(plan, cell).values()) in table_row_keys
         )
         matrices_by_name = _read_model_matrices(cell.merged_files)
         if matrices_by_name and len(selected_matrices) < 2:
@@ -53,7 +53,7 @@ def read_figure_matrices(data: StudyData) -> dict[str, ModelMatrices]:
     return selected_matrices
 
 
-def _read_model_matrices(files: MergedFiles) -> dict[str, Floats]:
+def _read_model_matrices(files: MergedRoundFiles) -> dict[str, Floats]:
     """Read SL and CR of the last round's global model. Empty for a method without one."""
     frame = results.read_merged_frame(files.matrices)
     if "source" not in frame:

@@ -47,7 +47,7 @@ def build_client_accuracies(data: StudyData) -> pd.DataFrame:
     """
     frame = data.metrics
     frame = frame[(frame["client"] >= 0) & (frame["total"] > 0)]
-    frame = results.select_last_rounds(frame, [*statistics.get_run_columns(data.plan), "protocol"])
+    frame = results.select_last_rounds(frame, [*statistics.get_run_key_columns(data.plan), "protocol"])
     frame = frame.assign(
         line=_describe_configurations(data, frame),
         samples=frame["total"],
@@ -100,5 +100,5 @@ def _describe_configurations(data: StudyData, frame: pd.DataFrame) -> list[str]:
     """Describe the algorithm and grid point of each row."""
     return [
         results.describe_configuration(algorithm, dict(zip(data.plan.grid, map(str, point), strict=True)))
-        for algorithm, *point in frame[data.row_columns].to_numpy()
+        for algorithm, *point in frame[data.table_key_columns].to_numpy()
     ]

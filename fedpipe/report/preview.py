@@ -16,7 +16,7 @@ MAX_CLASS_COLUMNS = 20  #: maximum number of classes whose numbers fit into a li
 LINE_WIDTH = 120  #: maximum line length with class names
 
 
-def render_preview(
+def render_partition_preview(
     key: str,
     settings: dict[str, Any],
     counts: Integers,
@@ -51,7 +51,7 @@ def render_preview(
     description = table_notes.describe_partition(settings, unused_keys)
     head = f"{table_notes.append_partition_seed(settings, description)}: {key}"
     if (count := counts.shape[1]) > MAX_CLASS_COLUMNS:
-        lines = _render_shaded_map(counts, clients)
+        lines = _render_count_heatmap(counts, clients)
     else:
         lines = _render_count_table(counts, class_names, clients)
         lines = (
@@ -75,7 +75,7 @@ def _render_count_table(counts: Integers, names: Sequence[str], clients: Sequenc
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def _render_shaded_map(counts: Integers, clients: Sequence[str]) -> list[str]:
+def _render_count_heatmap(counts: Integers, clients: Sequence[str]) -> list[str]:
     width = max(6, *map(len, clients))
     level = -(-counts * (len(SHADES) - 1) // counts.max())  # rounded up, so that any sample is visible
     return [

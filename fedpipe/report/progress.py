@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 
-def track_rounds(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
+def show_round_progress(path: Path, stop: int, rounds: Iterator[int], console: Console | None = None) -> Iterator[int]:
     """Pass on the rounds of a segment and show each.
 
     Parameters

@@ -21,7 +21,7 @@ from fedpipe.planning.rungs import TUNING, UNTUNED
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric, join_words
+from fedpipe.report.words import METRICS, format_metric_label, join_words
 from fedpipe.settings.report import SIGNIFICANCE_LEVEL, RankTest
 
 FloatArray = npt.NDArray[np.float64]
@@ -144,13 +144,13 @@ def build_ranked_table(data: StudyData) -> RankedTable:
     row_names = [name for name in plan.grid if name not in {*column_names, *plan.report.best_over}]
     rows = data.reported_rows[data.reported_rows["metric"] == plan.metrics[0]]
     means = {
-        (*[row[name] for name in data.row_columns], row["protocol"]): float(row["mean"])
+        (*[row[name] for name in data.table_key_columns], row["protocol"]): float(row["mean"])
         for row in rows.to_dict("records")
     }
     scores: dict[str, dict[tuple[str, ...], float]] = {}
     titles: dict[str, str] = {}
-    for key in data.table_rows:
-        values: dict[Hashable, str] = dict(zip(data.row_columns, map(str, key), strict=True))
+    for key in data.table_row_keys:
+        values: dict[Hashable, str] = dict(zip(data.table_key_columns, map(str, key), strict=True))
         if plan.tuning and values[TUNING] == UNTUNED:  # one column per point, that of the tuned methods
             continue
         label = values["algorithm"]
@@ -188,12 +188,15 @@ def build_rank_section(data: StudyData) -> list[str | TextTable]:
         }
         for index, name in enumerate(names)
     ]
-    return [" ".join(describe_comparison(plan, comparison, table.omitted_methods)), TextTable(pd.DataFrame(rows), 3)]
+    return [
+        " ".join(describe_rank_comparison(plan, comparison, table.omitted_methods)),
+        TextTable(pd.DataFrame(rows), 3),
+    ]
 
 
-def describe_comparison(plan: Plan, comparison: RankComparison, omitted_methods: Sequence[str]) -> list[str]:
+def describe_rank_comparison(plan: Plan, comparison: RankComparison, omitted_methods: Sequence[str]) -> list[str]:
     """Describe the tests and their result, one sentence each."""
-    metric = format_metric(plan.protocols[0], plan.metrics[0])
+    metric = format_metric_label(plan.protocols[0], plan.metrics[0])
     sentences = [
         f"Ranks of the methods in {comparison.columns} columns of the table by {metric}. Rank 1 is the best.",
         f"Friedman test: chi-squared({len(comparison.names) - 1}) = {comparison.statistic:.2f}, "
@@ -214,7 +217,7 @@ def describe_comparison(plan: Plan, comparison: RankComparison, omitted_methods:
     return sentences
 
 
-def build_pairs_table(data: StudyData) -> pd.DataFrame:
+def build_method_pairs_table(data: StudyData) -> pd.DataFrame:
     """Build the ranks and corrected p-values of all pairs, the better method first.
 
     Returns

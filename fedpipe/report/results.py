@@ -56,7 +56,7 @@ def sort_cells(plan: Plan) -> list[Cell]:
 
 def format_grid_point(plan: Plan, cell: GridCell) -> dict[str, str]:
     """Format a cell's grid values as text by name. Empty if a name does not concern the algorithm."""
-    return {name: _format_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
+    return {name: _format_grid_value(cell.grid[name]) if name in cell.grid else "" for name in plan.grid}
 
 
 def shorten_dotted_keys(names: Iterable[str]) -> list[str]:
@@ -83,18 +83,18 @@ def describe_configuration(name: str, point: Mapping[str, str]) -> str:
     return f"{name} ({point_text})" if point_text else name
 
 
-def describe_overrides(plan: Plan) -> list[str]:
+def describe_method_overrides(plan: Plan) -> list[str]:
     """Describe the overrides of each method (and grid point) that has some.
 
     Examples
     --------
-    >>> describe_overrides(plan)  # doctest: +SKIP
+    >>> describe_method_overrides(plan)  # doctest: +SKIP
     ['Overrides of scaffold: federation.optimizer=sgd, federation.learning_rate=0.05.']
     """
     points_by_algorithm: dict[str, dict[str, list[str]]] = {}
     for cell in sort_cells(plan):
         points_by_overrides = points_by_algorithm.setdefault(cell.algorithm, {})
-        points_by_overrides.setdefault(format_overrides(cell), []).append(
+        points_by_overrides.setdefault(format_method_overrides(cell), []).append(
             describe_grid_point(format_grid_point(plan, cell))
         )
     sentences = []
@@ -107,9 +107,9 @@ def describe_overrides(plan: Plan) -> list[str]:
     return sentences
 
 
-def format_overrides(cell: Cell) -> str:
+def format_method_overrides(cell: Cell) -> str:
     """Format the overrides of a cell's method, such as ``federation.local_epochs=15``."""
-    return ", ".join(f"{key}={_format_value(value)}" for key, value in cell.own.items())
+    return ", ".join(f"{key}={_format_grid_value(value)}" for key, value in cell.own.items())
 
 
 def list_evaluation_protocols(plan: Plan, frame: pd.DataFrame) -> list[str]:
@@ -222,7 +222,9 @@ def _average_over_clients(tested_rows: pd.DataFrame, metric: Metric, keys: list[
         sums = defined_rows.groupby(keys)[["score", "total"]].sum()
         sample_average = (sums["score"] / sums["total"]).reindex(by_round["score"].count().index)
     by_round_with_score = rows[rows["score"].notna()].groupby(keys)["score"]
-    worst_average = reduce_each_group(by_round_with_score, lambda scores: sign * compute_worst_tenth(sign * scores))
+    worst_average = reduce_each_group(
+        by_round_with_score, lambda scores: sign * compute_mean_of_worst_tenth(sign * scores)
+    )
     averages = {
         "sample": sample_average,
         "client": _average_scores(rows, keys),
@@ -279,7 +281,7 @@ def _pool_calibration_error(rows: pd.DataFrame) -> float:
     return float(compute_calibration_error(*(np.stack(list(rows[name])).sum(0) for name in METRIC_COLUMNS["ece"])))
 
 
-def compute_worst_tenth(accuracies: FloatArray) -> FloatArray:
+def compute_mean_of_worst_tenth(accuracies: FloatArray) -> FloatArray:
     """Compute the mean of the lowest tenth along the last axis, at least one."""
     worst: FloatArray = np.sort(accuracies)[..., : max(1, accuracies.shape[-1] // 10)].mean(-1)
     return worst
@@ -359,12 +361,12 @@ def read_merged_frame(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_times(cell: Cell) -> dict[str, Any]:
+def read_run_times(cell: Cell) -> dict[str, Any]:
     """Read the seconds of each round of a cell (``rounds``) and the environment (``made_by``)."""
     merged_files = cell.merged_files
     times: dict[str, Any] = files.read_json(merged_files.times, merged_files.read_recorded_sha256(merged_files.times))
     return times
 
 
-def _format_value(value: Any) -> str:
+def _format_grid_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -41,7 +41,7 @@ class PairedDifference(NamedTuple):
         return EQUALITY_TOLERANCE < self.half_width < abs(self.mean)
 
     @property
-    def text(self) -> str:
+    def formatted_difference(self) -> str:
         """Text with two decimals, such as ``+1.20 ± 0.45 *``, with a star if it is significant."""
         if math.isnan(self.half_width):
             return f"{self.mean:+.2f} (one seed)"
@@ -68,7 +68,7 @@ def compute_paired_difference(baseline: pd.Series[float], scores: pd.Series[floa
     return PairedDifference(float(paired_differences.mean()), std, quantile * std / math.sqrt(count), count)
 
 
-def get_run_columns(plan: Plan) -> list[str]:
+def get_run_key_columns(plan: Plan) -> list[str]:
     """Get the columns that identify a run and its cell."""
     return ["algorithm", *plan.grid, "seed", "key"]
 
@@ -87,7 +87,7 @@ def compute_fairness(metrics: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame
     ]
     fairness = by_run.agg(["mean", "min", "count"]).rename(columns={"min": "lowest", "count": "clients"})
     fairness.insert(1, "std", results.reduce_each_group(by_run, lambda accuracies: accuracies.std(1)))
-    fairness.insert(2, "worst", results.reduce_each_group(by_run, results.compute_worst_tenth))
+    fairness.insert(2, "worst", results.reduce_each_group(by_run, results.compute_mean_of_worst_tenth))
     return fairness.reset_index()
 
 
@@ -161,7 +161,7 @@ def build_statistics_table(
         in percent, and differences in NLL are in nats. If some seeds do not reach a target, only the others count.
         Protocols without clients have no fairness. Costs and differences need `report.target` and `report.baseline`.
     """
-    scores, run_columns = results.select_rows_of_standard_protocols(plan, scores), get_run_columns(plan)
+    scores, run_columns = results.select_rows_of_standard_protocols(plan, scores), get_run_key_columns(plan)
     frames_and_columns = [
         (compute_fairness(metrics, run_columns), FAIRNESS_COLUMNS, 100),
         (
@@ -173,19 +173,15 @@ def build_statistics_table(
     if plan.report.target is not None:
         accuracies = scores[scores["metric"] == "accuracy"].rename(columns={"score": "accuracy"})
         frames_and_columns.append(
-            (
-                compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target),
-                TARGET_COLUMNS,
-                1,
-            )
+            (compute_cost_to_target(accuracies, rounds, run_columns, plan.report.target), TARGET_COLUMNS, 1)
         )
     values = [
         frame[[*run_columns, "protocol"]].assign(statistic=name, value=factor * frame[column].astype(float))
         for frame, columns, factor in frames_and_columns
         for name, column in columns.items()
     ]
-    row_columns = ["algorithm", *plan.grid]
-    cell_columns = [*row_columns, "protocol", "statistic"]
+    table_key_columns = ["algorithm", *plan.grid]
+    cell_columns = [*table_key_columns, "protocol", "statistic"]
     means = pd.concat(values).groupby(cell_columns, sort=False)["value"].agg(["mean", "std", "count"])
     statistics_frame = means.rename(columns={"count": "seeds"}).assign(half_width=math.nan)
     if differences := _compute_differences(plan, scores):
@@ -210,13 +206,13 @@ def _compute_differences(plan: Plan, scores: pd.DataFrame) -> list[dict[str, Any
     report, rows = plan.report, list[dict[str, Any]]()
     if report.baseline is None:
         return rows
-    metric, row_columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
+    metric, table_key_columns = plan.metrics[0], ["algorithm", *plan.grid, "protocol"]
     frame = results.compute_reported_scores(scores[scores["metric"] == metric], report.round, report.last_k)
     frame = frame[frame["average"] == report.average]
-    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*row_columns, "metric"]))
+    shown_rows = results.select_best_rows(plan, results.average_over_seeds(frame, [*table_key_columns, "metric"]))
     by_seed: dict[tuple[Hashable, ...], pd.Series[float]] = {
         key: METRICS[metric].factor * lines.set_index("seed")["score"]
-        for key, lines in frame.groupby(row_columns, sort=False)
+        for key, lines in frame.groupby(table_key_columns, sort=False)
     }
     cells_by_row = {
         (cell.algorithm, *results.format_grid_point(plan, cell).values()): cell for cell in results.sort_cells(plan)

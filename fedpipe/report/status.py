@@ -21,7 +21,7 @@ from fedpipe.core import callbacks
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import is_stored, read_json
-from fedpipe.core.storage.layout import MergedFiles, RunFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.plan import Plan, PlannedRun
 from fedpipe.report import results
 from fedpipe.report.words import format_duration
@@ -96,7 +96,7 @@ class Failure:
     log: Path
     lines: list[str]
 
-    def describe(self) -> str:
+    def format_line(self) -> str:
         """Describe the failure in one line, with the last line of its log."""
         return f"{f'{self.run}: ' if self.run else ''}{self.rule} failed: {self.lines[-1].strip()} ({self.log})"
 
@@ -115,7 +115,7 @@ class LoggedJob:
     interrupted: bool = False  #: ended by Ctrl+C
 
     @cached_property
-    def output_ancestors(self) -> set[Path]:
+    def output_parent_folders(self) -> set[Path]:
         """Its outputs and the folders that contain them."""
         return {ancestor for path in self.outputs for ancestor in (path, *path.parents)}
 
@@ -143,11 +143,11 @@ class LoggedJob:
         return False
 
 
-def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
+def load_run_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgress], list[Failure]]:
     """Load the progress of all runs in the order of :func:`sort_runs`, and the failed jobs.
 
     With ``has_curves``, load the accuracies of all evaluated rounds, otherwise of the last one. With `tune`, the plan
-    is that of ``plan.resolve(has_draws=True)``.
+    is that of ``plan.add_search_results(has_draws=True)``.
     """
     jobs = {job.logs[0]: job for job in _read_logged_jobs()}  # last record of each job
     sorted_runs = sort_runs(plan)
@@ -157,7 +157,7 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
     ]
     jobs_by_path: dict[Path, list[LoggedJob]] = {}
     for job in unfinished_jobs:
-        for path in job.output_ancestors:
+        for path in job.output_parent_folders:
             jobs_by_path.setdefault(path, []).append(job)
     snakemake_start = min(_get_modification_times((SNAKEMAKE_FOLDER / "locks").glob("*")), default=None)
     runs = [
@@ -165,7 +165,7 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
         for run, name in zip(sorted_runs, format_run_names(plan).values(), strict=True)
     ]
     partitions = {layout.get_assignment_path(run.partition).parent for run in plan.runs}
-    study_paths = {plan.study_files.tables, plan.study_files.figures, *markers_by_run, *partitions}
+    study_paths = {plan.study_files.tables_folder, plan.study_files.figures_folder, *markers_by_run, *partitions}
     study_paths |= {layout.get_dataset_path(run.dataset) for run in sorted_runs} | {
         diagnostic.files.table for diagnostic in plan.diagnostics
     }
@@ -173,12 +173,12 @@ def load_progress(plan: Plan, has_curves: bool = False) -> tuple[list[RunProgres
     failed_jobs = [job for job in unfinished_jobs if job.has_failed and not job.is_stopped]
     return runs, [
         Failure(
-            next((names[path] for path in job.output_ancestors if path in names), ""),
+            next((names[path] for path in job.output_parent_folders if path in names), ""),
             job.rule,
             *read_log_tail(job.logs, LOG_LINES, job.error),
         )
         for job in failed_jobs
-        if not study_paths.isdisjoint(job.output_ancestors)
+        if not study_paths.isdisjoint(job.output_parent_folders)
     ]
 
 
@@ -187,7 +187,7 @@ def sort_runs(plan: Plan) -> list[PlannedRun]:
     return sorted(plan.runs, key=lambda run: plan.algorithms.index(run.algorithm))
 
 
-def describe_runs(plan: Plan) -> list[dict[str, str]]:
+def list_run_descriptions(plan: Plan) -> list[dict[str, str]]:
     """Describe each run of :func:`sort_runs` by its algorithm, and by the grid values and the seed that differ."""
     points: dict[tuple[str, str], list[dict[str, str]]] = {}
     for cell in plan.cells:
@@ -205,7 +205,7 @@ def describe_runs(plan: Plan) -> list[dict[str, str]]:
     ]
 
 
-def describe_configurations(plan: Plan) -> list[str]:
+def describe_run_configurations(plan: Plan) -> list[str]:
     """Describe algorithm and all grid points of each run of :func:`sort_runs`."""
     points: dict[tuple[str, str], list[str]] = {}
     for cell in plan.cells:
@@ -221,7 +221,7 @@ def describe_configurations(plan: Plan) -> list[str]:
 
 def format_run_names(plan: Plan) -> dict[Path, str]:
     """Name each run of :func:`sort_runs` by its configuration and seed, by path."""
-    configurations = zip(sort_runs(plan), describe_configurations(plan), strict=True)
+    configurations = zip(sort_runs(plan), describe_run_configurations(plan), strict=True)
     return {run.path: f"{configuration} seed {run.seed}" for run, configuration in configurations}
 
 
@@ -249,7 +249,7 @@ def describe_search_progress(plan: Plan) -> list[str]:
     if number == len(tuning.rungs):
         return [f"tune: the winners of {tuning.draws} draws are known"]
     selected = max(len(result.selected) for result in rungs[-1].searches) if rungs else 0
-    draws, later_runs = selected + len(tuning.get_batch(number)), tuning.count_later_runs(number, len(plan.seeds))
+    draws, later_runs = selected + len(tuning.get_batch_draws(number)), tuning.count_later_runs(number, len(plan.seeds))
     return [
         f"tune: rung {number + 1} of {len(tuning.rungs)}, {draws} of {tuning.draws} draws of each method until round "
         f"{tuning.rungs[number]}",
@@ -274,12 +274,7 @@ def estimate_time_left(runs: list[RunProgress]) -> float | None:
 
 
 def _measure_run_progress(
-    plan: Plan,
-    run: PlannedRun,
-    name: str,
-    jobs: list[LoggedJob],
-    snakemake_start: float | None,
-    has_curves: bool,
+    plan: Plan, run: PlannedRun, name: str, jobs: list[LoggedJob], snakemake_start: float | None, has_curves: bool
 ) -> RunProgress:
     """Get the progress of a run from its unfinished jobs. ``snakemake_start`` is the start of a running Snakemake."""
     files, total_rounds = run.files, run.rounds
@@ -297,7 +292,7 @@ def _measure_run_progress(
         state = "running" if not jobs or any(job.has_started for job in jobs) else "queued"
     else:
         state = "stopped" if complete_rounds or jobs else "waiting"
-    curves = _read_curves(files, complete_rounds, None if has_curves else 1)
+    curves = _read_accuracy_curves(files, complete_rounds, None if has_curves else 1)
     return RunProgress(
         name,
         state,
@@ -312,21 +307,21 @@ def _measure_run_progress(
 def _measure_complete_run(plan: Plan, run: PlannedRun, name: str, has_curves: bool) -> RunProgress:
     """Get the progress of a complete run from its merged files, which are faster to read than a pack."""
     files = run.merged_files
-    curves = _read_merged_curves(files, files.marker.absolute(), files.marker.stat().st_mtime_ns)
+    curves = _read_merged_accuracy_curves(files, files.marker.absolute(), files.marker.stat().st_mtime_ns)
     return RunProgress(
         name,
         "done",
         run.rounds,
         run.rounds,
         _get_last_accuracy(plan, run, curves),
-        _average_seconds(read_json(files.times)["rounds"][-RECENT_ROUNDS:]),
+        _average_round_seconds(read_json(files.times)["rounds"][-RECENT_ROUNDS:]),
         curves if has_curves else {},
     )
 
 
 def _get_last_accuracy(plan: Plan, run: PlannedRun, curves: Mapping[int, Mapping[str, float]]) -> float | None:
     """Get the accuracy by the study's first protocol in the last evaluated round."""
-    if not curves or run.path in plan.draw_paths:
+    if not curves or run.path in plan.draw_run_paths:
         return None
     return curves[max(curves)].get(plan.protocols[0], math.nan)
 
@@ -349,16 +344,20 @@ def _count_complete_rounds(files: RunFiles, total_rounds: int) -> int:
     )
 
 
-def _read_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
+def _read_accuracy_curves(files: RunFiles, complete_rounds: int, limit: int | None) -> dict[int, dict[str, float]]:
     """Read the accuracies by protocol of the evaluated rounds, or of the last ``limit`` of them."""
-    evaluated_rounds = (number for number in range(complete_rounds, 0, -1) if is_stored(files.round(number).metrics))
+    evaluated_rounds = (
+        number for number in range(complete_rounds, 0, -1) if is_stored(files.get_round_files(number).metrics)
+    )
     return {
         number: callbacks.read_round_accuracies(files, number) for number in itertools.islice(evaluated_rounds, limit)
     }
 
 
 @functools.cache
-def _read_merged_curves(files: MergedFiles, _: Path, modification_time: int) -> dict[int, dict[str, float]]:
+def _read_merged_accuracy_curves(
+    files: MergedRoundFiles, _: Path, modification_time: int
+) -> dict[int, dict[str, float]]:
     """Read the accuracies by round and protocol of a complete run. Cached until its files change."""
     columns = ["round", "protocol", "correct", "total"]  # reading all columns takes twice as long
     table = layout.read_merged_table(files.metrics, columns)
@@ -375,11 +374,11 @@ def _read_round_seconds(files: RunFiles, complete_rounds: int) -> float | None:
     times = []
     for number in range(max(complete_rounds - RECENT_ROUNDS, 0) + 1, complete_rounds + 1):
         with suppress(ArtifactError):  # times have no checksum
-            times.append(read_json(files.round(number).times))
-    return _average_seconds(times)
+            times.append(read_json(files.get_round_files(number).times))
+    return _average_round_seconds(times)
 
 
-def _average_seconds(times: Sequence[Mapping[str, float]]) -> float | None:
+def _average_round_seconds(times: Sequence[Mapping[str, float]]) -> float | None:
     """Average the seconds of rounds. None without any."""
     seconds = [sum(round_times.get(name, 0) for name in results.TIMED_PHASES) for round_times in times]
     return sum(seconds) / len(seconds) if seconds else None

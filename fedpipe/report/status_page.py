@@ -30,7 +30,7 @@ from fedpipe.planning.plan import Plan
 from fedpipe.report import contents, status
 from fedpipe.report.status import RUN_STATES, RunProgress
 from fedpipe.report.status_table import format_accuracy
-from fedpipe.report.words import format_duration, format_metric
+from fedpipe.report.words import format_duration, format_metric_label
 
 COLOR_COUNT = 10  #: configurations with a color, the best ones if there are more
 OPEN_ROWS = 60  #: rows of a table that is open at first
@@ -85,14 +85,14 @@ class Configuration:
     runs: list[RunProgress]
 
     @cached_property
-    def complete_or_begun_runs(self) -> list[RunProgress]:
+    def counted_runs(self) -> list[RunProgress]:
         """Its complete runs, or the begun ones if none is complete."""
         complete_runs = [run for run in self.runs if run.state == "done"]
         return complete_runs or [run for run in self.runs if run.curves]
 
     def compute_last_accuracies(self, protocol: str) -> list[float]:
         """Compute the accuracy in [0, 1] of each counted run in its last evaluated round."""
-        last_rounds = [run.curves[max(run.curves)] for run in self.complete_or_begun_runs]
+        last_rounds = [run.curves[max(run.curves)] for run in self.counted_runs]
         return [accuracies[protocol] for accuracies in last_rounds if protocol in accuracies]
 
     def format_last_accuracy(self, protocol: str) -> str:
@@ -102,9 +102,9 @@ class Configuration:
         return f"{statistics.fmean(accuracies):.2f}{deviation}" if accuracies else ""
 
     @property
-    def round_range(self) -> str:
+    def counted_round_range(self) -> str:
         """Smallest and largest number of complete rounds of the counted runs."""
-        counts = [run.rounds for run in self.complete_or_begun_runs]
+        counts = [run.rounds for run in self.counted_runs]
         return "–".join(str(count) for count in dict.fromkeys((min(counts), max(counts))))
 
 
@@ -112,8 +112,8 @@ class StudyProgress:
     """The progress of a study with everything that its section of the page shows."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan.resolve(has_draws=True)
-        self.runs, self.failures = status.load_progress(self.plan, has_curves=True)
+        self.plan = plan.add_search_results(has_draws=True)
+        self.runs, self.failures = status.load_run_progress(self.plan, has_curves=True)
         self.partitions = [run.partition for run in status.sort_runs(self.plan)]
 
     @property
@@ -153,12 +153,12 @@ class StudyProgress:
     def configurations(self) -> list[Configuration]:
         """All configurations, in the order of the study."""
         runs_by_name: dict[str, list[RunProgress]] = {}
-        for run, name in zip(self.runs, status.describe_configurations(self.plan), strict=True):
+        for run, name in zip(self.runs, status.describe_run_configurations(self.plan), strict=True):
             runs_by_name.setdefault(name, []).append(run)
         return [Configuration(name, runs) for name, runs in runs_by_name.items()]
 
     @cached_property
-    def ranking(self) -> list[Configuration]:
+    def ranked_configurations(self) -> list[Configuration]:
         """Configurations with an accuracy, the highest mean by the study's first protocol first."""
         means = {
             configuration.name: statistics.fmean(accuracies) if accuracies else -math.inf
@@ -170,14 +170,14 @@ class StudyProgress:
         return sorted(begun, key=lambda configuration: means[configuration.name], reverse=True)
 
     @cached_property
-    def color_classes(self) -> dict[str, str]:
+    def css_color_classes(self) -> dict[str, str]:
         """Class of the color by configuration. If there are many, only the best ones have a color."""
-        is_colored = {configuration.name for configuration in self.ranking[:COLOR_COUNT]}
+        is_colored = {configuration.name for configuration in self.ranked_configurations[:COLOR_COUNT]}
         colored = [configuration.name for configuration in self.configurations if configuration.name in is_colored]
         return {name: f"color-{index}" for index, name in enumerate(colored)}
 
     @cached_property
-    def charts(self) -> list[Chart]:
+    def accuracy_charts(self) -> list[Chart]:
         """A chart for each protocol that has been evaluated."""
         charts = [self._draw_chart(protocol) for protocol in self.plan.protocols]
         return [chart for chart in charts if chart.lines]
@@ -191,11 +191,11 @@ class StudyProgress:
             Row(
                 run,
                 description,
-                _draw_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
+                _format_polyline_points(run, protocol, low, high, SPARKLINE_SIZE, SPARKLINE_POINTS),
                 self.partition_links.get(partition),
             )
             for run, description, partition in zip(
-                self.runs, status.describe_runs(self.plan), self.partitions, strict=True
+                self.runs, status.list_run_descriptions(self.plan), self.partitions, strict=True
             )
         ]
         return sorted(rows, key=lambda row: RUN_STATES.index(row.run.state))
@@ -205,7 +205,7 @@ class StudyProgress:
         """Figures of partitions by their key."""
         study_files = self.plan.study_files
         names = self.plan.partition_names  # those of draws have no figure
-        links = {key: Link(name, study_files.partition_figure(f"{name}.svg")) for key, name in names.items()}
+        links = {key: Link(name, study_files.get_partition_figure_path(f"{name}.svg")) for key, name in names.items()}
         return {key: link for key, link in links.items() if link.path.is_file()}
 
     @property
@@ -213,10 +213,10 @@ class StudyProgress:
         """Links to existing files by heading. Tables and figures only if they contain the runs of the plan."""
         study_files = self.plan.study_files
         formats = {"table": "html", "Markdown": "md", "CSV": "csv"}
-        tables = [Link(name, study_files.result_table(suffix)) for name, suffix in formats.items()]
+        tables = [Link(name, study_files.get_result_table_path(suffix)) for name, suffix in formats.items()]
         tables += [Link("statistics", study_files.statistics_table), Link("times", study_files.times_table)]
         tables += [Link("ranks", study_files.ranks_table)] if self.plan.report.rank_test else []
-        figures = [Link(name, study_files.figures / f"{name}.svg") for name in self.plan.figure_labels]
+        figures = [Link(name, study_files.figures_folder / f"{name}.svg") for name in self.plan.figure_labels]
         links = {
             "Study": [Link(self.plan.params.name, self.plan.params)],
             "Tables": tables if self.has_results else [],
@@ -242,17 +242,17 @@ class StudyProgress:
         return (min(accuracies), max(accuracies)) if accuracies else (0.0, 100.0)
 
     def _draw_chart(self, protocol: str) -> Chart:
-        ticks = choose_ticks(*self._get_accuracy_range(protocol))
+        ticks = choose_axis_ticks(*self._get_accuracy_range(protocol))
         low, high = ticks[0], ticks[-1]
         lines = [
-            Line(run.name, self.color_classes.get(configuration.name, "rest"), points)
-            for configuration in reversed(self.ranking)  # the best ones are on top
+            Line(run.name, self.css_color_classes.get(configuration.name, "rest"), points)
+            for configuration in reversed(self.ranked_configurations)  # the best ones are on top
             for run in configuration.runs
-            if (points := _draw_polyline_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
+            if (points := _format_polyline_points(run, protocol, low, high, CHART_SIZE, CURVE_POINTS))
         ]
         width, height = CHART_SIZE
         rounds = max(run.total for run in self.runs)
-        round_ticks = sorted({1, *(round(tick) for tick in choose_ticks(0, rounds) if 1 <= tick <= rounds)})
+        round_ticks = sorted({1, *(round(tick) for tick in choose_axis_ticks(0, rounds) if 1 <= tick <= rounds)})
         return Chart(
             protocol,
             lines,
@@ -284,7 +284,7 @@ def write_status_page(
         unplanned=list(unplanned),
         refresh_seconds=refresh_seconds,
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
-        link=functools.partial(_format_link, path.parent),
+        link=lambda target: quote(os.path.relpath(target, path.parent)),
     )
     files.write_bytes(path, text.encode("utf-8", "replace"))
     return studies
@@ -316,12 +316,12 @@ def update_status_page(params: Path, preset: str, path: Path, watch: bool = Fals
     typer.echo(f"The page is in {path}. Open it in a browser.")
 
 
-def choose_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
+def choose_axis_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
     """Choose round values at equal distances that enclose a range.
 
     Examples
     --------
-    >>> choose_ticks(11.3, 96.9)
+    >>> choose_axis_ticks(11.3, 96.9)
     [0, 20, 40, 60, 80, 100]
     """
     distance = max(high - low, 1e-9) / intervals
@@ -331,7 +331,7 @@ def choose_ticks(low: float, high: float, intervals: int = 5) -> list[float]:
     return [round(number * step, 9) for number in range(first, max(last, first + 1) + 1)]
 
 
-def _draw_polyline_points(
+def _format_polyline_points(
     run: RunProgress, protocol: str, low: float, high: float, size: tuple[int, int], max_points: int
 ) -> str:
     """Draw a learning curve as points of a polyline. Empty if the run has no accuracy."""
@@ -351,11 +351,6 @@ def _get_relative_position(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.0
 
 
-def _format_link(folder: Path, path: Path) -> str:
-    """Format the address of a file, relative to the folder of the page."""
-    return quote(os.path.relpath(path, folder))
-
-
 @functools.cache
 def _build_template_environment() -> jinja2.Environment:
     folder = Path(__file__).parent
@@ -370,7 +365,7 @@ def _build_template_environment() -> jinja2.Environment:
         name: globals()[name]
         for name in ("COLOR_COUNT", "CHART_SIZE", "SPARKLINE_SIZE", "OPEN_ROWS", "LISTED_FAILURES", "LISTED_PARTITIONS")
     }
-    functions = {function.__name__: function for function in (format_accuracy, format_duration, format_metric)}
+    functions = {function.__name__: function for function in (format_accuracy, format_duration, format_metric_label)}
     style = (folder / "status_page.css").read_text(encoding="utf-8")
     environment.globals |= constants | functions | {"style": style}
     return environment

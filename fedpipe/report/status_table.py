@@ -17,7 +17,7 @@ from rich.text import Text
 from fedpipe.planning.plan import Plan
 from fedpipe.report import status
 from fedpipe.report.status import Failure, RunProgress
-from fedpipe.report.words import DASH, format_duration, format_metric
+from fedpipe.report.words import DASH, format_duration, format_metric_label
 
 STYLES = {"failed": "bold red", "running": "green", "queued": "cyan", "stopped": "yellow", "waiting": "dim", "done": ""}
 BAR_WIDTHS = range(5, 21)  #: characters of a progress bar
@@ -33,28 +33,28 @@ def show_progress(plan: Plan, watch: bool = False) -> None:
     """Print the progress, or update it until all runs are done or Ctrl+C."""
     console = Console()
     if not watch:
-        plan = plan.resolve(has_draws=True)
-        console.print(render_progress(plan, *status.load_progress(plan), console.width))
+        plan = plan.add_search_results(has_draws=True)
+        console.print(render_progress_table(plan, *status.load_run_progress(plan), console.width))
         return
     with Live(console=console, auto_refresh=False) as live, suppress(KeyboardInterrupt):
         while True:
-            plan = plan.resolve(has_draws=True)
-            runs, failures = status.load_progress(plan)
-            display = render_progress(plan, runs, failures, console.width, console.height)
+            plan = plan.add_search_results(has_draws=True)
+            runs, failures = status.load_run_progress(plan)
+            display = render_progress_table(plan, runs, failures, console.width, console.height)
             live.update(display, refresh=True)
             if all(run.state == "done" for run in runs) and not plan.is_searching:
                 return
             time.sleep(REFRESH_SECONDS)
 
 
-def render_progress(
+def render_progress_table(
     plan: Plan, runs: list[RunProgress], failures: list[Failure], width: int, height: int | None = None
 ) -> RenderableType:
     """Render the progress for a terminal of this width, one line per run.
 
     With a height, as many runs as fit, active runs first.
     """
-    descriptions = {run.name: cells for run, cells in zip(runs, status.describe_runs(plan), strict=True)}
+    descriptions = {run.name: cells for run, cells in zip(runs, status.list_run_descriptions(plan), strict=True)}
     sorted_runs = sorted(runs, key=lambda run: status.RUN_STATES.index(run.state))
     failure_lines = _render_failures(failures, width, height)
     visible_runs = (
@@ -81,7 +81,7 @@ def render_progress(
     return Group(
         *map(Text, status.summarize_progress(runs, width)),
         *map(Text, status.describe_search_progress(plan)),
-        Text(f"accuracy: {format_metric(plan.protocols[0])}"),
+        Text(f"accuracy: {format_metric_label(plan.protocols[0])}"),
         table,
         *hidden_note,
         *failure_lines,

@@ -13,12 +13,7 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning.plan import Plan
 from fedpipe.report import results
 from fedpipe.report.data import StudyData
-from fedpipe.report.table_parts import (
-    AVERAGE_PHRASES,
-    ROUND_PHRASES,
-    TextTable,
-    read_partition_settings_by_key,
-)
+from fedpipe.report.table_parts import AVERAGE_PHRASES, ROUND_PHRASES, TextTable, read_partition_settings_by_key
 from fedpipe.report.words import METRICS, join_words
 from fedpipe.settings.base import convert_to_number
 from fedpipe.settings.dataset import Data
@@ -94,7 +89,7 @@ def describe_partition(partition: dict[str, Any], unused_keys: Sequence[str] = (
     fields = {name: field.default for name, field in Data.model_fields.items()}
     described_keys = {"name", "subset", "split", "code", "sha256", *unused_keys}
     other_settings = [
-        f"{name}={_format_setting(value)}"
+        f"{name}={_format_setting_value(value)}"
         for name, value in dataset.items()
         if name not in described_keys and value != fields.get(name)
     ]
@@ -108,7 +103,7 @@ def describe_partition(partition: dict[str, Any], unused_keys: Sequence[str] = (
     return f"{dataset['name']} ({data_text}), {partition['clients']} clients, partition {scheme_text}"
 
 
-def _format_setting(value: Any) -> str:
+def _format_setting_value(value: Any) -> str:
     """Format a setting of the data set. A long list, as of columns, has its length."""
     has_columns = isinstance(value, list) and all(isinstance(part, str) for part in value)
     return f"[{len(value)} columns]" if has_columns and len(value) > MAX_LISTED_COLUMNS else str(value)
@@ -120,14 +115,18 @@ def append_partition_seed(partition: dict[str, Any], description: str) -> str:
     return f"{description}, {seed}"
 
 
-def warn_about_grid_edges(data: StudyData) -> list[str]:
+def describe_best_values_at_grid_edges(data: StudyData) -> list[str]:
     """Warn about each list of `report.best_over` if a row's best value is at its edge."""
     plan, sentences = data.plan, list[str]()
     searched_names = plan.report.best_over
     measured_keys = {
-        key for key, cells in data.reported_rows.groupby(data.row_columns, sort=False) if cells["seeds"].any()
+        key for key, cells in data.reported_rows.groupby(data.table_key_columns, sort=False) if cells["seeds"].any()
     }
-    rows = [dict(zip(data.row_columns, map(str, key), strict=True)) for key in data.table_rows if key in measured_keys]
+    rows = [
+        dict(zip(data.table_key_columns, map(str, key), strict=True))
+        for key in data.table_row_keys
+        if key in measured_keys
+    ]
     for name, short_name in zip(plan.grid, results.shorten_dotted_keys(plan.grid), strict=True):
         numbers = [value for value in plan.grid[name] if "." in name and type(convert_to_number(value)) in (int, float)]
         if name not in searched_names or len(numbers) < max(2, len(plan.grid[name])):
@@ -169,7 +168,7 @@ def describe_missing_seeds(plan: Plan) -> dict[tuple[Hashable, ...], dict[str, s
 def describe_failures(data: StudyData) -> list[str]:
     """Describe updates that were not finite by algorithm and grid point."""
     plan, sentences = data.plan, []
-    for key, cells in data.divergence_by_cell.groupby(data.row_columns, sort=False):
+    for key, cells in data.divergence_by_cell.groupby(data.table_key_columns, sort=False):
         algorithm, *values = map(str, key)
         name = results.describe_configuration(
             plan.get_method_title(algorithm), dict(zip(plan.grid, values, strict=True))

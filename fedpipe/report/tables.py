@@ -17,17 +17,17 @@ from fedpipe.report.data import StudyData
 from fedpipe.report.ranks import build_rank_section
 from fedpipe.report.table_notes import (
     build_heterogeneity_section,
+    describe_best_values_at_grid_edges,
     describe_data_and_partitions,
     describe_environments,
     describe_failures,
     describe_missing_seeds,
     describe_reported_numbers,
     explain_missing_values,
-    warn_about_grid_edges,
 )
 from fedpipe.report.table_parts import TextTable, escape_html
-from fedpipe.report.tuning import build_search_parts
-from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric
+from fedpipe.report.tuning import build_search_section
+from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -55,7 +55,7 @@ def build_dvc_metrics(data: StudyData) -> dict[str, Any]:
     return numbers
 
 
-def render_markdown(data: StudyData) -> str:
+def render_markdown_table(data: StudyData) -> str:
     """Render the table as Markdown: caption, one row per algorithm and grid point, and notes."""
     text_parts = [
         report_part.to_markdown() if isinstance(report_part, TextTable) else escape_html(report_part)
@@ -64,7 +64,7 @@ def render_markdown(data: StudyData) -> str:
     return "\n\n".join(text_parts) + "\n"
 
 
-def render_html(data: StudyData) -> str:
+def render_html_page(data: StudyData) -> str:
     """Render the table as a self-contained page for Snakemake's report."""
     html_parts = [
         report_part.to_html() if isinstance(report_part, TextTable) else f"<p>{escape(report_part)}</p>"
@@ -84,8 +84,8 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     """Build paragraphs and tables of the report, in order."""
     plan, rows = data.plan, []
     seeds = describe_missing_seeds(plan)
-    for key, cells in data.reported_rows.groupby(data.row_columns, sort=False):
-        if key not in data.table_rows:
+    for key, cells in data.reported_rows.groupby(data.table_key_columns, sort=False):
+        if key not in data.table_row_keys:
             continue
         algorithm, *point = key
         rows.append(
@@ -95,16 +95,16 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
                     zip(results.shorten_dotted_keys(plan.grid), (str(value) or DASH for value in point), strict=True)
                 ),
                 **seeds.get(key, {}),
-                **_format_reported_column(plan, cells),
+                **_format_reported_scores(plan, cells),
                 **{
-                    format_metric(str(cell["protocol"]), cell["metric"]): format_score(cell)
+                    format_metric_label(str(cell["protocol"]), cell["metric"]): format_score(cell)
                     for cell in cells.to_dict("records")
                 },
                 "bytes down": format_bytes(cells["bytes_down"].iloc[0]),
                 "bytes up": format_bytes(cells["bytes_up"].iloc[0]),
             }
         )
-    result_table = TextTable(pd.DataFrame(rows), len(data.row_columns))
+    result_table = TextTable(pd.DataFrame(rows), len(data.table_key_columns))
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     notes = [
         *describe_failures(data),
@@ -114,11 +114,11 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
         *data.shared_code_notes,
     ]
     return [
-        build_caption(plan),
+        build_table_caption(plan),
         result_table,
-        *build_search_parts(plan),
-        *results.describe_overrides(plan),
-        *warn_about_grid_edges(data),
+        *build_search_section(plan),
+        *results.describe_method_overrides(plan),
+        *describe_best_values_at_grid_edges(data),
         explain_metrics(map(str, data.reported_rows["protocol"]), plan.metrics),
         *_build_statistics_section(data),
         *build_rank_section(data),
@@ -126,12 +126,12 @@ def build_report_sections(data: StudyData) -> list[str | TextTable]:
     ]
 
 
-def build_caption(plan: Plan) -> str:
+def build_table_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_column_header(plan)}`: {format_metric(plan.protocols[0], plan.metrics[0])}, or the "
-        "metric in parentheses. "
+        f"Column `{get_reported_column_header(plan)}`: {format_metric_label(plan.protocols[0], plan.metrics[0])}, or "
+        "the metric in parentheses. "
         if plan.method_protocols
         else ""
     )
@@ -182,14 +182,14 @@ def format_score(cell: Mapping[Hashable, Any]) -> str:
     return f"{cell['mean']:.2f}" + (f" ± {cell['std']:.2f}" if cell["seeds"] > 1 else "")
 
 
-def _format_reported_column(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
+def _format_reported_scores(plan: Plan, cells: pd.DataFrame) -> dict[str, str]:
     """Format the column with the score by each method's protocol, if a method has another than the study's first."""
     if not plan.method_protocols:
         return {}
     algorithm = cells["algorithm"].iloc[0]
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = cells[(cells["protocol"] == protocol) & (cells["metric"] == plan.metrics[0])].to_dict("records")
-    metric = f" ({format_metric(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
+    metric = f" ({format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
     return {get_reported_column_header(plan): f"{format_score(cell)}{metric}"}
 
 
@@ -200,7 +200,7 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     if not report.statistics:
         return []
     statistics_by_key = {
-        (*[row[name] for name in data.row_columns], row["protocol"], row["statistic"]): row
+        (*[row[name] for name in data.table_key_columns], row["protocol"], row["statistic"]): row
         for row in data.statistics.to_dict("records")
     }
     target_text = f"{100 * report.target:g} %" if report.target is not None else ""
@@ -215,22 +215,22 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
         "difference": f"− {plan.get_method_title(str(report.baseline))}",
     }
     rows = []
-    for key in data.table_rows:
+    for key in data.table_row_keys:
         algorithm, *point = map(str, key)
         protocol = plan.method_protocols.get(algorithm, first_protocol)
         rows.append(
             {
                 "algorithm": plan.get_method_title(algorithm),
                 **dict(zip(results.shorten_dotted_keys(plan.grid), (value or DASH for value in point), strict=True)),
-                **({"metric": format_metric(protocol)} if plan.method_protocols else {}),
+                **({"metric": format_metric_label(protocol)} if plan.method_protocols else {}),
                 **{
-                    column_heads[name]: _format_statistic(plan, statistics_by_key.get((*key, protocol, name)))
+                    column_heads[name]: _format_statistic_cell(plan, statistics_by_key.get((*key, protocol, name)))
                     for name in report.statistics
                 },
             }
         )
     statistics_table = pd.DataFrame(rows)
-    metric_text = "the metric of each row" if plan.method_protocols else format_metric(first_protocol)
+    metric_text = "the metric of each row" if plan.method_protocols else format_metric_label(first_protocol)
     sentences = [f"Statistics of: {metric_text}."]
     if len(plan.seeds) > 1:
         sentences.append("Mean ± standard deviation over seeds.")
@@ -257,12 +257,12 @@ def _build_statistics_section(data: StudyData) -> list[str | TextTable]:
     return [" ".join(sentences), TextTable(statistics_table, statistics_table.shape[1] - len(report.statistics))]
 
 
-def _format_statistic(plan: Plan, row: dict[Hashable, Any] | None) -> str:
+def _format_statistic_cell(plan: Plan, row: dict[Hashable, Any] | None) -> str:
     if row is None or not row["seeds"]:
         return DASH
     name, mean, std, seeds = (row[key] for key in ("statistic", "mean", "std", "seeds"))
     if name == "difference":
-        return statistics.PairedDifference(mean, std, row["half_width"], seeds).text
+        return statistics.PairedDifference(mean, std, row["half_width"], seeds).formatted_difference
     if name == "bytes_to_target":
         text = format_bytes(mean) + (f" ± {format_bytes(std)}" if seeds > 1 else "")
     else:

@@ -33,42 +33,42 @@ class Tracker(Callback):
     an earlier job was killed or had no tracker.
     """
 
-    def open_record(self, run: RunInfo) -> int:
+    def start_logging(self, run: RunInfo) -> int:
         """Open the record of a run, or create it. Return its last round, at most ``run.completed_rounds``."""
         raise NotImplementedError
 
-    def log_round(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
         """Write the numbers of a round."""
         raise NotImplementedError
 
-    def close_record(self, is_complete: bool) -> None:
+    def stop_logging(self, is_complete: bool) -> None:
         """Close the record. ``is_complete``: the job has run all of its rounds."""
         raise NotImplementedError
 
     @override
     def begin_run(self, run: RunInfo) -> None:
-        self._last_round = self.open_record(run)
+        self._last_round = self.start_logging(run)
         for round_number in range(self._last_round + 1, run.completed_rounds + 1):
             self.end_round(run, round_number, {})
 
     @override
     def end_round(self, run: RunInfo, round_number: int, accuracies: Mapping[str, float]) -> None:
-        self.log_round(round_number, read_round_numbers(RunFiles(run.path), round_number))
+        self.log_round_numbers(round_number, read_round_numbers(RunFiles(run.path), round_number))
         self._last_round = round_number
 
     @override
     def end_run(self, run: RunInfo) -> None:
-        self.close_record(self._last_round >= run.last_round)
+        self.stop_logging(self._last_round >= run.last_round)
 
 
 class TensorBoard(Tracker):
     """Writes event files, one folder per run below ``tensorboard``."""
 
     @override
-    def open_record(self, run: RunInfo) -> int:
+    def start_logging(self, run: RunInfo) -> int:
         hparams = importlib.import_module("tensorboard.plugins.hparams.summary_v2")
         folder = Path("tensorboard", run.name)
-        last_round = min(_read_last_step(folder), run.completed_rounds)
+        last_round = min(_read_last_logged_step(folder), run.completed_rounds)
         writer_class = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._writer = writer_class(folder, purge_step=last_round + 1)
         if not last_round:
@@ -77,17 +77,17 @@ class TensorBoard(Tracker):
         return last_round
 
     @override
-    def log_round(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
             self._writer.add_scalar(name, number, round_number)
         self._writer.flush()
 
     @override
-    def close_record(self, is_complete: bool) -> None:
+    def stop_logging(self, is_complete: bool) -> None:
         self._writer.close()
 
 
-def _read_last_step(folder: Path) -> int:
+def _read_last_logged_step(folder: Path) -> int:
     """Read the last round of the event files in a folder. 0 if there is none."""
     if not folder.is_dir():
         return 0
@@ -101,7 +101,7 @@ class MLflow(Tracker):
     """Logs to the server or database of ``MLFLOW_TRACKING_URI``."""
 
     @override
-    def open_record(self, run: RunInfo) -> int:
+    def start_logging(self, run: RunInfo) -> int:
         self._mlflow = mlflow = importlib.import_module("mlflow")
         has_name = f"tags.`{RUN_TAG}` = '{run.name}'"
         found_runs = mlflow.search_runs(filter_string=has_name, output_format="list", max_results=1)
@@ -116,12 +116,12 @@ class MLflow(Tracker):
         return last_round
 
     @override
-    def log_round(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
         valid_numbers = {re.sub(r"[^\w.\- /]", "_", name): number for name, number in numbers.items()}
         self._mlflow.log_metrics(valid_numbers, step=round_number)
 
     @override
-    def close_record(self, is_complete: bool) -> None:
+    def stop_logging(self, is_complete: bool) -> None:
         self._mlflow.end_run("FINISHED" if is_complete else "KILLED")
 
 
@@ -133,7 +133,7 @@ class WandB(Tracker):
     """
 
     @override
-    def open_record(self, run: RunInfo) -> int:
+    def start_logging(self, run: RunInfo) -> int:
         wandb = importlib.import_module("wandb")
         user_settings = wandb.setup().settings
         if user_settings.mode == "online" and not wandb.login(prompt=False):
@@ -148,11 +148,11 @@ class WandB(Tracker):
         return 0
 
     @override
-    def log_round(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=round_number)
 
     @override
-    def close_record(self, is_complete: bool) -> None:
+    def stop_logging(self, is_complete: bool) -> None:
         self._run.finish(exit_code=0 if is_complete else 1)
 
 
@@ -160,7 +160,7 @@ class DVCLive(Tracker):
     """Logs with DVCLive, one folder per run below ``dvclive``, for curves in DVC and VS Code."""
 
     @override
-    def open_record(self, run: RunInfo) -> int:
+    def start_logging(self, run: RunInfo) -> int:
         folder = Path("dvclive", run.name)
         self._live = importlib.import_module("dvclive").Live(
             dir=str(folder),
@@ -172,14 +172,14 @@ class DVCLive(Tracker):
         return run.completed_rounds
 
     @override
-    def log_round(self, round_number: int, numbers: Mapping[str, float]) -> None:
+    def log_round_numbers(self, round_number: int, numbers: Mapping[str, float]) -> None:
         self._live.step = round_number
         for name, number in numbers.items():
             self._live.log_metric(name, number)
         self._live.next_step()
 
     @override
-    def close_record(self, is_complete: bool) -> None:
+    def stop_logging(self, is_complete: bool) -> None:
         self._live.end()
 
 
@@ -214,7 +214,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
     from fedpipe.report import results
     from fedpipe.report.words import METRICS
 
-    round_files = files.round(round_number)
+    round_files = files.get_round_files(round_number)
     hashes = layout.read_round_digests(round_files, round_files.complete_states_marker)
     hashes |= layout.read_round_digests(round_files, round_files.marker)
     paths = [path for path in (round_files.metrics, round_files.trained_accuracies) if path.name in hashes]

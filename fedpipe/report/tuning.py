@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.planning import search, tpe
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.rungs import (
@@ -25,12 +25,12 @@ from fedpipe.planning.rungs import (
     Rung,
     RungSearch,
     encode_rung,
-    select_draws,
+    select_continuing_draws,
 )
 from fedpipe.planning.tpe import PlanDraw
 from fedpipe.report import results
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.words import METRICS, format_metric, join_words
+from fedpipe.report.words import METRICS, format_metric_label, join_words
 from fedpipe.settings.base import Metric
 from fedpipe.settings.tune import Range
 
@@ -65,41 +65,41 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
     ArtifactError
         The result of the rung before or a file of a run is missing or damaged, or a method has no such score.
     """
-    tuning = _require_tuning(plan)
+    tuning = _get_planned_tuning(plan)
     number, is_last = tuning.rungs.index(rounds), rounds == tuning.rungs[-1]
-    stored_tuning, earlier_rungs = _require_tuning(plan.resolve()), plan.read_rungs()[:number]
-    tuning = tuning.add_draws(earlier_rungs)
+    stored_tuning, earlier_rungs = _get_planned_tuning(plan.add_search_results()), plan.read_rungs()[:number]
+    tuning = tuning.add_draws_of_rungs(earlier_rungs)
     if len(earlier_rungs) < number:
         raise ArtifactError(f"{plan.rung_files[number - 1]} is missing or outdated. Delete it and run again.")
     found = []
     for index, planned in enumerate(tuning.searches):
-        draws = tuning.list_entrants(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
-        files = {draw: [run.merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
+        draws = tuning.list_rung_draws(planned, number, earlier_rungs[-1].searches[index].selected if number else ())
+        files = {draw: [run.get_merged_files(rounds) for run in planned.list_run_files(draw)] for draw in draws}
         measurements = {draw: [measure_draw(one, planned, tuning.metric) for one in files[draw]] for draw in files}
         ranking = rank_draws(measurements, METRICS[tuning.metric].improvement_sign)
-        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
+        selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = search.list_winner_keys(plan, planned, selected[0]) if is_last and selected else []
         found.append(
             RungSearch(
                 algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=tuple(keys)
             )
         )
-    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
+    rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
 
     def find_stored_draw(index: int, draw: int, values: dict[str, Any]) -> Candidate:
         stored = stored_tuning.searches[index].draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.add_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
+    return tpe.draw_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
 
 
-def build_rungs(plan: Plan) -> dict[Path, bytes]:
+def build_rung_files(plan: Plan) -> dict[Path, bytes]:
     """Build the results of all rungs of a complete search from the runs of the draws, by path. Empty without `tune`."""
     rungs = plan.tuning.rungs if plan.tuning else ()
-    return {plan.study_files.rung_result(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
+    return {plan.study_files.get_rung_result_path(rounds): encode_rung(rank_rung(plan, rounds)) for rounds in rungs}
 
 
-def measure_draw(files: MergedFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
+def measure_draw(files: MergedRoundFiles, planned: PlannedSearch, metric: Metric) -> Measurement:
     """Measure a draw's run in its last merged round."""
     metrics = results.read_merged_frame(files.metrics)
     scores = results.compute_scores(metrics[metrics["round"] == files.round_count], [metric])
@@ -150,14 +150,14 @@ def build_draws_frame(plan: Plan) -> pd.DataFrame:
     """
     rows = []
     for rung in plan.read_rungs():
-        for planned, result in zip(_require_tuning(plan).searches, rung.searches, strict=True):
+        for planned, result in zip(_get_planned_tuning(plan).searches, rung.searches, strict=True):
             for rank, ranked in enumerate(result.ranking, start=1):
                 rows.append(
                     {
                         "algorithm": planned.algorithm,
-                        **_format_point(plan, planned),
+                        **_format_search_grid_point(plan, planned),
                         "draw": ranked.draw,
-                        **_get_values(plan, planned, ranked.draw),
+                        **_get_draw_values(plan, planned, ranked.draw),
                         "rounds": rung.rounds,
                         "rank": rank,
                         "score": math.nan if ranked.score is None else ranked.score,
@@ -176,7 +176,7 @@ def list_winners(plan: Plan) -> list[Winner]:
     winners, metric, heads = [], METRICS[plan.tuning.metric], _get_heads(plan.tuning)
     for planned, result in zip(plan.tuning.searches, rungs[-1].searches, strict=True):
         ranked = result.ranking[0] if result.ranking else None
-        values = _get_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
+        values = _get_draw_values(plan, planned, ranked.draw) if ranked else dict.fromkeys(heads)
         texts = {heads[key]: NO_VALUE if value is None else str(value) for key, value in values.items()}
         score = None if ranked is None or ranked.score is None else f"{metric.factor * ranked.score:.2f}"
         texts |= {"draws": str(len(planned.candidates)), f"validation {metric.name_with_unit}": score or NO_VALUE}
@@ -184,13 +184,13 @@ def list_winners(plan: Plan) -> list[Winner]:
     return winners
 
 
-def build_search_parts(plan: Plan) -> list[str | TextTable]:
+def build_search_section(plan: Plan) -> list[str | TextTable]:
     """Build the sentences about the search, and the table of the winning values. Empty without `tune`."""
     if plan.tuning is None:
         return []
     rows, failed, near_bounds, heads = [], [], [], _get_heads(plan.tuning)
     for winner in list_winners(plan):
-        title, point = plan.get_method_title(winner.search.algorithm), _format_point(plan, winner.search)
+        title, point = plan.get_method_title(winner.search.algorithm), _format_search_grid_point(plan, winner.search)
         failed += [results.describe_configuration(title, point)] if winner.has_diverged else []
         near_bounds += [
             f"{heads[key]} of {results.describe_configuration(title, point)}"
@@ -200,21 +200,21 @@ def build_search_parts(plan: Plan) -> list[str | TextTable]:
         point_texts = zip(results.shorten_dotted_keys(point), point.values(), strict=True)
         rows.append({"algorithm": title, **{name: text or NO_VALUE for name, text in point_texts}, **winner.texts})
     if not rows:
-        return [describe_search(plan)]
+        return [describe_hyperparameter_search(plan)]
     warning = [f"Warning: all draws of {join_words(failed)} diverged, so the winner is arbitrary."] if failed else []
     bound_note = (
         [f"Some winners are near a bound of their range: {join_words(near_bounds)}. Try a wider range."]
         if near_bounds
         else []
     )
-    return [describe_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
+    return [describe_hyperparameter_search(plan), TextTable(pd.DataFrame(rows), len(plan.grid)), *warning, *bound_note]
 
 
-def describe_search(plan: Plan) -> str:
+def describe_hyperparameter_search(plan: Plan) -> str:
     """Describe how the methods were tuned, so that a reader sees that each had the same budget."""
-    tuning = _require_tuning(plan)
+    tuning = _get_planned_tuning(plan)
     protocols = dict.fromkeys(planned.protocol for planned in tuning.searches)
-    measures = join_words([format_metric(protocol, tuning.metric) for protocol in protocols])
+    measures = join_words([format_metric_label(protocol, tuning.metric) for protocol in protocols])
     *earlier, last = map(str, tuning.rungs)
     plural = "s" if len(earlier) > 1 else ""
     earlier_rounds = f"the best third continued after round{plural} {join_words(earlier)}, and " if earlier else ""
@@ -226,7 +226,8 @@ def describe_search(plan: Plan) -> str:
     )
     untuned_note = f" No range concerns {join_words([*untuned])}, whose rows are equal." if untuned else ""
     batches = [
-        f"{len(tuning.get_batch(number))} after round {rounds}" for number, rounds in enumerate(tuning.rungs[:-1], 1)
+        f"{len(tuning.get_batch_draws(number))} after round {rounds}"
+        for number, rounds in enumerate(tuning.rungs[:-1], 1)
     ]
     sampler_note = (
         f"Optuna's TPE drew {join_words(batches)} from the ranking until then, and the others are of a Sobol sequence. "
@@ -256,7 +257,7 @@ def _describe_test_samples(plan: Plan, tuning: PlannedTuning) -> str:
     )
 
 
-def _require_tuning(plan: Plan) -> PlannedTuning:
+def _get_planned_tuning(plan: Plan) -> PlannedTuning:
     if plan.tuning is None:
         raise ArtifactError(f"{plan.params}: the study has no section `tune`. Type `fedpipe plan`, and run again.")
     return plan.tuning
@@ -267,12 +268,12 @@ def _get_heads(tuning: PlannedTuning) -> dict[str, str]:
     return dict(zip(tuning.over, results.shorten_dotted_keys(tuning.over), strict=True))
 
 
-def _format_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
+def _format_search_grid_point(plan: Plan, planned: PlannedSearch) -> dict[str, str]:
     """Format the grid values of a search as text by name."""
     return {name: value for name, value in results.format_grid_point(plan, planned).items() if name != TUNING}
 
 
-def _get_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
+def _get_draw_values(plan: Plan, planned: PlannedSearch, draw: int) -> dict[str, Any]:
     """Get the values of a draw by key of `tune.over`. None if a key does not concern the method."""
     values = planned.draws[draw].values
-    return {key: values.get(key) for key in _require_tuning(plan).over}
+    return {key: values.get(key) for key in _get_planned_tuning(plan).over}

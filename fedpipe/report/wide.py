@@ -17,7 +17,7 @@ from fedpipe.planning.rungs import TUNED, TUNING
 from fedpipe.report import results, table_notes, tables, words
 from fedpipe.report.data import StudyData
 from fedpipe.report.table_parts import TextTable
-from fedpipe.report.tuning import build_search_parts, list_winners
+from fedpipe.report.tuning import build_search_section, list_winners
 from fedpipe.settings.base import NEW_CLIENTS_PREFIX, Metric
 
 MISSING = "…"  #: cell of incomplete runs
@@ -57,7 +57,7 @@ class WideTable(NamedTuple):
     winners: list[dict[str, str]]  #: the winners of `tune` in each row, by the head of a column
 
 
-def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
+def render_latex_table(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render a tabular for the package booktabs, with text for its caption in comments.
 
     The best number of each column is bold and the second best is underlined, after rounding. The lowest ECE or NLL is
@@ -79,9 +79,9 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
     ]
     body: list[list[str]] = []
     for (title, *labels), row, overrides in zip(wide_table.labels, wide_table.rows, wide_table.overrides, strict=True):
-        name = _render_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
+        name = _render_latex_entry(Entry(title, notes=(overrides,) if overrides else ()), "", notes)
         entries = [
-            _render_entry(entry, mark, notes)
+            _render_latex_entry(entry, mark, notes)
             for entry, mark in zip(row, (column_marks[len(body)] for column_marks in marks), strict=True)
         ]
         body.append([name, *map(escape_latex, labels), *entries])
@@ -94,19 +94,19 @@ def render_latex(data: StudyData, full_plan: Plan | None = None) -> str:
         *(f"% {line}" for paragraph in _build_caption_lines(data, wide_table) for line in paragraph.splitlines()),
         rf"\begin{{tabular}}{{{'l' * len(wide_table.stubs)}{'c' * len(wide_table.columns)}}}",
         r"\toprule",
-        *_render_table_head(wide_table),
+        *_render_latex_table_head(wide_table),
         r"\midrule",
         *(" & ".join(row) + r" \\" for row in body),
         r"\bottomrule",
         *(line + r" \\" for line in footnotes),
         r"\end{tabular}",
     ]
-    for part in build_search_parts(data.plan):
+    for part in build_search_section(data.plan):
         lines += ["", "% The winners of the search:", *_render_text_table(part)] if isinstance(part, TextTable) else []
     return "\n".join(lines) + "\n"
 
 
-def render_csv(data: StudyData, full_plan: Plan | None = None) -> str:
+def render_wide_csv(data: StudyData, full_plan: Plan | None = None) -> str:
     """Render the same table as CSV, with levels of heads joined by `` / `` and notes in parentheses.
 
     The last columns are the winning values of `tune`.
@@ -147,7 +147,8 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
     """
     plan = data.plan
     full_plan = full_plan or plan
-    column_names, row_names = _sort_column_grid_names(full_plan), _get_row_grid_names(full_plan)
+    column_names = _sort_column_grid_names(full_plan)
+    row_names = [name for name in full_plan.grid if name not in {*column_names, *full_plan.report.best_over}]
     key_positions = {name: position for position, name in enumerate(["algorithm", *plan.grid])}
 
     def get_row_labels(key: Sequence[Hashable]) -> tuple[str, ...]:
@@ -162,14 +163,16 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         for cell in data.reported_rows.to_dict("records")
     }
     runs = Counter((cell.algorithm, *results.format_grid_point(plan, cell).values()) for cell in plan.cells)
-    shown_keys = {(get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_rows}
+    shown_keys = {
+        (get_row_labels(key), get_column_grid_values(key)): tuple(map(str, key)) for key in data.table_row_keys
+    }
     planned_keys = dict.fromkeys(
         (cell.algorithm, *results.format_grid_point(full_plan, cell).values()) for cell in results.sort_cells(full_plan)
     )
     planned_cells = {(get_row_labels(key), get_column_grid_values(key)) for key in planned_keys}
     shown_labels = {labels for labels, _ in shown_keys}
     cell_overrides = {
-        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_overrides(cell)
+        (cell.algorithm, *results.format_grid_point(plan, cell).values()): results.format_method_overrides(cell)
         for cell in plan.cells
     }
     overrides_by_row: dict[tuple[str, ...], set[str]] = {}
@@ -188,7 +191,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         if not cell["seeds"]:
             return Entry(words.DASH)
         notes = [cell_overrides[key]] if cell_overrides[key] != row_overrides[labels] else []
-        notes += [words.format_metric(shown_protocol, metric)] if shown_protocol != protocol else []
+        notes += [words.format_metric_label(shown_protocol, metric)] if shown_protocol != protocol else []
         notes += [f"{cell['seeds']} of {len(plan.seeds)} seeds"] if cell["seeds"] < len(plan.seeds) else []
         notes += (
             [f"diverged in {int(cell['diverged'])} of {runs[key]} run{'s' if runs[key] > 1 else ''}"]
@@ -213,7 +216,7 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         return [_format_grid_header(name, short_names[name], value) for name, value in names]
 
     heads = [
-        (*format_grid_headers(point), words.format_metric(protocol_name, metric))
+        (*format_grid_headers(point), words.format_metric_label(protocol_name, metric))
         for point, protocol_name, metric in columns
     ]
     winners: dict[tuple[str, ...], dict[str, str]] = {}
@@ -264,11 +267,6 @@ def _group_grid_points(points: Iterable[tuple[str, ...]]) -> list[tuple[str, ...
     )
 
 
-def _get_row_grid_names(plan: Plan) -> list[str]:
-    """Get the names of the grid that are part of the row."""
-    return [name for name in plan.grid if name not in {*_sort_column_grid_names(plan), *plan.report.best_over}]
-
-
 def _format_grid_header(name: str, short_name: str, value: str) -> str:
     """Format a value in the head of a column: the name of an axis's value, or a list's value with its key."""
     if not value:
@@ -304,7 +302,7 @@ def _choose_latex_marks(numbers: Sequence[float | None], sign: int) -> list[str]
     ]
 
 
-def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
+def _render_latex_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     """Render an entry as LaTeX, and add the letters of its new notes to ``notes``."""
     for note in entry.notes:
         notes.setdefault(note, ascii_lowercase[len(notes) % 26] * (len(notes) // 26 + 1))
@@ -313,7 +311,7 @@ def _render_entry(entry: Entry, mark: str, notes: dict[str, str]) -> str:
     return (f"{mark}{{{text}}}" if mark else text) + (rf"\textsuperscript{{{letters}}}" if letters else "")
 
 
-def _render_table_head(wide_table: WideTable) -> Iterator[str]:
+def _render_latex_table_head(wide_table: WideTable) -> Iterator[str]:
     """Render the levels of the head. Below cells that span the columns of several cells are rules."""
     columns = _build_latex_column_heads(wide_table)
     stub_count, level_count = len(wide_table.stubs), len(columns[0])
@@ -349,7 +347,7 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
     preset = [] if plan.preset == layout.FULL_PRESET else ["--preset", plan.preset]
     command = shlex.join(["fedpipe", "show", "--params", str(plan.params), *preset, "--format", "latex"])
     metric_labels = [
-        words.format_metric(protocol, metric)
+        words.format_metric_label(protocol, metric)
         for metric in plan.metrics
         for protocol in dict.fromkeys(wide_table.protocols)
     ]
@@ -358,13 +356,13 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
-        *(part for part in build_search_parts(plan) if isinstance(part, str)),
-        *results.describe_overrides(plan),
+        *(part for part in build_search_section(plan) if isinstance(part, str)),
+        *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",
         table_notes.describe_data_and_partitions(plan),
     ]
     if plan.report.best_over:
-        caption_lines += [*_describe_best_values(data), *table_notes.warn_about_grid_edges(data)]
+        caption_lines += [*_describe_best_values(data), *table_notes.describe_best_values_at_grid_edges(data)]
     warnings = [f"Warning: {warning}" for warning in plan.warnings]
     return [
         *caption_lines,
@@ -380,7 +378,7 @@ def _describe_best_values(data: StudyData) -> list[str]:
     plan = data.plan
     searched_names = plan.report.best_over
     values: dict[str, list[tuple[str, str]]] = {}
-    for key in data.table_rows:
+    for key in data.table_row_keys:
         algorithm, *point = map(str, key)
         searched_text, rest_text = (
             results.describe_grid_point(
@@ -410,6 +408,6 @@ def _describe_best_values(data: StudyData) -> list[str]:
 
 
 TABLE_RENDERERS: dict[str, Callable[[StudyData, Plan | None], str]] = {
-    "latex": render_latex,
-    "csv": render_csv,
+    "latex": render_latex_table,
+    "csv": render_wide_csv,
 }  #: by format of `fedpipe show`

@@ -50,14 +50,14 @@ SAMPLES = {  #: text by the samples of a protocol
 DASH = "–"  #: a protocol that an algorithm lacks
 
 
-def format_metric(protocol: str, metric: Metric = "accuracy") -> str:
+def format_metric_label(protocol: str, metric: Metric = "accuracy") -> str:
     """Format the label of a metric by a protocol. The names of other protocols stay as they are.
 
     Examples
     --------
-    >>> format_metric("personal-on-local", "ece"), format_metric("mean-on-global")
+    >>> format_metric_label("personal-on-local", "ece"), format_metric_label("mean-on-global")
     ('Local test ECE (personalized)', 'mean-on-global')
-    >>> format_metric("new-personal-on-local")
+    >>> format_metric_label("new-personal-on-local")
     'Local test accuracy (new clients, personalized)'
     """
     model, _, samples = protocol.removeprefix(NEW_CLIENTS_PREFIX).partition("-on-")
@@ -87,7 +87,7 @@ def explain_metrics(protocols: Iterable[str], metrics: Sequence[Metric] = ("accu
     protocols = list(dict.fromkeys(protocols))
     has_new_clients = any(protocol.startswith(NEW_CLIENTS_PREFIX) for protocol in protocols)
     names = [
-        f"{format_metric(protocol, metric)} is {'' if metric == 'accuracy' else f'{metric} of '}{protocol}"
+        f"{format_metric_label(protocol, metric)} is {'' if metric == 'accuracy' else f'{metric} of '}{protocol}"
         for protocol in protocols
         for metric in metrics
     ]

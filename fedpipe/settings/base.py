@@ -14,6 +14,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from fedpipe.core.errors import reject_booleans_and_huge_numbers
@@ -78,7 +79,7 @@ def make_field_omitted_at_default(default: Any, **arguments: Any) -> Any:
     return Field(default, exclude_if=lambda value: value == default, **arguments)
 
 
-def require_unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def require_unique_values(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raise an error if a value is listed twice."""
     earlier_values = set()
     for value in values:
@@ -100,7 +101,7 @@ def check_and_sort_clients(clients: float | tuple[int, ...], advice: str) -> flo
         return clients
     if not clients:
         raise ValueError(f"[] lists no client. {advice}")
-    return tuple(sorted(require_unique(clients)))
+    return tuple(sorted(require_unique_values(clients)))
 
 
 def _convert_to_hashable(value: Any) -> Any:
@@ -120,6 +121,19 @@ def convert_to_number(value: Any) -> Any:
 
 class Choice(Section):
     """A choice with keys that depend on it. Keys of other choices are None and not written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults_of_choice(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        given_settings = {name: value for name, value in raw.items() if value is not None}
+        return cls._get_defaults_of_choice(given_settings) | given_settings
+
+    @classmethod
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        """Get the default of each key that the choice has."""
+        raise NotImplementedError
 
     def _reject_keys_of_other_choices(self, key: str, selector: str, allowed_keys: Sequence[str]) -> None:
         for name in sorted(self.model_fields_set - {selector, *allowed_keys}):

@@ -10,12 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from fedpipe.core.components import registry
 from fedpipe.core.components.component import DATASET
@@ -28,12 +23,7 @@ from fedpipe.data.samples import Column
 from fedpipe.data.sources.fetch import MIRROR_VARIABLE, Fetcher
 from fedpipe.settings.base import Section, make_field_omitted_at_default
 
-SPLIT_KEYS = (
-    "split",
-    "test_fraction",
-    "stratified",
-    "validation_fraction",
-)  #: keys about the split
+SPLIT_KEYS = ("split", "test_fraction", "stratified", "validation_fraction")  #: keys about the split
 TEXT_KEYS = ("tokens", "vocabulary", "length")  #: parameters of tables that only texts use
 NOISE_KEYS = ("feature_noise", "label_noise", "label_noise_kind")  #: keys about noise in the clients' samples
 GENERATED_DATASET = "generated"  #: synthetic data set that replaces a missing one
@@ -131,7 +121,7 @@ class Data(Section):
         configured_dataset, fetcher = self.configured_dataset, self.fetcher
         if not isinstance(configured_dataset, PublishedDataset) or configured_dataset.sha256:
             return True
-        stored_file = store.locate_dataset(registry.component_to_key_settings(DATASET, configured_dataset))
+        stored_file = store.get_stored_dataset_path(registry.get_component_key_settings(DATASET, configured_dataset))
         return stored_file.is_file() or all(
             (fetcher.is_mirror_local and fetcher.has_file(file.name)) or (fetcher.cache / file.name).is_file()
             for file in configured_dataset.files
@@ -140,7 +130,7 @@ class Data(Section):
     @cached_property
     def run_settings(self) -> dict[str, Any]:
         """Settings that enter keys."""
-        return registry.component_to_key_settings(DATASET, self.effective_dataset)
+        return registry.get_component_key_settings(DATASET, self.effective_dataset)
 
     @cached_property
     def fetcher(self) -> Fetcher:
@@ -157,7 +147,7 @@ class Data(Section):
     @property
     def dataset_path(self) -> Path:
         """File with its tensors."""
-        return store.locate_dataset(self.run_settings)
+        return store.get_stored_dataset_path(self.run_settings)
 
     @property
     def noise_key(self) -> str | None:
@@ -165,7 +155,7 @@ class Data(Section):
         return "feature_noise" if self.feature_noise else "label_noise" if self.label_noise else None
 
     @property
-    def partitioned_size(self) -> int:
+    def num_partitioned_samples(self) -> int:
         """Number of samples that the scheme partitions.
 
         Raises

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from fedpipe.core.errors import suggest_name
-from fedpipe.settings.base import Label, Section, require_unique
+from fedpipe.settings.base import Label, Section, require_unique_values
 
 
 class _Diagnostic(Section):
@@ -30,7 +24,7 @@ class _Diagnostic(Section):
     )
 
     _require_unique_values = field_validator("rounds", "algorithms", "seeds", "models", "clients", check_fields=False)(
-        lambda values: values and require_unique(values)
+        lambda values: values and require_unique_values(values)
     )
 
     @property

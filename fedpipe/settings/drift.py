@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from fedpipe.core import rng
 from fedpipe.core.errors import SettingsError
@@ -44,13 +45,10 @@ class Drift(Choice):
         None, description=f"Counterclockwise angle in degrees (rotation). Default {DEFAULT_ANGLE}."
     )
 
-    @model_validator(mode="before")
+    @override
     @classmethod
-    def _fill_drift_defaults(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        raw = {name: value for name, value in raw.items() if value is not None}
-        return ({"angle": DEFAULT_ANGLE} if raw.get("kind") == "rotation" else {}) | raw
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        return {"angle": DEFAULT_ANGLE} if given_settings.get("kind") == "rotation" else {}
 
     @model_validator(mode="after")
     def _reject_unused_drift_keys(self) -> Drift:
@@ -92,7 +90,7 @@ class Drift(Choice):
                 "larger fraction, or remove federation.drift."
             )
 
-    def check(self, rounds: int, shape: tuple[int, ...], num_classes: int) -> None:
+    def check_rounds_and_samples(self, rounds: int, shape: tuple[int, ...], num_classes: int) -> None:
         """Raise a SettingsError if samples of this shape, or the classes, can't have the new concept."""
         if self.round > rounds:
             raise SettingsError(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
-from fedpipe.settings.base import Metric, Protocol, Section, make_field_omitted_at_default, require_unique
+from fedpipe.settings.base import Metric, Protocol, Section, make_field_omitted_at_default, require_unique_values
 
 #: Metrics that runs record only if a study lists them, so that they are in the run's key. The others need no recording.
 RECORDED_METRICS: tuple[Metric, ...] = ("auc", "ece")
@@ -35,7 +32,7 @@ class Evaluation(Section):
     every: int = Field(1, ge=1, description="Evaluate after every k-th round.")
     finetune_epochs: int = Field(1, ge=1, description="Epochs of the finetuned protocols.")
 
-    _require_unique_values = field_validator("protocols", "metrics")(require_unique)
+    _require_unique_values = field_validator("protocols", "metrics")(require_unique_values)
 
     @property
     def recorded_metrics(self) -> tuple[Metric, ...]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from fedpipe.settings.base import Section, require_unique
+from fedpipe.settings.base import Section, require_unique_values
 
 
 class Execution(Section):
@@ -37,7 +33,7 @@ class Execution(Section):
         "classes such as own.Board (docs/callbacks.md).",
     )
 
-    _require_unique_callbacks = field_validator("callbacks")(require_unique)
+    _require_unique_callbacks = field_validator("callbacks")(require_unique_values)
 
     @field_validator("stack")
     @classmethod
@@ -60,6 +56,5 @@ class Artifacts(Section):
     """States that every run keeps."""
 
     keep_models: Literal["all", "last"] | Annotated[int, Field(ge=1)] = Field(
-        "all",
-        description="Rounds whose states are kept: all, the last two, or every k-th and the last two.",
+        "all", description="Rounds whose states are kept: all, the last two, or every k-th and the last two."
     )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from fedpipe.core import rng
 from fedpipe.settings.base import Choice, ClientNumber, Section, check_and_sort_clients, make_field_omitted_at_default
@@ -40,16 +37,13 @@ class Server(Choice):
         None, gt=0, description="Added to the root of the second moment (adam, yogi, adagrad). Default 0.001."
     )
 
-    @model_validator(mode="before")
+    @override
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        raw = {name: value for name, value in raw.items() if value is not None}
-        return SERVER_OPTIMIZER_DEFAULTS.get(str(raw.get("optimizer", "sgd")), {}) | raw
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        return SERVER_OPTIMIZER_DEFAULTS.get(str(given_settings.get("optimizer", "sgd")), {})
 
     @model_validator(mode="after")
-    def _check_keys(self) -> Server:
+    def _check_optimizer_keys(self) -> Server:
         allowed_keys = ["learning_rate", *SERVER_OPTIMIZER_DEFAULTS[self.optimizer]]
         self._reject_keys_of_other_choices("federation.server", "optimizer", allowed_keys)
         return self
@@ -90,17 +84,14 @@ class Schedule(Choice):
         description="Rounds of linear warm-up before the schedule. The w-th has w/warmup of the rate.",
     )
 
-    @model_validator(mode="before")
+    @override
     @classmethod
-    def _fill_defaults(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        raw = {name: value for name, value in raw.items() if value is not None}
-        defaults = SCHEDULE_DEFAULTS.get(str(raw.get("name", "constant")), {})
-        return {name: value for name, value in defaults.items() if value is not None} | raw
+    def _get_defaults_of_choice(cls, given_settings: dict[str, Any]) -> dict[str, Any]:
+        defaults = SCHEDULE_DEFAULTS.get(str(given_settings.get("name", "constant")), {})
+        return {name: value for name, value in defaults.items() if value is not None}
 
     @model_validator(mode="after")
-    def _check_keys(self) -> Schedule:
+    def _check_schedule_keys(self) -> Schedule:
         allowed_keys = ["warmup", *SCHEDULE_DEFAULTS[self.name]]
         self._reject_keys_of_other_choices("federation.schedule", "name", allowed_keys)
         for name in allowed_keys:
@@ -156,10 +147,7 @@ class Federation(
         1, ge=1, description="Epochs over a client's training data in a round. null with local_steps."
     )
     local_steps: int | None = Field(
-        None,
-        ge=1,
-        strict=True,
-        description="Steps of every client in a round, instead of local_epochs.",
+        None, ge=1, strict=True, description="Steps of every client in a round, instead of local_epochs."
     )
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = Field(
         32, description="Samples per training step, including a last partial batch. full: all samples of the client."

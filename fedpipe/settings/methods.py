@@ -90,7 +90,7 @@ class Method:
     options: MethodOptions
 
 
-def parse_options(settings: Any, label: str) -> MethodOptions:
+def parse_method_options(settings: Any, label: str) -> MethodOptions:
     """Parse the options of a method in settings that are not validated yet, such as those of a grid point.
 
     Raises
@@ -100,7 +100,7 @@ def parse_options(settings: Any, label: str) -> MethodOptions:
     """
     entries = settings.get("algorithms") or {}
     entry = entries.get(label) if isinstance(entries, Mapping) else None
-    return _parse_entry_options(entry, label)
+    return _parse_method_entry_options(entry, label)
 
 
 def get_method_title(label: str, method: Method) -> str:
@@ -120,7 +120,7 @@ def get_algorithm_display_name(algorithm: Component) -> str:
     return str(sys.modules[type(algorithm).__module__].__doc__).partition("\n")[0].rstrip(".")
 
 
-def _parse_entry_options(entry: Any, label: str) -> MethodOptions:
+def _parse_method_entry_options(entry: Any, label: str) -> MethodOptions:
     method_settings = (
         {name: value for name, value in entry.items() if name in METHOD_KEYS} if isinstance(entry, Mapping) else {}
     )
@@ -140,7 +140,7 @@ def parse_method(entry: Any, label: str) -> Method:
     SettingsError
         One line for each mistake.
     """
-    return Method(options=_parse_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
+    return Method(options=_parse_method_entry_options(entry, label), algorithm=_parse_algorithm_entry(entry, label))
 
 
 def _parse_algorithm_entry(entry: Any, label: str) -> Component:

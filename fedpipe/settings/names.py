@@ -36,8 +36,11 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(settings.get("federation") or {}, Mapping):
         return settings
-    federation = _to_mapping(settings.get("federation"))
-    drift, scheme_settings = _to_mapping(federation.get("drift")), _to_mapping(settings.get("partition"))
+    federation = _convert_to_mapping(settings.get("federation"))
+    drift, scheme_settings = (
+        _convert_to_mapping(federation.get("drift")),
+        _convert_to_mapping(settings.get("partition")),
+    )
     client_lists: dict[str, Any] = {"held_out": federation.get("held_out"), "drift.clients": drift.get("clients")}
     named_lists = {key: value for key, value in client_lists.items() if _has_names(value)}
     label_map: Any = drift.get("label_map")
@@ -67,7 +70,7 @@ def replace_names_by_numbers(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"federation": {**federation, **changes, **({"drift": drift} if drift else {})}}
 
 
-def _to_mapping(value: Any) -> dict[str, Any]:
+def _convert_to_mapping(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
@@ -122,7 +125,7 @@ def _find_client_numbers(
             f"{key}: '{name}' can't be used, because only clients of the partitions natural and by-domain have names. "
             "Use numbers from 0."
         )
-    seeds = _to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
+    seeds = _convert_to_mapping(settings.get("study")).get("seeds", [0]) if scheme.seed is None else [scheme.seed]
     seeds = [seed for seed in seeds if isinstance(seed, int)] if isinstance(seeds, list) else []
     labels, test, columns = _load_columns(dataset)
     draws = {
@@ -135,7 +138,7 @@ def _find_client_numbers(
             "federation.clients to use all clients of the data set."
         )
     values = draws.pop()
-    names = assignment.name_clients(values)
+    names = assignment.make_unique_client_names(values)
     numbers: list[Any] = []
     for client in clients:
         matches = [number for number, texts in enumerate(zip(names, values, strict=True)) if client in texts]

@@ -6,13 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
 from fedpipe.core import callbacks
 from fedpipe.core.components import registry
@@ -124,7 +118,7 @@ class Params(Section):
         components = {"dataset": self.dataset.effective_dataset, "partition": self.partition, "model": self.model}
         return {section: component.pinned_file for section, component in components.items() if component.pinned_file}
 
-    def _check_report_names(self) -> None:
+    def _check_names_in_report(self) -> None:
         """Check that the section report refers to names of the study."""
         report = self.report
         references: list[tuple[str, Iterable[str], str, Sequence[str]]] = [
@@ -151,7 +145,7 @@ class Params(Section):
                     "dataset.validation_fraction to more than 0, such as 0.2."
                 )
 
-    def _check_noise(self) -> None:
+    def _check_sample_noise(self) -> None:
         """Require that the clients' samples can have the noise of section dataset."""
         data, rates, clients = self.dataset, self.dataset.label_noise, self.federation.clients
         if isinstance(rates, tuple) and len(rates) != clients:
@@ -172,7 +166,9 @@ class Params(Section):
         drift, federation = self.federation.drift, self.federation
         if drift is None:
             return
-        drift.check(federation.rounds, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes)
+        drift.check_rounds_and_samples(
+            federation.rounds, self.dataset.dataset_info.shape, self.dataset.dataset_info.classes
+        )
         if drift.angle and self.model.has_frozen_base:
             raise SettingsError(
                 "federation.drift.kind: rotation can't be used with a frozen base of the model, whose features are "
@@ -211,7 +207,7 @@ class Params(Section):
         labels = context.get("labels")
         if labels is None:
             labels = [label for label in self.study.algorithms if not options[label].overrides]
-        self._check_report_names()
+        self._check_names_in_report()
         self._check_validation_samples()
         titles = {label: get_method_title(label, self.algorithms[label]) for label in self.study.algorithms}
         for (label, title), (other, other_title) in itertools.product(titles.items(), titles.items()):
@@ -262,7 +258,7 @@ class Params(Section):
         for label in labels if self.model.has_full_weights else ():
             if self.algorithms[label].algorithm.needs_several_models:
                 raise make_single_initial_model_error(label)
-        self._check_noise()
+        self._check_sample_noise()
         self._check_drift()
         facts = self.dataset.dataset_info
         if self.dataset.subset and self.partition.is_index_based:
@@ -274,8 +270,10 @@ class Params(Section):
             raise SettingsError(
                 f"dataset.subset: {self.dataset.subset} is more than the data set's samples. Use at most {facts.size}."
             )
-        partitioned_size = facts.size if self.partition.has_fixed_splits else self.dataset.partitioned_size
-        self.partition.check(self.federation.clients, facts.classes, partitioned_size)
+        num_partitioned_samples = (
+            facts.size if self.partition.has_fixed_splits else self.dataset.num_partitioned_samples
+        )
+        self.partition.check(self.federation.clients, facts.classes, num_partitioned_samples)
         if isinstance(self.partition, ColumnScheme):
             self.partition.find_column(self.dataset.extra_columns)
         if self.partition.has_overlap and self.dataset.split == "pooled":
@@ -288,7 +286,7 @@ class Params(Section):
                 f"dataset.validation_fraction: {self.dataset.validation_fraction} can't be used with a partition in "
                 f"which clients share samples, because one would train on validation samples of another. Use 0."
             )
-        self.transforms.check(facts.shape, facts.vocabulary is not None)
+        self.transforms.check_input_shape(facts.shape, facts.vocabulary is not None)
         if self.model.has_frozen_base and self.transforms.is_random:
             key = next(name for name in ("crop", "flip", "rotation") if getattr(self.transforms, name))
             raise SettingsError(

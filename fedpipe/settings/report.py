@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
-from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique
+from fedpipe.settings.base import Label, Protocol, Section, make_field_omitted_at_default, require_unique_values
 
 ReportedRound = Literal["last", "best", "mean-last"]
 Average = Literal["sample", "client"]
@@ -86,7 +82,7 @@ class Report(Section):
     )
 
     _require_unique_values = field_validator("best_over", "statistics", "figure_protocols", "figure_algorithms")(
-        require_unique
+        require_unique_values
     )
 
     @model_validator(mode="after")

@@ -5,14 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, get_args
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator
 
-from fedpipe.settings.base import Label, Section, convert_to_number, require_unique
+from fedpipe.settings.base import Label, Section, convert_to_number, require_unique_values
 from fedpipe.settings.methods import reject_display_name
 from fedpipe.settings.report import Statistic
 
@@ -50,7 +45,7 @@ class Study(Section):
         "`environment: {mild: {partition.alpha: 0.5}, harsh: {partition.alpha: 0.1, federation.participation: 0.5}}`.",
     )
 
-    _require_unique_values = field_validator("algorithms", "seeds")(require_unique)
+    _require_unique_values = field_validator("algorithms", "seeds")(require_unique_values)
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -74,7 +69,7 @@ class Study(Section):
     def _require_unique_grid_values(cls, grid: dict[str, GridValues]) -> dict[str, GridValues]:
         for name, values in grid.items():
             try:
-                require_unique(tuple(values if isinstance(values, dict) else map(convert_to_number, values)))
+                require_unique_values(tuple(values if isinstance(values, dict) else map(convert_to_number, values)))
             except ValueError as error:
                 raise ValueError(f"study.grid.{name}: {error}") from None
         return grid

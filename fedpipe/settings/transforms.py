@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    WithJsonSchema,
-)
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from fedpipe.core.errors import SettingsError
 from fedpipe.settings.base import Section, convert_to_number
@@ -45,7 +41,7 @@ class Transforms(Section):
         """Whether images are augmented at random."""
         return bool(self.crop or self.flip or self.rotation)
 
-    def check(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
+    def check_input_shape(self, shape: tuple[int, ...], has_tokens: bool = False) -> None:
         """Raise a SettingsError if inputs of this shape can't be transformed."""
         for name in ("mean", "std", "crop", "flip", "rotation"):
             is_normalization = name in {"mean", "std"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique
+from fedpipe.settings.base import Section, ValidationProtocol, convert_to_number, require_unique_values
 
 KEPT_FRACTION = 3  #: one of so many draws continues after a rung
 SIGNIFICANT_DIGITS = 3  #: of drawn numbers, so that all machines draw the same ones
@@ -28,24 +28,24 @@ class Range(Section):
     linear: tuple[Bound, Bound] | None = Field(None, description="Bounds of values that are uniform.")
     choice: tuple[Any, ...] | None = Field(None, min_length=1, description="Values with equal probabilities.")
 
-    _require_unique_values = field_validator("choice")(lambda values: values and require_unique(values))
+    _require_unique_values = field_validator("choice")(lambda values: values and require_unique_values(values))
 
     @field_validator("log", "linear")
     @classmethod
-    def _check_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_bounds_order(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
         if bounds and bounds[0] >= bounds[1]:
             raise ValueError(f"{list(bounds)} is not ascending. Write the smaller bound first.")
         return bounds
 
     @field_validator("log")
     @classmethod
-    def _check_sign(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    def _check_bounds_sign(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
         if bounds and bounds[0] <= 0:
             raise ValueError(f"{list(bounds)} can't be used, because {bounds[0]} has no logarithm. Use more than 0.")
         return bounds
 
     @model_validator(mode="after")
-    def _require_one_scale(self) -> Range:
+    def _require_single_scale(self) -> Range:
         names = [name for name in get_args(Scale) if getattr(self, name) is not None]
         if len(names) != 1:
             found = " and ".join(names) or "nothing"
@@ -67,7 +67,7 @@ class Range(Section):
         """Whether its values are all integers between two bounds."""
         return self.choice is None and all(isinstance(bound, int) for bound in self.bounds)
 
-    def get_value(self, fraction: float) -> Any:
+    def interpolate_value(self, fraction: float) -> Any:
         """Get the value at a fraction in [0, 1) of the range."""
         if self.choice is not None:
             return self.choice[int(fraction * len(self.choice))]
@@ -75,10 +75,10 @@ class Range(Section):
         margin = 0.5 if self.has_integers else 0.0  # each integer has the same room
         start, stop = low - margin, high + margin
         if self.log is not None:
-            return self.round_number(math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start))))
-        return self.round_number(start + fraction * (stop - start))
+            return self.round_to_digits(math.exp(math.log(start) + fraction * (math.log(stop) - math.log(start))))
+        return self.round_to_digits(start + fraction * (stop - start))
 
-    def round_number(self, value: float) -> float:
+    def round_to_digits(self, value: float) -> float:
         """Round a number: to an integer if both bounds are integers, and otherwise to three significant digits."""
         low, high = self.bounds
         rounded_value = round(value) if self.has_integers else float(f"{value:.{SIGNIFICANT_DIGITS}g}")
@@ -128,7 +128,7 @@ class Tune(Section):
         "(`pip install 'fedpipe[optuna]'`).",
     )
 
-    _require_unique_seeds = field_validator("seeds")(require_unique)
+    _require_unique_seeds = field_validator("seeds")(require_unique_values)
 
     @field_validator("rungs")
     @classmethod
@@ -139,7 +139,7 @@ class Tune(Section):
         return rungs
 
     @model_validator(mode="after")
-    def _require_batches(self) -> Tune:
+    def _check_tpe_batches(self) -> Tune:
         if self.sampler == "tpe" and len(self.rungs) == 1:
             raise ValueError(
                 f"sampler tpe can't be used with rungs {[*self.rungs]}, because new values are drawn after each rung "
@@ -165,7 +165,7 @@ class Tune(Section):
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Number of new draws of each method in each rung."""
-        return split_draws(self.draws, self.rungs, self.sampler)
+        return split_draws_into_batches(self.draws, self.rungs, self.sampler)
 
     @property
     def draw_counts(self) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class Tune(Section):
         ranges = self.select_ranges(label)
         steps = max(len(one.choice or ()) for one in ranges.values()) or 1
         for fraction in (*(step / steps for step in range(steps)), math.nextafter(1, 0)):
-            yield {key: one.get_value(fraction) for key, one in ranges.items()}
+            yield {key: one.interpolate_value(fraction) for key, one in ranges.items()}
 
     def draw_values(self, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Draw values by a scrambled Sobol sequence that all methods share, so that they try the same common values.
@@ -203,7 +203,7 @@ class Tune(Section):
         points = sobol.random_base2(math.ceil(math.log2(self.draws)))[: self.draws].tolist()
         return {
             label: [
-                {key: one.get_value(fraction) for (key, one), fraction in zip(own.items(), point, strict=False)}
+                {key: one.interpolate_value(fraction) for (key, one), fraction in zip(own.items(), point, strict=False)}
                 for point in points
             ]
             if own
@@ -212,16 +212,16 @@ class Tune(Section):
         }
 
 
-def split_draws(draws: int, rungs: Sequence[int], sampler: Sampler) -> tuple[int, ...]:
+def split_draws_into_batches(draws: int, rungs: Sequence[int], sampler: Sampler) -> tuple[int, ...]:
     """Split the draws of a method into the batches that are new in each rung.
 
     New draws train from round 0 until the end of the rung. With TPE, all batches have about the same number of rounds.
 
     Examples
     --------
-    >>> split_draws(27, [10, 20, 40], "sobol")
+    >>> split_draws_into_batches(27, [10, 20, 40], "sobol")
     (27, 0, 0)
-    >>> split_draws(27, [10, 20, 40], "tpe")
+    >>> split_draws_into_batches(27, [10, 20, 40], "tpe")
     (17, 7, 3)
     """
     if sampler == "sobol":

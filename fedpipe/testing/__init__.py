@@ -9,7 +9,7 @@ Use it in your test::
 
 or one test for each check::
 
-    @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_title)
+    @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_check_title)
     def test_it_keeps(check):
         assert check(Prox(mu=0.1)) == []
 
@@ -17,7 +17,7 @@ or one test for each check::
 states.
 """
 
-from fedpipe.testing.checks import CHECKS, check_algorithm, get_title
+from fedpipe.testing.checks import CHECKS, check_algorithm, get_check_title
 from fedpipe.testing.comparisons import Check
 from fedpipe.testing.expected import Expected, Sizes, check_expected
 from fedpipe.testing.trial import (
@@ -44,7 +44,7 @@ __all__ = [
     "check_algorithm",
     "check_expected",
     "describe_difference",
-    "get_title",
+    "get_check_title",
     "make_synthetic_clients",
     "make_trial",
 ]

@@ -23,7 +23,7 @@ from fedpipe.core.storage import files
 from fedpipe.engine import contract
 from fedpipe.engine.blocks import Block, restore_state
 from fedpipe.engine.clients.executor import Phase
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.torch_env.trees import count_bytes, move_state, stack_states, unstack_client
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import names
@@ -37,7 +37,7 @@ from fedpipe.testing.comparisons import (
     Check,
     call_recording_hooks,
     check_omitted_parts,
-    collect_results,
+    collect_client_results,
     collect_results_and_states,
     compare_loop_and_stacks,
     compute_mean_loss,
@@ -71,7 +71,7 @@ def _make_check(find_violations: Callable[[Algorithm], Iterator[str]]) -> Check:
     return check
 
 
-def get_title(check: Check) -> str:
+def get_check_title(check: Check) -> str:
     """Title of a check, such as ``order of uploads``."""
     return check.__name__.removeprefix("check_").replace("_", " ")
 
@@ -92,10 +92,10 @@ def check_algorithm(algorithm: Algorithm, progress: Callable[[str, int, int], No
     messages = check_names(algorithm)
     naming_message_count = len(messages)
     for number, check in enumerate(CHECKS):
-        if len(messages) > naming_message_count and check in (check_memory, check_loop_and_stack):
+        if len(messages) > naming_message_count and check in (check_statelessness, check_loop_and_stack):
             break
         if progress:
-            progress(get_title(check), number, len(CHECKS))
+            progress(get_check_title(check), number, len(CHECKS))
         messages += check(algorithm)
     return list(dict.fromkeys(messages))
 
@@ -138,10 +138,10 @@ def check_hooks(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_memory(algorithm: Algorithm) -> Iterator[str]:
+def check_statelessness(algorithm: Algorithm) -> Iterator[str]:
     """All memory is in the states. Nothing is stored on the algorithm, and no tensor is changed in place."""
     trial = make_trial(algorithm)
-    workers = cast(Loop, trial.executor)._idle_workers
+    workers = cast(LoopExecutor, trial.executor)._idle_workers
     remembered_values = [list_remembered_values(worker) for worker in (trial.algorithm, *workers)]
     trial.run(1)
     states = {"server": trial.server} | {f"client {client}": state for client, state in trial.client_states.items()}
@@ -161,7 +161,7 @@ def check_memory(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_randomness(algorithm: Algorithm) -> Iterator[str]:
+def check_reproducibility(algorithm: Algorithm) -> Iterator[str]:
     """A run repeats bit by bit with any state of the global generators, and draws nothing from them."""
     for width in (None, 3):
         trials = []
@@ -207,7 +207,9 @@ def check_evaluation(algorithm: Algorithm) -> Iterator[str]:
     all_clients = range(len(loop.clients))
     for phase in _list_evaluation_phases(algorithm):
         stack_outcomes, loop_outcomes = (trial.train(all_clients, TESTS, phase) for trial in (stack, loop))
-        if message := describe_difference(collect_results(stack_outcomes), collect_results(loop_outcomes), ROUNDING):
+        if message := describe_difference(
+            collect_client_results(stack_outcomes), collect_client_results(loop_outcomes), ROUNDING
+        ):
             yield (
                 f"in the phase '{phase}', clients in one call differ from clients one after the other ({message}). "
                 f"{PADDING_ADVICE}"
@@ -273,7 +275,7 @@ def check_batch_normalization(algorithm: Algorithm) -> Iterator[str]:
 
 
 @_make_check
-def check_blocks(algorithm: Algorithm) -> Iterator[str]:
+def check_training_in_blocks(algorithm: Algorithm) -> Iterator[str]:
     """Clients in blocks, in reverse order, or over two threads send the same bits."""
     for width in (None, 4):
         trial = make_trial(algorithm, width=width).run(2)
@@ -282,7 +284,8 @@ def check_blocks(algorithm: Algorithm) -> Iterator[str]:
         blocks = [all_clients[first : first + 3] for first in (6, 3, 0)]
         block_outcomes = [outcome for block in blocks for outcome in trial.train(block, tests=("local",))]
         if message := describe_difference(
-            collect_results(sorted(block_outcomes, key=lambda outcome: outcome.client)), collect_results(outcomes)
+            collect_client_results(sorted(block_outcomes, key=lambda outcome: outcome.client)),
+            collect_client_results(outcomes),
         ):
             yield (
                 f"a client's results depend on the clients that train before or together with it ({message}). Use only "
@@ -416,14 +419,14 @@ def check_training_on_digits(algorithm: Algorithm) -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     check_names,
     check_hooks,
-    check_memory,
-    check_randomness,
+    check_statelessness,
+    check_reproducibility,
     check_loop_and_stack,
     check_loop_and_stack_with_adam,
     check_loop_and_stack_with_convolutions,
     check_evaluation,
     check_batch_normalization,
-    check_blocks,
+    check_training_in_blocks,
     check_order_of_uploads,
     check_resuming,
     check_traffic,

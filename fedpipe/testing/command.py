@@ -44,8 +44,8 @@ def check_component(name: str, settings: Sequence[str], params: Path | None = No
         return str(error).splitlines()
     except Exception as error:  # any error in the __post_init__ of a user's class
         return [
-            f"{name}: the class fails with these parameters ({contract.describe_error(error)}). Correct the class or "
-            "use other parameters."
+            f"{name}: the class fails with these parameters ({contract.describe_code_error(error)}). Correct the class "
+            "or use other parameters."
         ]
     try:
         return check_algorithm(cast(Algorithm, algorithm), _print_progress if sys.stderr.isatty() else None)

@@ -143,11 +143,13 @@ def compare_loop_and_stacks(
 
 def describe_trial_difference(trial: Trial, other: Trial, tolerance: float) -> str | None:
     """Describe how two trials differ after a round, or return None."""
-    results, other_results = (collect_results(side.outcomes) | {"server": side.server} for side in (trial, other))
+    results, other_results = (
+        collect_client_results(side.outcomes) | {"server": side.server} for side in (trial, other)
+    )
     return describe_difference(results, other_results, tolerance)
 
 
-def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def collect_client_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Uploads, kept states, scores and bytes of clients as one tree."""
     return {
         f"client {outcome.client}": {
@@ -162,7 +164,7 @@ def collect_results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def collect_results_and_states(trial: Trial) -> dict[str, Any]:
     """Results of the last round and all states as one tree."""
-    return collect_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
+    return collect_client_results(trial.outcomes) | {"server": trial.server, "kept": trial.client_states}
 
 
 def list_models(state: State) -> list[Tensors]:

@@ -18,14 +18,23 @@ from fedpipe.core import rng
 from fedpipe.core.components import component, registry
 from fedpipe.core.tensors import Tensors, describe_tensor
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Outcome, Phase, Test, init_client, start_client
+from fedpipe.engine.clients.executor import (
+    FIRST,
+    ClientTask,
+    Executor,
+    Outcome,
+    Phase,
+    Test,
+    init_client,
+    make_client_start_state,
+)
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.engine.environment import select_device
-from fedpipe.engine.server.server import aggregate_uploads, init_server, make_download
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.server.server import aggregate_uploads, make_download, make_initial_server_state
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import make_contiguous, move_state, unstack_client
-from fedpipe.engine.weights import compute_weights, select_participants
+from fedpipe.engine.weights import compute_aggregation_weights, select_participants
 from fedpipe.models.base import FunctionalNetwork, Model, Network
 from fedpipe.models.cnn import CNN
 from fedpipe.models.mlp import MLP
@@ -96,13 +105,13 @@ class Trial:
         )
         self.algorithm, self.clients, self.net = algorithm.bind(net, federation), clients, net
         self.executor: Executor = (
-            Stack(self.algorithm, clients, width) if width else Loop(self.algorithm, clients, threads)
+            StackExecutor(self.algorithm, clients, width) if width else LoopExecutor(self.algorithm, clients, threads)
         )
         self.initial_model = initial_model or (
             lambda index: net.make_initial_model(rng.derive_entropy(clients.seed, f"init/{index}"))
         )
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
-            server = init_server(self._bind_algorithm(0), self.initial_model)
+            server = make_initial_server_state(self._bind_algorithm(0), self.initial_model)
             client_state = init_client(self._bind_algorithm(0), server, self.initial_model)
             self.server = move_state(make_contiguous(server), device)
             self.initial_client_state = move_state(make_contiguous(client_state), device)
@@ -138,7 +147,7 @@ class Trial:
     def collect_uploads(self, outcomes: Sequence[Outcome]) -> Uploads:
         """Uploads with weights, as the server reads them."""
         ids = [outcome.client for outcome in outcomes]
-        weights = compute_weights(self.algorithm.federation, self.clients.sizes[ids])
+        weights = compute_aggregation_weights(self.algorithm.federation, self.clients.sizes[ids])
         return Uploads(ids, weights.tolist(), [outcome.upload for outcome in outcomes])
 
     def aggregate(self, uploads: Uploads) -> State:
@@ -161,7 +170,7 @@ class Trial:
         with torch.no_grad(), contract.explain_user_errors(self.algorithm):
             common, client_parts = contract.validate_download(self.algorithm, self.send([client]))
             info = self.clients.get_client_info(client, self.rounds + 1, self.client_states[client][FIRST])
-            return start_client(
+            return make_client_start_state(
                 self.algorithm, self.client_states[client], common | unstack_client(client_parts, 0), info
             )
 

@@ -27,7 +27,7 @@ from fedpipe.core.storage.files import RESULTS
 from fedpipe.core.storage.layout import (
     PAPERS,
     DiagnosticFiles,
-    MergedFiles,
+    MergedRoundFiles,
     RunFiles,
     format_show_command,
     get_assignment_path,
@@ -45,7 +45,8 @@ LOCKS = Path(".snakemake/locks")  #: Snakemake's lists of the outputs that its p
 PROGRESS_OPTION = "--logger-fedpipe-progress"  #: of `fedpipe run` and `dvc repro`, which print a line per job
 #: Files of a run's merged rounds, as an output of rules with these wildcards.
 MERGED_PATTERN = [
-    str(path) for path in MergedFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
+    str(path)
+    for path in MergedRoundFiles(RunFiles.from_key("{algorithm}", "{key}").path / "joined" / "{stop}").all_files
 ]
 _T = TypeVar("_T")
 
@@ -93,7 +94,7 @@ class Dag:
         state = tuple((path, compute_stat_fingerprint(path)) for path in rung_files)
         if state not in self._cache:
             self._cache.clear()
-            plans = tuple(plan.resolve() for plan in self.planned.plans)
+            plans = tuple(plan.add_search_results() for plan in self.planned.plans)
             self._cache[state] = replace(self.planned, plans=plans)
         plan: CombinedPlan = self._cache[state]
         return plan
@@ -116,7 +117,7 @@ class Dag:
         return self.execution.clients_per_job
 
     @property
-    def has_run_jobs(self) -> bool:
+    def has_one_job_per_run(self) -> bool:
         """Whether a run is one job, which also merges its rounds."""
         return self.execution.rounds_per_job is None
 
@@ -145,11 +146,11 @@ class Dag:
     def get_segment_ends(self, run: PlannedRun) -> list[int]:
         """List the last rounds of a run's segments. A segment also ends at each number of rounds in a table."""
         length = self.execution.rounds_per_job or run.rounds
-        return sorted({*range(length, run.rounds, length), *self.plan.round_counts[str(run.path)]})
+        return sorted({*range(length, run.rounds, length), *self.plan.round_counts_by_run[str(run.path)]})
 
     def get_segment_manifests(self, run: PlannedRun) -> list[str]:
         """List the manifests of a run's segments."""
-        return [str(run.files.segment_manifest(stop)) for stop in self.get_segment_ends(run)]
+        return [str(run.files.get_segment_manifest_path(stop)) for stop in self.get_segment_ends(run)]
 
     def get_partition_input(self, wildcards: Wildcards) -> str:
         """Get the data set of a partition."""
@@ -169,19 +170,23 @@ class Dag:
         """Get the input of a segment: a run's files, and the manifest of the segment before it."""
         run, stop = self.get_run(wildcards), int(wildcards.stop)
         start = max((end for end in self.get_segment_ends(run) if end < stop), default=0)
-        previous = {"previous": str(run.files.segment_manifest(start))} if start else {}
+        previous = {"previous": str(run.files.get_segment_manifest_path(start))} if start else {}
         return self.get_run_input(wildcards) | previous | self._get_rung_marker(run, start)
 
     def get_round_input(self, wildcards: Wildcards) -> dict[str, Any]:
         """Get the input of a round's training and aggregation: a run's files, and the previous round's state."""
         run, previous_round = self.get_run(wildcards), int(wildcards.round) - 1
-        state = {"state": str(run.files.round(previous_round).complete_states_marker)}
+        state = {"state": str(run.files.get_round_files(previous_round).complete_states_marker)}
         return self.get_run_input(wildcards) | state | self._get_rung_marker(run, previous_round)
 
     def _get_rung_marker(self, run: PlannedRun, rounds: int) -> dict[str, str]:
         """Get the marker of a draw's merged rounds at the end of a rung. The next rung waits for the merge."""
-        is_rung_end = run.path in self.plan.draw_paths and rounds in self.plan.round_counts[str(run.path)]
-        return {"merged": str(run.files.merged_files(rounds).marker)} if is_rung_end and not self.has_run_jobs else {}
+        is_rung_end = run.path in self.plan.draw_run_paths and rounds in self.plan.round_counts_by_run[str(run.path)]
+        return (
+            {"merged": str(run.files.get_merged_files(rounds).marker)}
+            if is_rung_end and not self.has_one_job_per_run
+            else {}
+        )
 
     def count_blocks(self, wildcards: Wildcards) -> int:
         """Count the blocks of a round's participants."""
@@ -190,8 +195,8 @@ class Dag:
 
     def get_block_input(self, wildcards: Wildcards) -> list[str]:
         """List the uploads of all blocks of a round."""
-        files = self.get_run(wildcards).files.round(int(wildcards.round))
-        return [str(files.block_uploads(block)) for block in range(self.count_blocks(wildcards))]
+        files = self.get_run(wildcards).files.get_round_files(int(wildcards.round))
+        return [str(files.get_block_uploads_path(block)) for block in range(self.count_blocks(wildcards))]
 
     def get_collect_input(self, wildcards: Wildcards) -> list[str]:
         """List the manifests of all rounds or segments of a run, ascending. Otherwise the DAG is built depth first.
@@ -200,13 +205,13 @@ class Dag:
         segments. The rounds of a draw of `tune` are merged after each rung.
         """
         run, rounds = self.get_run(wildcards), int(wildcards.stop)
-        last = rounds if run.path in self.plan.draw_paths else run.rounds
-        fewer_rounds = [count for count in self.plan.round_counts[str(run.path)] if count < rounds]
-        earlier = [str(run.files.merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
+        last = rounds if run.path in self.plan.draw_run_paths else run.rounds
+        fewer_rounds = [count for count in self.plan.round_counts_by_run[str(run.path)] if count < rounds]
+        earlier = [str(run.files.get_merged_files(max(fewer_rounds)).marker)] if fewer_rounds else []
         if self.participants_per_job:
-            return [str(run.files.round(number).marker) for number in range(1, last + 1)] + earlier
+            return [str(run.files.get_round_files(number).marker) for number in range(1, last + 1)] + earlier
         ends = (end for end in self.get_segment_ends(run) if end <= last)
-        return [*(str(run.files.segment_manifest(end)) for end in ends), *earlier]
+        return [*(str(run.files.get_segment_manifest_path(end)) for end in ends), *earlier]
 
     def get_diagnostic(self, wildcards: Wildcards) -> PlannedDiagnostic:
         """Get the diagnostic of a job."""
@@ -218,7 +223,7 @@ class Dag:
         diagnostic = self.get_diagnostic(wildcards)
         return self.get_run_input(wildcards) | {
             "settings": ancient(str(diagnostic.files.settings)),
-            "joined": ancient(str(diagnostic.run.merged_files(diagnostic.rounds).marker)),
+            "joined": ancient(str(diagnostic.run.get_merged_files(diagnostic.rounds).marker)),
         }
 
     # -- section `tune` ------------------------------------------------------------------------------------------------
@@ -231,17 +236,17 @@ class Dag:
             earlier = [number for number in rungs if number < rounds]
             if earlier:
                 self._wait_for_rung(plan, max(earlier), checkpoints)
-            resolved = plan.resolve(has_draws=True)
-            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_paths)
+            resolved = plan.add_search_results(has_draws=True)
+            cells = (cell for cell in resolved.cells if cell.files.path in resolved.draw_run_paths)
             merged = (cell.merged_files for cell in cells if cell.rounds == rounds)
             return [
-                *(str(plan.study_files.rung_result(number)) for number in earlier),
+                *(str(plan.study_files.get_rung_result_path(number)) for number in earlier),
                 *dict.fromkeys(str(path) for files in merged for path in (files.metrics, files.rounds, files.marker)),
             ]
 
         return list_input
 
-    def after_search(
+    def get_input_after_search(
         self, plan: Plan, list_input: Callable[[Plan], list[str]], checkpoints: Any
     ) -> list[str] | Callable[[Wildcards], list[str]]:
         """List input that depends on the winners of `tune`. With `tune` it is a function, which waits for them."""
@@ -251,18 +256,18 @@ class Dag:
 
         def list_input_of_winners(_: Wildcards) -> list[str]:
             self._wait_for_rung(plan, last_rung, checkpoints)
-            return [*map(str, plan.rung_files), *list_input(plan.resolve())]
+            return [*map(str, plan.rung_files), *list_input(plan.add_search_results())]
 
         return list_input_of_winners
 
     def get_winner_output(self, checkpoints: Any) -> list[Any]:
         """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
-        plans = [plan for plan in self.planned.complete_plans if plan.tuning]
-        return [self.after_search(plan, self._list_run_output, checkpoints) for plan in plans]
+        plans = [plan for plan in self.planned.plans_with_all_runs if plan.tuning]
+        return [self.get_input_after_search(plan, self._list_run_output, checkpoints) for plan in plans]
 
     def _list_run_output(self, plan: Plan) -> list[str]:
         manifests = [manifest for run in plan.runs for manifest in self.get_segment_manifests(run)]
-        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_run_jobs else [])]
+        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_one_job_per_run else [])]
 
     def _wait_for_rung(self, plan: Plan, rounds: int, checkpoints: Any) -> None:
         """Let Snakemake call this function again after a rung, unless its result is current."""
@@ -289,12 +294,12 @@ class Dag:
 
         Manifests of runs that are one job let deleted rounds be recomputed.
         """
-        untuned = replace(self.planned, plans=tuple(plan.untuned for plan in self.planned.plans))
+        untuned = replace(self.planned, plans=tuple(plan.plan_without_tuning for plan in self.planned.plans))
         paths = {run.path for plan in untuned.plans for run in plan.runs}
         runs = [run for run in self.planned.runs.values() if run.path in paths]
         return [
             *(str(merged.marker) for merged in untuned.merged_files),
-            *(manifest for run in runs if self.has_run_jobs for manifest in self.get_segment_manifests(run)),
+            *(manifest for run in runs if self.has_one_job_per_run for manifest in self.get_segment_manifests(run)),
         ]
 
     def get_partition_output(self) -> list[str]:
@@ -304,7 +309,7 @@ class Dag:
     def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
-            *(str(path) for plan in self.plan.complete_plans for path in get_table_output(plan)),
+            *(str(path) for plan in self.plan.plans_with_all_runs for path in get_table_output(plan)),
             *(str(merged.marker) for merged in self.plan.merged_files),
             *self.plan.diagnostics,
         ]
@@ -318,7 +323,7 @@ class Dag:
             *self.plan.diagnostics,
             *(
                 path
-                for plan in self.plan.complete_plans
+                for plan in self.plan.plans_with_all_runs
                 for path in (*get_table_output(plan), *get_figure_output(plan))
             ),
         ]
@@ -333,7 +338,7 @@ class Dag:
             *(f"{run.files.rounds_folder}/" for run in self.plan.runs.values() if self.participants_per_job),
             *(manifest for run in self.plan.runs.values() for manifest in self.get_segment_manifests(run)),
             *(f"{merged.path}/" for merged in self.plan.merged_files),
-            *(f"{files.tables}/" for files in self.selection.studies.values()),
+            *(f"{files.tables_folder}/" for files in self.selection.studies.values()),
         )
         locked_files: list[str] = []
         for lock in LOCKS.glob("*.output.lock"):
@@ -346,14 +351,14 @@ class Dag:
         """Name of each run by path."""
         from fedpipe.report import status  # only the process that prints progress needs it
 
-        plans = self.plan.job_plans
+        plans = self.plan.plans_with_draws
         if "names" not in self._cache:
             names_by_plan = map(status.format_run_names, plans)
             self._cache["names"] = {path: name for names in names_by_plan for path, name in names.items()}
         titles_by_run_path: dict[Path, str] = self._cache["names"]
         return titles_by_run_path
 
-    def describe_work(self) -> str:
+    def describe_remaining_runs(self) -> str:
         """Describe how many runs are to do, and how many more can follow from the results of `tune`."""
         runs = self.plan.runs.values()
         count = sum(not run.merged_files.marker.is_file() for run in runs)
@@ -380,7 +385,7 @@ class Dag:
             subject = next(filter(None, names), "") or f"of draws, seed {next(runs).seed}"
         else:
             subject = wildcards.get("partition", wildcards.get("dataset", "").rpartition("-")[0])
-        last_round = "" if self.has_run_jobs else wildcards.get("stop", "")
+        last_round = "" if self.has_one_job_per_run else wildcards.get("stop", "")
         number = wildcards.get("round", wildcards.get("rung", last_round))
         parts = [
             f"{rule} {subject}".rstrip(),
@@ -396,7 +401,7 @@ class Dag:
         if self.selection.is_folder:
             command, table = format_show_command(Path("FILE"), preset), "each study's table"
         else:
-            table_path = self.selection.studies[params].result_table("md")
+            table_path = self.selection.studies[params].get_result_table_path("md")
             command, table = format_show_command(params, preset), f"the table, {table_path},"
         return f"fedpipe: done. `{command}` prints {table} and the paths of the figures."
 

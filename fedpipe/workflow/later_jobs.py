@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fedpipe.planning.plan import Plan
-from fedpipe.planning.rungs import select_draws
+from fedpipe.planning.rungs import select_continuing_draws
 from fedpipe.settings.execution import Execution
 
 
@@ -18,19 +18,20 @@ def count_later_jobs(plan: Plan, execution: Execution) -> Counter[str]:
     if plan.tuning is None:
         return counts
     results, rungs = plan.read_rungs(), plan.tuning.rungs
-    tuning = plan.tuning.add_draws(results)
+    tuning = plan.tuning.add_draws_of_rungs(results)
     for index, search in enumerate(tuning.searches):
         selected = results[-1].searches[index].selected if results else ()
-        draws = tuning.list_entrants(search, len(results), selected)
+        draws = tuning.list_rung_draws(search, len(results), selected)
         for rung in range(len(results) + 1, len(rungs)):
-            selected = select_draws(search.draws, draws, is_last=False)
-            draws = tuning.list_entrants(search, rung, selected)
+            selected = select_continuing_draws(search.draws, draws, is_last=False)
+            draws = tuning.list_rung_draws(search, rung, selected)
             for draw in draws:
                 start, participants = rungs[rung - 1] if draw in selected else 0, search.draws[draw].participants
-                counts += _multiply(count_run_jobs(execution, participants, start, rungs[rung]), len(tuning.seeds))
+                for _ in tuning.seeds:
+                    counts += count_run_jobs(execution, participants, start, rungs[rung])
         if draws and len(results) < len(rungs):
             participants = max(search.draws[draw].participants for draw in draws)
-            for cell in plan.untuned.cells:
+            for cell in plan.plan_without_tuning.cells:
                 if search.has_cell(cell):
                     counts += count_run_jobs(execution, participants, 0, cell.rounds)
     return counts
@@ -46,7 +47,3 @@ def count_run_jobs(execution: Execution, participants: int, start: int, stop: in
         return Counter(segment=1)
     ends = {*range(0, stop, execution.rounds_per_job), stop}
     return Counter(segment=sum(end > start for end in ends), collect=1)
-
-
-def _multiply(counts: Counter[str], factor: int) -> Counter[str]:
-    return Counter({rule: count * factor for rule, count in counts.items()})

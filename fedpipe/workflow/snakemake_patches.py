@@ -1,8 +1,8 @@
 """Every patch of Snakemake, with the defect that makes it necessary.
 
-Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require_attributes` reports
-an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions and the patches to
-send.
+Each patch replaces private parts of the Snakemake version that ``pyproject.toml`` pins. `_require_snakemake_attributes`
+reports an attribute that another version lacks, before any job starts. docs/upstream.md has reproductions and the
+patches to send.
 
 - Locks: at its end Snakemake deletes the complete folder of locks, so two snakemakes that run in one folder delete each
   other's locks (``FilePersistence._delete_locks``).
@@ -33,7 +33,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 from fedpipe.core.errors import SettingsError
 
 
-def _require_attributes(owner: type, *names: str) -> None:
+def _require_snakemake_attributes(owner: type, *names: str) -> None:
     """Raise an error if this version of Snakemake has no such attributes."""
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
@@ -45,7 +45,7 @@ def _require_attributes(owner: type, *names: str) -> None:
 
 def patch_lock_deletion() -> None:
     """Let Snakemake delete only its own locks. Skip this for ``snakemake --unlock``, which deletes all."""
-    _require_attributes(FilePersistence, "_delete_locks")
+    _require_snakemake_attributes(FilePersistence, "_delete_locks")
     FilePersistence._delete_locks = _delete_own_locks
 
 
@@ -57,7 +57,7 @@ def _delete_own_locks(persistence: FilePersistence) -> None:
 
 def patch_scheduler_alarm() -> None:
     """Let Snakemake set its alarm only at the limit of jobs per timespan. Otherwise the next finished job wakes it."""
-    _require_attributes(JobScheduler, "_schedule_reevalutation")
+    _require_snakemake_attributes(JobScheduler, "_schedule_reevalutation")
     set_alarm = JobScheduler._schedule_reevalutation
 
     def set_alarm_if_rate_limited(scheduler: Any, delay: int) -> None:
@@ -69,7 +69,7 @@ def patch_scheduler_alarm() -> None:
 
 def patch_record_writing() -> None:
     """Let Snakemake write the record of an output as a new file."""
-    _require_attributes(FilePersistence, "_io_write", "_record_path")
+    _require_snakemake_attributes(FilePersistence, "_io_write", "_record_path")
     write_in_place = FilePersistence._io_write
 
     def write_new_file(persistence: FilePersistence, subject: str, value: Any, name: str, *mode: int) -> None:
@@ -82,7 +82,7 @@ def patch_record_writing() -> None:
 
 def patch_linked_outputs() -> None:
     """Let Snakemake overwrite outputs that are hard links into DVC's cache."""
-    _require_attributes(_IOFile, "protected")
+    _require_snakemake_attributes(_IOFile, "protected")
     is_read_only = _IOFile.protected
 
     async def is_protected(file: Any) -> bool:
@@ -93,7 +93,7 @@ def patch_linked_outputs() -> None:
 
 def patch_missing_records() -> None:
     """Let Snakemake rerun outputs with fixed names that have no record."""
-    _require_attributes(FilePersistence, "has_metadata", "metadata", "params_changed")
+    _require_snakemake_attributes(FilePersistence, "has_metadata", "metadata", "params_changed")
     get_changes = FilePersistence.params_changed
 
     def get_changes_or_missing(persistence: FilePersistence, job: Any, file: Any = None) -> Any:
@@ -109,7 +109,7 @@ def patch_missing_records() -> None:
 
 def patch_parameter_records() -> None:
     """Let Snakemake test whether a parameter is a frame of pandas only if pandas has been imported."""
-    _require_attributes(FilePersistence, "_serialize_param_pandas", "_serialize_param_builtin")
+    _require_snakemake_attributes(FilePersistence, "_serialize_param_pandas", "_serialize_param_builtin")
     serialize = FilePersistence._serialize_param_pandas
 
     def serialize_without_import(persistence: FilePersistence, value: Any) -> Any:

@@ -39,7 +39,7 @@ def read_expectations(name):
     return expectations
 
 
-@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_title)
+@pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_check_title)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_keeps_the_contract(name, check):
     assert check(build(name, **read_expectations(name).parameters)) == []

@@ -5,14 +5,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.fedbabu import FedBABU
-from fedpipe.engine.clients.loop import Loop
+from fedpipe.engine.clients.loop import LoopExecutor
 from fedpipe.models.mlp import MLP
 from fedpipe.testing import Expected
 
-EXPECTED = Expected(
-    traffic=[({}, lambda n: (n.body, n.body))],
-    centralized="the head never trains",
-)
+EXPECTED = Expected(traffic=[({}, lambda n: (n.body, n.body))], centralized="the head never trains")
 
 EVERYONE = range(8)
 
@@ -79,7 +76,7 @@ def test_before_fine_tuning_it_is_the_global_model(make_trial):
     """No epoch of fine-tuning, the received model and the server's model: the same answers."""
     trial = make_trial(FedBABU(), learning_rate=0.2).run(3)
     download = trial.train(EVERYONE, ("local",), "receive")
-    trial.executor = Loop(trial.algorithm, trial.clients, finetune_epochs=0)
+    trial.executor = LoopExecutor(trial.algorithm, trial.clients, finetune_epochs=0)
     untouched = trial.train(EVERYONE, ("local",), "finetune")
     for client, indices in enumerate(trial.clients.test):
         _, y = trial.clients.gather_samples(indices)

@@ -9,11 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedpipe.algorithms.adaptive_loss import compute_divergence_gradient
-from fedpipe.algorithms.barycenter import (
-    compute_barycenter,
-    compute_exact_distances,
-    compute_sinkhorn_distances,
-)
+from fedpipe.algorithms.barycenter import compute_barycenter, compute_exact_distances, compute_sinkhorn_distances
 from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.feddual import FedDUAL
 from fedpipe.algorithms.passes import Train
@@ -21,17 +17,14 @@ from fedpipe.algorithms.uploads import Uploads
 from fedpipe.core.errors import SettingsError
 from fedpipe.core.tensors import Tensors
 from fedpipe.models.base import Network
-from fedpipe.planning.study_facts import get_study_facts
+from fedpipe.planning.study_facts import build_study_facts
 from fedpipe.settings.parser import parse_params
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing import Expected
 from tests import small_studies as studies
 
 EXPECTED = Expected(
-    traffic=[
-        ({}, lambda n: (n.all, n.all)),
-        ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head)),
-    ],
+    traffic=[({}, lambda n: (n.all, n.all)), ({"vector": "gradient"}, lambda n: (n.all, n.all + n.head))],
     centralized={"adaptive_loss": False},
     parameters={"epsilon": 0.1},  # at 1e-5 the kernel multiplies differences of distances by 1e5
     no_models=frozenset({"effective"}),
@@ -100,7 +93,7 @@ def test_sinkhorn_rejects_large_tensors():
     large = parse_params({**params, "model": {"name": "mlp", "hidden": [200]}})
     feddual = large.algorithms["feddual"].algorithm
     with pytest.raises(SettingsError, match=r"^algorithms\.feddual\.distance: 'sinkhorn' .* 12,800 values of body"):
-        feddual.warnings(get_study_facts(feddual, large), "algorithms.feddual")
+        feddual.warnings(build_study_facts(feddual, large), "algorithms.feddual")
 
 
 def test_the_papers_epsilon_picks_the_vector_nearest_to_the_mean():
@@ -232,7 +225,7 @@ def test_a_layer_that_the_network_lacks_is_refused_by_the_plan():
         params = studies.settings(("feddual",), algorithms={"feddual": parameters})
         found = parse_params(params)
         feddual = found.algorithms["feddual"].algorithm
-        return feddual.warnings(get_study_facts(feddual, found), "algorithms.feddual")
+        return feddual.warnings(build_study_facts(feddual, found), "algorithms.feddual")
 
     assert planned(layers=["body.1"]) == ()
     with pytest.raises(SettingsError, match=r"^algorithms\.feddual\.layers: .* 'body\.0'.*'body\.1'"):

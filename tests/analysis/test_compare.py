@@ -19,7 +19,7 @@ from scipy import stats
 import fedpipe
 from fedpipe.analysis import compare as lineage
 from fedpipe.report.statistics import compute_paired_difference
-from fedpipe.report.words import format_metric
+from fedpipe.report.words import format_metric_label
 from tests import small_studies as studies
 from tests.analysis.conftest import ROUNDS, finish
 from tests.docs.page_blocks import ROOT
@@ -83,7 +83,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_cells(output: str, algorithm: str, protocol: str) -> list[str]:
     """Read the numbers of a row of the table."""
-    start = rf"\| {re.escape(algorithm)} +\| {re.escape(format_metric(protocol))} "
+    start = rf"\| {re.escape(algorithm)} +\| {re.escape(format_metric_label(protocol))} "
     (line,) = [line for line in output.splitlines() if re.match(start, line)]
     return [" ".join(cell.split()) for cell in line.strip("|").split("|")[2:]]
 

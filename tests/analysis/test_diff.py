@@ -27,7 +27,7 @@ def test_settings_that_differ_and_the_first_round_that_differs(study: Path) -> N
     assert settings["algorithm.name"] == ["fedavg", "scaffold"]
     assert all(name.startswith("algorithm.") for name in settings), "nothing else differs"
     assert "server state: differs from round 0 on" in lines, "SCAFFOLD's server has a control variate too"
-    frames = [layout.read_merged_table(run.merged_files(ROUNDS).metrics).to_pandas() for run in (one, other)]
+    frames = [layout.read_merged_table(run.get_merged_files(ROUNDS).metrics).to_pandas() for run in (one, other)]
     accuracies = [
         frame[frame["protocol"] == "global-on-global"].set_index("round").eval("100 * correct / total")
         for frame in frames

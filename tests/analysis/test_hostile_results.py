@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
 from pathlib import Path
 
@@ -11,25 +10,10 @@ import pytest
 import yaml
 
 from fedpipe.analysis import prune
-from fedpipe.cli import app
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import archive
 from fedpipe.core.storage.layout import RunFiles
-
-
-def run_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """Run `fedpipe`. Return its exit status and output."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    try:
-        app.main()
-        status = 0
-    except SystemExit as end:
-        status = int(end.code or 0)
-    captured = capsys.readouterr()
-    return status, captured.out + captured.err
+from tests.small_studies import RunFedpipe
 
 
 def truncate(archive_path: Path) -> None:
@@ -42,9 +26,7 @@ def add_parent_path(archive_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, add_parent_path])
-def test_every_command_names_a_hostile_pack_and_writes_nothing(
-    study: Path, damage, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_names_a_hostile_pack_and_writes_nothing(study: Path, damage, run_fedpipe: RunFedpipe) -> None:
     plan = json.loads(Path("results/plan.json").read_text())
     runs = [run["path"] for run in plan["runs"]]
     archive_path = archive.get_pack_path(RunFiles(Path(runs[0])).rounds_folder)
@@ -69,7 +51,8 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         ["diff", keys[0], keys[1]],
         ["status"],
     ):
-        status, output = run_command(monkeypatch, capsys, *arguments)
+        status, *texts = run_fedpipe(*arguments)
+        output = "".join(texts)
         assert status == (1 if arguments[0] == "verify" else 2), arguments
         (line,) = (line for line in output.splitlines() if str(archive_path) in line)
         assert f"{archive_path} is damaged" in line, arguments
@@ -78,9 +61,9 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         assert "Traceback" not in output
         assert files() == before, arguments
     archive_path.unlink()
-    assert run_command(monkeypatch, capsys, "segment", runs[0], "--stop", "3")[0] == 0, "as the error describes"
-    assert run_command(monkeypatch, capsys, "collect", runs[0], "--rounds", "3")[0] == 0
-    assert run_command(monkeypatch, capsys, "verify", runs[0])[0] == 0
+    assert run_fedpipe("segment", runs[0], "--stop", "3")[0] == 0, "as the error describes"
+    assert run_fedpipe("collect", runs[0], "--rounds", "3")[0] == 0
+    assert run_fedpipe("verify", runs[0])[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -112,9 +95,7 @@ def test_every_command_names_a_hostile_pack_and_writes_nothing(
         lambda plan: plan.update(params="studies/other.yaml"),
     ],
 )
-def test_a_plan_with_paths_outside_the_folder_is_an_error(
-    study: Path, change, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_with_paths_outside_the_folder_is_an_error(study: Path, change, run_fedpipe: RunFedpipe) -> None:
     plan_path = Path("results/plan.json")
     plan = json.loads(plan_path.read_text())
     change(plan)
@@ -128,7 +109,7 @@ def test_a_plan_with_paths_outside_the_folder_is_an_error(
         ["verify"],
         ["trace", "results/tables/results.md", "fedavg.global-on-global"],
     ):
-        status, output = run_command(monkeypatch, capsys, *arguments)
+        status, _, output = run_fedpipe(*arguments)
         assert status == 2, arguments
         assert output.startswith("fedpipe: results/plan.json is not the plan of the study"), arguments
         assert len(output.splitlines()) == 1
@@ -165,7 +146,7 @@ def read_files(folder: Path) -> dict[Path, bytes]:
     ],
 )
 def test_no_command_writes_or_deletes_through_a_link_to_another_folder(
-    study: Path, link: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: Path, link: str, arguments: str, run_fedpipe: RunFedpipe
 ) -> None:
     run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
     for plan_path in Path("results").glob("**/plan.json"):
@@ -175,7 +156,7 @@ def test_no_command_writes_or_deletes_through_a_link_to_another_folder(
         path.mkdir()
     (path / ".state.json.0.tmp").write_text("half written")
     outside, before = replace_by_link(path)
-    status, output = run_command(monkeypatch, capsys, *arguments.format(run=run.path).split())
+    status, _, output = run_fedpipe(*arguments.format(run=run.path).split())
     assert read_files(outside) == before
     assert status == 2
     (line,) = output.splitlines()[-1:]
@@ -186,14 +167,12 @@ def test_no_command_writes_or_deletes_through_a_link_to_another_folder(
 @pytest.mark.parametrize(
     "link", ["plan.json", "runs/fedavg/{key}/rounds.zip", "runs/fedavg/{key}/joined/0003/metrics.parquet"]
 )
-def test_a_link_instead_of_a_file_is_replaced(
-    study: Path, link: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_link_instead_of_a_file_is_replaced(study: Path, link: str, run_fedpipe: RunFedpipe) -> None:
     run = RunFiles(sorted(Path("results/runs/fedavg").iterdir())[0])
     path = Path("results", link.format(key=run.path.name))
     outside, before = replace_by_link(path)
     for arguments in ("plan", f"segment {run.path} --stop 4 --collect", f"collect {run.path} --rounds 3"):
-        assert run_command(monkeypatch, capsys, *arguments.split())[0] == 0
+        assert run_fedpipe(*arguments.split())[0] == 0
     assert read_files(outside) == before
     assert not path.is_symlink()
 

@@ -177,10 +177,7 @@ def test_partitions_and_provenance_connect_a_row_with_its_samples(study: Path, r
     assert set(owned["client"]) - {-1} == set(range(10))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "client"),
-    [("fedavg", None), ("fedavg", 3), ("pfedme", 3), ("fedproto", 0)],
-)
+@pytest.mark.parametrize(("algorithm", "client"), [("fedavg", None), ("fedavg", 3), ("pfedme", 3), ("fedproto", 0)])
 def test_a_models_correct_predictions_are_those_of_the_run(results: Any, algorithm: str, client: int | None) -> None:
     """In every round, compare the module on the run's test samples with the counts in the run's table."""
     protocol = "global-on-global" if client is None else "personal-on-local"
@@ -204,13 +201,7 @@ def test_a_models_correct_predictions_are_those_of_the_run(results: Any, algorit
         provenance["round"],
         provenance["client"],
         provenance["key"],
-    ) == (
-        algorithm,
-        1,
-        ROUNDS,
-        client,
-        row["key"],
-    )
+    ) == (algorithm, 1, ROUNDS, client, row["key"])
     assert (results.folder / provenance["state"]).is_file()
 
 
@@ -269,7 +260,7 @@ def test_participants_and_batches_are_those_of_the_files(results: Any) -> None:
         "records"
     )
     for number in range(1, ROUNDS + 1):
-        files_of_round = RunFiles(results.folder / row["run"]).round(number)
+        files_of_round = RunFiles(results.folder / row["run"]).get_round_files(number)
         marker = read_json(files_of_round.complete_states_marker)
         trained = [client for client, last in enumerate(marker["last"]) if last == number]
         assert results.participants(**run, round=number) == trained

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedpipe.analysis import trace
-from fedpipe.analysis.trace import trace_cell
+from fedpipe.analysis.trace import collect_cell_provenance
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError, SettingsError
 from fedpipe.core.storage import files
@@ -27,7 +27,7 @@ TABLE = Path("results/tables/results.md")
 
 
 def test_every_artifact_has_its_hash(study: Path) -> None:
-    result = trace_cell(TABLE, "scaffold.global-on-global")
+    result = collect_cell_provenance(TABLE, "scaffold.global-on-global")
     metrics = files.read_json(Path("results/metrics.json"))
     assert result["accuracy (%)"] == pytest.approx(metrics["scaffold"], abs=0.005)
     assert result["reported"] == "in the last evaluated round, over all test samples, mean over 2 seeds"
@@ -65,7 +65,7 @@ def test_the_first_commit_is_that_of_git(study: Path, tmp_path: Path, monkeypatc
         return subprocess.run(("git", *words), check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
     def first() -> str:
-        return str(trace_cell(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
+        return str(collect_cell_provenance(TABLE, "scaffold.global-on-global")["runs"][0]["first recorded in"])
 
     git("init", "-q")
     assert first() == "no commit's results/keys"
@@ -93,7 +93,7 @@ def test_the_best_round_is_the_one_traced(study: Path) -> None:
     study_plan = dataclasses.replace(study_plan, report=study_plan.report.model_copy(update={"round": "best"}))
     study_plan.write()
     contents.write_report_files(contents.build_table_files(StudyData(study_plan)))
-    result = trace_cell(TABLE, "fedavg.global-on-global")
+    result = collect_cell_provenance(TABLE, "fedavg.global-on-global")
     assert result["reported"].startswith("in each run's best round")
     for run in result["runs"]:
         table = files.read_parquet(Path(run["run"]) / "joined/0003/metrics.parquet").to_pandas()
@@ -108,32 +108,32 @@ def test_a_grid_names_its_points_and_a_dash_has_no_number(tmp_path: Path, monkey
     finish(studies.settings(("fedavg", "local"), 1, study=grid))
     metrics = files.read_json(Path("results/metrics.json"))["fedavg"]
     for point in ("alpha=0.1", "alpha=1.0"):
-        result = trace_cell(TABLE, f"fedavg.{point}.global-on-global")
+        result = collect_cell_provenance(TABLE, f"fedavg.{point}.global-on-global")
         assert result["accuracy (%)"] == pytest.approx(metrics[point], abs=0.005)
         assert f"alpha={result['settings']['partition']['alpha']}" == point
     with pytest.raises(SettingsError, match=r"^'local\.alpha=0\.1\.global-on-global' .* results/tables/results\.md"):
-        trace_cell(TABLE, "local.alpha=0.1.global-on-global")
+        collect_cell_provenance(TABLE, "local.alpha=0.1.global-on-global")
 
 
 def test_mistakes_are_one_message(study: Path) -> None:
     with pytest.raises(SettingsError, match=r"^'results/metrics.json' .* results/tables/results.md"):
-        trace_cell(Path("results/metrics.json"), "fedavg.global-on-global")
+        collect_cell_provenance(Path("results/metrics.json"), "fedavg.global-on-global")
     with pytest.raises(SettingsError, match=r"^'fedavg\.global' .*'fedavg\.global-on-global'"):
-        trace_cell(TABLE, "fedavg.global")
+        collect_cell_provenance(TABLE, "fedavg.global")
     csv = TABLE.with_suffix(".csv")
     text = csv.read_text()
     line = next(row for row in text.splitlines() if row.startswith("fedavg,global-on-global,accuracy,sample,last"))
     number = line.split(",")[5]
     csv.write_text(text.replace(line, line.replace(number, str(float(number) + 1), 1)))
     with pytest.raises(ArtifactError, match=r"^results/tables/results\.csv .*runs of params\.yaml"):
-        trace_cell(TABLE, "fedavg.global-on-global")
+        collect_cell_provenance(TABLE, "fedavg.global-on-global")
 
 
 def test_a_damaged_file_is_an_error(study: Path) -> None:
     (run,) = {path.parent for path in Path("results/runs/fedavg").glob("*/run.yaml")} - {
-        Path(run["run"]) for run in trace_cell(TABLE, "fedavg.global-on-global")["runs"][1:]
+        Path(run["run"]) for run in collect_cell_provenance(TABLE, "fedavg.global-on-global")["runs"][1:]
     }
     server = run / "rounds/0003/server.pt"
     server.write_bytes(server.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtifactError, match=r"rounds/0003/server\.pt is damaged"):
-        trace_cell(TABLE, "fedavg.global-on-global")
+        collect_cell_provenance(TABLE, "fedavg.global-on-global")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedpipe.analysis import verify
 from fedpipe.cli.app import app
 from fedpipe.core.errors import ArtifactError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout, packing
 from fedpipe.core.storage.files import (
     compute_file_sha256,
@@ -70,7 +70,7 @@ def test_a_damaged_file_is_named(study: Path, name: str) -> None:
 
 def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    key = digest_json(RunSettings.read(files.settings).partition_settings)
+    key = compute_json_digest(RunSettings.read(files.settings).partition_settings)
     assignment_path, path = layout.get_assignment_path(key), layout.get_heterogeneity_path(key)
     path.write_bytes(path.read_bytes() + b"\0")
     verdict = verify.verify_hashes(files)
@@ -79,7 +79,7 @@ def test_the_partitions_heterogeneity_is_hashed_too(study: Path) -> None:
 
 def test_pruned_states_are_counted(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    files.round(1).server_state.unlink()
+    files.get_round_files(1).server_state.unlink()
     verdict = verify.verify_hashes(files)
     assert verdict.is_ok
     assert re.search(r"\b1 \(artifacts.keep_models\)", verdict.message)
@@ -87,7 +87,7 @@ def test_pruned_states_are_counted(study: Path) -> None:
 
 def test_joined_tables_are_those_of_the_rounds(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    joined = files.merged_files(3)
+    joined = files.get_merged_files(3)
     table, times = read_parquet(joined.metrics), read_json(joined.times)
     changed = table.set_column(3, "correct", [np.asarray(table["correct"]) + 1])
     times["rounds"][0]["train"] += 1
@@ -117,11 +117,11 @@ def test_tables_of_thousands_of_clients_are_equal_if_their_values_are() -> None:
 
 def test_a_segment_manifest_lists_the_complete_rounds(study: Path) -> None:
     files = RunFiles(list_runs("fedavg")[0])
-    recorded = read_json(files.segment_manifest(3))
-    write_json(files.segment_manifest(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
-    problem = f": {files.segment_manifest(3)}. Delete {files.segment_manifest(3)}."
+    recorded = read_json(files.get_segment_manifest_path(3))
+    write_json(files.get_segment_manifest_path(3), {"rounds": recorded["rounds"] | {"2": "0" * 64}})
+    problem = f": {files.get_segment_manifest_path(3)}. Delete {files.get_segment_manifest_path(3)}."
     assert problem in verify.verify_hashes(files).message
-    write_json(files.segment_manifest(3), {"rounds": {"0": recorded["rounds"]["0"]}})
+    write_json(files.get_segment_manifest_path(3), {"rounds": {"0": recorded["rounds"]["0"]}})
     assert problem in verify.verify_hashes(files).message
 
 
@@ -139,7 +139,7 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
     """Rounds of other code, with manifests that agree with them."""
     files = RunFiles(list_runs("scaffold")[0])
     for number in range(1, 4):
-        folder = files.round(number)
+        folder = files.get_round_files(number)
         tree = read_pt(folder.server_state)
         tree["model"] = {name: value + 1e-3 for name, value in tree["model"].items()}
         sha256 = write_pt(folder.server_state, tree)
@@ -151,8 +151,8 @@ def test_a_round_with_other_bits_is_an_error(study: Path) -> None:
             else:
                 manifest["sha256"]["state.json"] = compute_file_sha256(folder.complete_states_marker)
             write_json(path, manifest)
-    markers = {str(number): compute_file_sha256(files.round(number).marker) for number in range(4)}
-    write_json(files.segment_manifest(3), {"rounds": markers})
+    markers = {str(number): compute_file_sha256(files.get_round_files(number).marker) for number in range(4)}
+    write_json(files.get_segment_manifest_path(3), {"rounds": markers})
     collect.collect_rounds(files, 3, "all")
     assert verify.verify_hashes(files).is_ok
     verdict = verify.recompute_random_round(files, random.Random(1))
@@ -166,7 +166,7 @@ def test_states_that_were_pruned_may_be_absent(study: Path) -> None:
     files = RunFiles(list_runs("scaffold")[0])
     Path("results/plan.json").unlink()  # it keeps all states
     prune_states(files, 3, "last")
-    assert not files.round(1).server_state.exists()
+    assert not files.get_round_files(1).server_state.exists()
     assert verify.verify_hashes(files).is_ok
     verdict = verify.recompute_random_round(files, random.Random(0))
     assert "round 1 repeated: all bits agree" in verdict.message, "only round 0 has a stored state before a next round"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_json, write_bytes, write_json
 from fedpipe.planning.plan import Plan
 from fedpipe.report import contents
+from tests.small_studies import RunFedpipe
 
 SHOWN = "results/tables/results.md"
 FILES = (
@@ -39,14 +39,11 @@ def read_plan() -> Plan:
     return Plan.read(Path("results/plan.json"))
 
 
-def read_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+def read_error(run_fedpipe: RunFedpipe, *arguments: str) -> tuple[str, str]:
     """Run a command that fails. Return its output and its error."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        app.main()
-    assert end.value.code == 2
-    captured = capsys.readouterr()
-    return captured.out, captured.err
+    status, output, error = run_fedpipe(*arguments)
+    assert status == 2
+    return output, error
 
 
 def change_digit(path: Path) -> None:
@@ -85,9 +82,7 @@ def test_verify_names_every_file_that_differs_from_the_runs(study: Path, damage:
     assert result.stdout.count("are as recorded") == 4
 
 
-def test_a_number_that_was_typed_into_the_table_is_an_error(
-    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_number_that_was_typed_into_the_table_is_an_error(study: Path, run_fedpipe: RunFedpipe) -> None:
     table = Path(SHOWN)
     text = table.read_text()
     number = next(line for line in text.splitlines() if line.startswith("| FedAvg")).split("|")[2].split()[0]
@@ -97,7 +92,7 @@ def test_a_number_that_was_typed_into_the_table_is_an_error(
         ["trace", SHOWN, "fedavg.global-on-global"],
         ["trace", str(table.absolute()), "fedavg.global-on-global"],
     ):
-        output, error = read_error(monkeypatch, capsys, *arguments)
+        output, error = read_error(run_fedpipe, *arguments)
         assert output == ""
         assert re.fullmatch(rf"fedpipe: {SHOWN} .*runs of params.yaml.*`fedpipe run`.*\n", error)
     table.write_text(text)
@@ -123,13 +118,11 @@ def test_an_outdated_table_is_a_warning(study: Path) -> None:
         assert re.fullmatch("fedpipe: params.yaml or code has changed .*`fedpipe run`.*\n", result.stderr)
 
 
-def test_a_table_of_another_folder_is_not_traced(
-    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_of_another_folder_is_not_traced(study: Path, run_fedpipe: RunFedpipe) -> None:
     Path("copy").mkdir()
     for name in (SHOWN, "results/tables/results.csv", "results/plan.json"):
         write_bytes(Path("copy", name), Path(name).read_bytes())
-    output, error = read_error(monkeypatch, capsys, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
+    output, error = read_error(run_fedpipe, "trace", f"copy/{SHOWN}", "fedavg.global-on-global")
     assert output == ""
     assert error.startswith(f"fedpipe: 'copy/{SHOWN}' is not in the results of this folder")
 
@@ -159,9 +152,7 @@ def test_a_file_that_gives_the_same_plan_has_not_changed(study: Path) -> None:
     assert ". params.yaml has changed" in verify_study.verify_study(read_plan()).message, "and it can't be planned"
 
 
-def test_another_number_of_rounds_than_the_plans_is_an_error(
-    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_number_of_rounds_than_the_plans_is_an_error(study: Path, run_fedpipe: RunFedpipe) -> None:
     """The merged tables of three rounds, in the folder of two."""
     study_plan = read_plan()
     runs, cells = (
@@ -169,23 +160,23 @@ def test_another_number_of_rounds_than_the_plans_is_an_error(
     )
     dataclasses.replace(study_plan, runs=runs, cells=cells).write()
     run, files = runs[0], runs[0].files
-    error = read_error(monkeypatch, capsys, "record", run.algorithm)[1]
-    assert re.match(f"fedpipe: {files.merged_files(2).marker} is missing.*`fedpipe run`", error)
+    error = read_error(run_fedpipe, "record", run.algorithm)[1]
+    assert re.match(f"fedpipe: {files.get_merged_files(2).marker} is missing.*`fedpipe run`", error)
     for other in runs:
-        other.files.merged_files(3).path.rename(other.merged_files.path)
-    problem = rf"fedpipe: {files.merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.merged_files(2).path}\b.*"
+        other.files.get_merged_files(3).path.rename(other.merged_files.path)
+    problem = (
+        rf"fedpipe: {files.get_merged_files(2).marker} .*\b3 rounds.*\b2\b.*elete {files.get_merged_files(2).path}\b.*"
+    )
     staleness_warning = f"fedpipe: {contents.get_staleness_warning(read_plan())}"
     assert "has changed" in staleness_warning
     for command in (["record", run.algorithm], ["table"], ["figure", "curves"], ["show"]):
-        *warnings, error = read_error(monkeypatch, capsys, *command)[1].splitlines()
+        *warnings, error = read_error(run_fedpipe, *command)[1].splitlines()
         assert warnings == ([staleness_warning] if command == ["show"] else [])
         assert re.fullmatch(problem, error)
     assert CliRunner().invoke(app.app, ["verify", "--rerun", "0"]).exit_code == 1
 
 
-def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(
-    study: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(study: Path, run_fedpipe: RunFedpipe) -> None:
     """It would be recorded as a table of the first plan, and would stay if that plan came back."""
     first_fingerprint, before = (
         contents.compute_report_fingerprint(read_plan()),
@@ -195,7 +186,7 @@ def test_snakemake_makes_no_table_of_a_plan_that_changed_after_its_start(
     Path("params.yaml").write_text(yaml.safe_dump(params))
     assert CliRunner().invoke(app.app, ["plan"]).exit_code == 0
     for command in (["table"], ["figure", "curves"], ["figure", "matrices"]):
-        _, error = read_error(monkeypatch, capsys, *command, "--plan-fingerprint", first_fingerprint)
+        _, error = read_error(run_fedpipe, *command, "--plan-fingerprint", first_fingerprint)
         assert re.match("fedpipe: results/plan.json has changed .*params.yaml", error)
     assert {name: Path(name).read_bytes() for name in FILES} == before
     assert (

@@ -24,6 +24,7 @@ from fedpipe.cli import app, group
 from fedpipe.cli.docs import equations, pages
 from fedpipe.core.components import code_digest, component, registry
 from tests import small_studies as studies
+from tests.small_studies import RunFedpipe
 
 KINDS = {
     "algorithms": component.ALGORITHM,
@@ -52,28 +53,22 @@ def run_command(*arguments: str) -> str:
     return result.output
 
 
-def read_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def read_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     """Run a command that fails with one line on standard error and status 2. Return the message."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        app.main()
-    assert end.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    (line,) = err.splitlines()
+    status, output, error = run_fedpipe(*arguments)
+    assert (status, output) == (2, "")
+    assert "Traceback" not in error
+    (line,) = error.splitlines()
     return line.removeprefix("fedpipe: ")
 
 
-def test_a_truth_value_is_no_number_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_truth_value_is_no_number_and_changes_nothing(run_fedpipe: RunFedpipe) -> None:
     params = studies.settings(federation={"learning_rate": 1.0}, partition={"alpha": 1.0})
     studies.write(params, Path())
     first_output = run_command("plan", "--dry-run")
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("learning_rate: 1.0", "learning_rate: true"))
-    error = read_error(monkeypatch, capsys, "plan")
+    error = read_error(run_fedpipe, "plan")
     assert error.startswith("federation.learning_rate: true ")
     assert "number" in error
     assert not Path("results").exists()
@@ -82,10 +77,8 @@ def test_a_truth_value_is_no_number_and_changes_nothing(
 
 
 @pytest.mark.parametrize("command", ["rune", "runs", "prun", "prunes", "pruning", "purge", "delete", "tran", "statsu"])
-def test_a_mistyped_command_never_suggests_one_that_deletes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    output = read_error(monkeypatch, capsys, command)
+def test_a_mistyped_command_never_suggests_one_that_deletes(command: str, run_fedpipe: RunFedpipe) -> None:
+    output = read_error(run_fedpipe, command)
     assert output.startswith(f"'{command}' is not a command")
     assert "prune" not in output.replace(f"'{command}'", "")
     suggestions = {"runs": "'run'?", "tran": "'train'?", "statsu": "'status'?"}
@@ -127,7 +120,7 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
     component_class = registry.find_component(kind, name)
     doc = inspect.getdoc(component_class)
     assert doc
-    assert equations.render_docstring(doc) in text
+    assert equations.render_docstring_equations(doc) in text
     assert not re.search(r"\\[a-zA-Z]|:math:|\.\. math::", text), "equations are for people"
     assert text.startswith(f"{name} ({kind.name})\n")
     if kind is component.ALGORITHM:
@@ -135,7 +128,7 @@ def test_describe_prints_docstring_parameters_and_defaults(kind: component.Compo
     for field in component.list_parameters(component_class):
         default = "(required)" if field.default is dataclasses.MISSING else json.dumps(field.default)
         inherited = pages.get_inherited_parameter_docs(component_class).get(field.name)
-        meaning = f"    # {equations.render_docstring(inherited)}" if inherited else ""
+        meaning = f"    # {equations.render_docstring_equations(inherited)}" if inherited else ""
         assert f"  {field.name}: {default}{meaning}\n" in text
 
 
@@ -182,11 +175,11 @@ def test_describe_finds_custom_components() -> None:
     ],
 )
 def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
-    study: str, plan: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: str, plan: str, command: str, run_fedpipe: RunFedpipe
 ) -> None:
     Path("studies").mkdir()
     Path(study).touch()
-    error = read_error(monkeypatch, capsys, "status", "--params", study)
+    error = read_error(run_fedpipe, "status", "--params", study)
     assert error.startswith(f"{plan} is missing")
     assert f"`{command}`" in error
 
@@ -218,14 +211,10 @@ def test_the_error_for_a_study_without_results_names_the_command_that_runs_it(
     ids=lambda value: "-".join(value[:2]) if isinstance(value, tuple) else "",
 )
 def test_a_mistake_is_one_message_and_status_2(
-    arguments: tuple[str, ...],
-    problem: str,
-    advice: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], problem: str, advice: str, run_fedpipe: RunFedpipe
 ) -> None:
     Path("studies/a").mkdir(parents=True)
-    error = read_error(monkeypatch, capsys, *arguments)
+    error = read_error(run_fedpipe, *arguments)
     assert error.startswith(problem)
     assert advice in error
 
@@ -248,20 +237,18 @@ def test_a_mistake_is_one_message_and_status_2(
     ids=lambda value: "-".join(value[:2]).replace("/", "-") if isinstance(value, tuple) else "",
 )
 def test_a_stage_that_can_not_run_is_an_error_without_a_traceback(
-    arguments: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], name: str, run_fedpipe: RunFedpipe
 ) -> None:
     path = str(studies.prepare(studies.settings()).runs[0].path)
-    assert name in read_error(monkeypatch, capsys, *(path if argument == "RUN" else argument for argument in arguments))
+    assert name in read_error(run_fedpipe, *(path if argument == "RUN" else argument for argument in arguments))
 
 
-def test_a_block_that_the_round_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_that_the_round_does_not_have(run_fedpipe: RunFedpipe) -> None:
     new_plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 3}))
     path = str(new_plan.runs[0].path)
     run_command("initialize", path)
     run_command("train", path, "--round", "1", "--block", "1", "--size", "3")
-    error = read_error(monkeypatch, capsys, "train", path, "--round", "1", "--block", "2", "--size", "3")
+    error = read_error(run_fedpipe, "train", path, "--round", "1", "--block", "2", "--size", "3")
     assert error.startswith("--block: 2 ")
     assert "0 to 1" in error
 
@@ -325,9 +312,7 @@ def test_a_dry_run_prints_a_line_a_run_that_ends_with_its_key() -> None:
     assert all(re.search(r"^fedprox .* [0-9a-f]{12}$", line) for line in other_lines)
 
 
-def test_a_mistake_in_a_folder_of_studies_names_the_file(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_a_folder_of_studies_names_the_file(run_fedpipe: RunFedpipe) -> None:
     Path("studies").mkdir()
     for name in ("one", "two"):
         Path(f"studies/{name}.yaml").write_text("study: {algorithms: [fedavg]}\n")
@@ -339,10 +324,10 @@ def test_a_mistake_in_a_folder_of_studies_names_the_file(
         ("a: [\n", r"studies/two.yaml: .*YAML \(line 2, column 1: expected the node content"),
     ):
         Path("studies/two.yaml").write_text(text)
-        assert re.match(pattern, read_error(monkeypatch, capsys, "plan", "--params", "studies"))
+        assert re.match(pattern, read_error(run_fedpipe, "plan", "--params", "studies"))
     Path("studies/one.yaml").write_text("presets: {smoke: {federation.rounds: 1}}\n")
     Path("studies/two.yaml").write_text("study: {algorithms: [fedavg]}\n")
-    error = read_error(monkeypatch, capsys, "plan", "--params", "studies", "--preset", "smoke")
+    error = read_error(run_fedpipe, "plan", "--params", "studies", "--preset", "smoke")
     assert re.match("studies/two.yaml: --preset: 'smoke' .*full", error)
     assert not Path("results").exists(), "nothing is written of the others"
 

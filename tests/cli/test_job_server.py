@@ -444,5 +444,5 @@ def test_ctrl_c_before_a_job_has_begun_ends_without_a_traceback(monkeypatch: pyt
 
     monkeypatch.setattr(job_server, "_connect_to_server", interrupted)
     with pytest.raises(SystemExit) as end:
-        job_server.delegate_to_server(1)
+        job_server.delegate_command_to_server(1)
     assert end.value.code == 130

@@ -30,15 +30,17 @@ def run(tmp_path: Path) -> RunFiles:
     """Two rounds of three files each, one of them with a tensor file."""
     files = RunFiles(tmp_path / "run")
     for number in (0, 1):
-        storage_files.write_json(files.round(number).marker, {"round": number})
-        storage_files.write_json(files.round(number).times, {"train": number})
-        storage_files.write_parquet(files.round(number).metrics, pa.table({"round": [number]}))
-    storage_files.write_bytes(files.round(1).server_state, b"tensors")
+        storage_files.write_json(files.get_round_files(number).marker, {"round": number})
+        storage_files.write_json(files.get_round_files(number).times, {"train": number})
+        storage_files.write_parquet(files.get_round_files(number).metrics, pa.table({"round": [number]}))
+    storage_files.write_bytes(files.get_round_files(1).server_state, b"tensors")
     return files
 
 
 def list_small_files(run: RunFiles) -> list[Path]:
-    return [path for number in (0, 1) for path in (run.round(number).marker, run.round(number).metrics)]
+    return [
+        path for number in (0, 1) for path in (run.get_round_files(number).marker, run.get_round_files(number).metrics)
+    ]
 
 
 def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
@@ -46,25 +48,32 @@ def test_packed_files_are_read_where_they_were(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
     assert [path for path in run.path.rglob("*") if path.is_file()] == [
         run.path / "rounds.zip",
-        run.round(1).server_state,
+        run.get_round_files(1).server_state,
     ]
-    assert not run.round(0).path.exists(), "an empty folder is gone"
+    assert not run.get_round_files(0).path.exists(), "an empty folder is gone"
     assert {path: storage_files.compute_file_sha256(path) for path in list_small_files(run)} == hashes
     for path, sha256 in hashes.items():
         assert storage_files.is_stored(path)
         assert storage_files.is_intact(path, sha256)
         assert not storage_files.is_intact(path, "0")
-    assert storage_files.read_json(run.round(1).marker, hashes[run.round(1).marker]) == {"round": 1}
-    assert storage_files.read_parquet(run.round(1).metrics, hashes[run.round(1).metrics]).to_pydict() == {"round": [1]}
+    assert storage_files.read_json(run.get_round_files(1).marker, hashes[run.get_round_files(1).marker]) == {"round": 1}
+    assert storage_files.read_parquet(
+        run.get_round_files(1).metrics, hashes[run.get_round_files(1).metrics]
+    ).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1]
-    assert not storage_files.is_stored(run.round(0).server_state)
-    assert not storage_files.is_intact(run.round(0).server_state, "0")
-    assert storage_files.format_display_path(run.round(1).metrics) == f"{run.path}/rounds.zip/0001/metrics.parquet"
-    assert storage_files.format_display_path(run.round(0).server_state) == str(run.round(0).server_state)
+    assert not storage_files.is_stored(run.get_round_files(0).server_state)
+    assert not storage_files.is_intact(run.get_round_files(0).server_state, "0")
+    assert (
+        storage_files.format_display_path(run.get_round_files(1).metrics)
+        == f"{run.path}/rounds.zip/0001/metrics.parquet"
+    )
+    assert storage_files.format_display_path(run.get_round_files(0).server_state) == str(
+        run.get_round_files(0).server_state
+    )
     with pytest.raises(ArtifactError, match=r"rounds/0002/round\.json is missing"):
-        storage_files.read_json(run.round(2).marker)
+        storage_files.read_json(run.get_round_files(2).marker)
     with pytest.raises(ArtifactError, match=r"rounds\.zip is damaged: the SHA-256 of 0001/round\.json "):
-        storage_files.read_json(run.round(1).marker, "0" * 64)
+        storage_files.read_json(run.get_round_files(1).marker, "0" * 64)
 
 
 def test_bytes_depend_on_names_and_contents_alone(run: RunFiles, tmp_path: Path) -> None:
@@ -92,13 +101,13 @@ def test_unpacked_files_are_as_old_as_the_pack(run: RunFiles) -> None:
 
 def test_loose_files_take_precedence_over_the_pack(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    storage_files.write_json(run.round(1).times, {"train": 7})
-    storage_files.write_json(run.round(2).marker, {"round": 2})
-    assert storage_files.read_json(run.round(1).times) == {"train": 7}
+    storage_files.write_json(run.get_round_files(1).times, {"train": 7})
+    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
+    assert storage_files.read_json(run.get_round_files(1).times) == {"train": 7}
     assert run.list_complete_rounds() == [0, 1, 2]
     packing.pack_folder(run.rounds_folder)
-    assert storage_files.read_json(run.round(1).times) == {"train": 7}
-    assert storage_files.read_json(run.round(0).times) == {"train": 0}
+    assert storage_files.read_json(run.get_round_files(1).times) == {"train": 7}
+    assert storage_files.read_json(run.get_round_files(0).times) == {"train": 0}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -109,41 +118,41 @@ def test_a_write_survives_another_process_that_begins_with_the_run(
     """During the write, or just before it, when the folder exists but is empty."""
     module, step = (storage_files, "_get_umask") if name == "sweep" else (tempfile, "mkstemp")
     original = getattr(module, step)
-    run.round(2).path.mkdir()
+    run.get_round_files(2).path.mkdir()
 
     def disturb_write(*args: Any, **kwargs: Any) -> Any:
         monkeypatch.setattr(module, step, original)
         if name == "sweep":
             packing.delete_temporary_files(run.path)
         else:
-            run.round(2).path.rmdir()
+            run.get_round_files(2).path.rmdir()
         return original(*args, **kwargs)
 
     monkeypatch.setattr(module, step, disturb_write)
-    storage_files.write_json(run.round(2).marker, {"round": 2})
-    assert storage_files.read_json(run.round(2).marker) == {"round": 2}
+    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
+    assert storage_files.read_json(run.get_round_files(2).marker) == {"round": 2}
     assert not list(run.path.rglob("*.tmp"))
 
 
 def test_a_damaged_member_is_named_and_made_again(run: RunFiles) -> None:
     packing.pack_folder(run.rounds_folder)
-    pack, member = archive.get_pack_path(run.rounds_folder), archive.read_member(run.round(1).metrics)
+    pack, member = archive.get_pack_path(run.rounds_folder), archive.read_pack_member(run.get_round_files(1).metrics)
     data = bytearray(pack.read_bytes())
     data[data.index(member) + 10] ^= 1
     pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=r"rounds\.zip can't be read \(0001/metrics\.parquet: Bad CRC-32"):
-        storage_files.read_parquet(run.round(1).metrics)
-    assert not storage_files.is_intact(run.round(1).metrics, "0")
-    assert storage_files.read_parquet(run.round(0).metrics).to_pydict() == {"round": [0]}
-    storage_files.write_json(run.round(2).marker, {"round": 2})
+        storage_files.read_parquet(run.get_round_files(1).metrics)
+    assert not storage_files.is_intact(run.get_round_files(1).metrics, "0")
+    assert storage_files.read_parquet(run.get_round_files(0).metrics).to_pydict() == {"round": [0]}
+    storage_files.write_json(run.get_round_files(2).marker, {"round": 2})
     for step in (packing.pack_folder, packing.unpack_folder):
         with pytest.raises(PackError, match=r"rounds\.zip is damaged \(Bad CRC-32 for file '0001/metrics\.parquet'\)"):
             step(run.rounds_folder)
         assert pack.read_bytes() == data
-        assert run.round(2).marker.exists(), "the file is not packed and still exists"
-    storage_files.write_parquet(run.round(1).metrics, pa.table({"round": [1]}))
+        assert run.get_round_files(2).marker.exists(), "the file is not packed and still exists"
+    storage_files.write_parquet(run.get_round_files(1).metrics, pa.table({"round": [1]}))
     packing.pack_folder(run.rounds_folder)
-    assert storage_files.read_parquet(run.round(1).metrics).to_pydict() == {"round": [1]}
+    assert storage_files.read_parquet(run.get_round_files(1).metrics).to_pydict() == {"round": [1]}
     assert run.list_complete_rounds() == [0, 1, 2]
 
 
@@ -209,9 +218,9 @@ def test_a_pack_that_is_not_what_we_write_is_refused(run: RunFiles, kind: str, t
     for step in (
         lambda: packing.unpack_folder(run.rounds_folder),
         lambda: packing.pack_folder(run.rounds_folder),
-        lambda: storage_files.read_json(run.round(5).marker),
-        lambda: storage_files.is_stored(run.round(5).marker),
-        lambda: storage_files.is_intact(run.round(5).marker, "0"),
+        lambda: storage_files.read_json(run.get_round_files(5).marker),
+        lambda: storage_files.is_stored(run.get_round_files(5).marker),
+        lambda: storage_files.is_intact(run.get_round_files(5).marker, "0"),
         run.list_complete_rounds,
     ):
         with pytest.raises(PackError, match=r"run/rounds\.zip is damaged .+Delete it and .*run/segments"):
@@ -225,8 +234,8 @@ def test_a_link_in_a_pack_becomes_a_file(run: RunFiles) -> None:
         build_archive(("0005/round.json", b"/etc/passwd"), attributes=0o120777 << 16)
     )
     packing.unpack_folder(run.rounds_folder)
-    assert not run.round(5).marker.is_symlink()
-    assert run.round(5).marker.read_bytes() == b"/etc/passwd"
+    assert not run.get_round_files(5).marker.is_symlink()
+    assert run.get_round_files(5).marker.read_bytes() == b"/etc/passwd"
 
 
 def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
@@ -237,9 +246,9 @@ def test_a_pack_that_is_a_folder_is_named(run: RunFiles) -> None:
 
 def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
     names = {name for name in vars(RoundFiles) if isinstance(getattr(RoundFiles, name), property)}
-    paths = [getattr(run.round(3), name) for name in names]
+    paths = [getattr(run.get_round_files(3), name) for name in names]
     assert {path.name for path in paths if not archive.is_packable(path)} == set(storage_files.TENSOR_FILES)
-    note = run.round(1).path / "note.json"
+    note = run.get_round_files(1).path / "note.json"
     note.write_text("{}")
     packing.pack_folder(run.rounds_folder)
     assert note.read_text() == "{}", "a user's file stays"
@@ -250,7 +259,7 @@ def test_a_pack_takes_every_file_of_a_round_but_tensors(run: RunFiles) -> None:
     "name", ["../../../secret.json", "/etc/passwd", "other.pt", "0001/round.json", "../../x/0001/round.json", ""]
 )
 def test_a_record_speaks_of_files_of_its_round_alone(run: RunFiles, name: str) -> None:
-    files = run.round(1)
+    files = run.get_round_files(1)
     storage_files.write_json(files.marker, {"sha256": {"server.pt": "0", name: "0"}})
     with pytest.raises(ArtifactError, match=rf"0001/round\.json can't be read \('{re.escape(name)}' is not a file"):
         layout.read_round_digests(files, files.marker)
@@ -275,11 +284,11 @@ from fedpipe.core.storage.layout import RunFiles
 
 run, first = RunFiles(Path("run")), int(sys.argv[1])
 for number in range(first, 60, 2):
-    files.write_json(run.round(number).times, {"train": 0})
-    files.write_json(run.round(number).marker, {"round": number})
-    files.write_json(run.round(number).times, {"train": number})
+    files.write_json(run.get_round_files(number).times, {"train": 0})
+    files.write_json(run.get_round_files(number).marker, {"round": number})
+    files.write_json(run.get_round_files(number).times, {"train": number})
     packing.pack_folder(run.rounds_folder)
-    assert files.read_json(run.round(number).times) == {"train": number}
+    assert files.read_json(run.get_round_files(number).times) == {"train": number}
 """
 
 
@@ -291,16 +300,16 @@ def test_segments_of_two_studies_pack_one_run_at_once(tmp_path: Path, monkeypatc
     assert [process.wait() for process in processes] == [0, 0]
     run = RunFiles(Path("run"))
     assert run.list_complete_rounds() == list(range(60))
-    assert [storage_files.read_json(run.round(number).times) for number in range(60)] == [
+    assert [storage_files.read_json(run.get_round_files(number).times) for number in range(60)] == [
         {"train": n} for n in range(60)
     ]
     packing.pack_folder(run.rounds_folder)
     assert not list(run.rounds_folder.glob("*/*.json"))
-    assert len(archive.list_members(archive.get_pack_path(run.rounds_folder))) == 120
+    assert len(archive.list_pack_members(archive.get_pack_path(run.rounds_folder))) == 120
 
 
 def test_a_file_that_is_rewritten_while_it_is_packed_stays(run: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, original = run.round(1).times, archive.build_pack
+    path, original = run.get_round_files(1).times, archive.build_pack
 
     def rewrite_and_build(files: Any) -> bytes:
         if path.exists():

@@ -82,7 +82,7 @@ def compute_accuracies(plan: planner.NewPlan) -> dict[int, dict[str, float]]:
     accuracies: dict[int, dict[str, float]] = {}
     (run,) = plan.runs
     for number in range(1, ROUNDS + 1):
-        table = files.read_parquet(run.files.round(number).metrics).to_pandas()
+        table = files.read_parquet(run.files.get_round_files(number).metrics).to_pandas()
         sums = table.groupby("protocol")[["correct", "total"]].sum()
         accuracies[number] = dict(sums["correct"] / sums["total"])
     return accuracies

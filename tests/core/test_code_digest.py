@@ -227,7 +227,7 @@ def test_components_are_followed_and_shared_code_is_not() -> None:
         "partial_sharing.py",
     }
     assert {path.name for path in code_digest.compute_code_digest(FedDW).files} == {
-        *("feddw.py", "soft_labels.py", "class_means.py"),
+        *("feddw.py", "soft_labels.py", "class_means.py")
     }
     assert {path.name for path in code_digest.compute_code_digest(CNN4).files} == {"cnn4.py", "blocks.py"}
 
@@ -238,7 +238,7 @@ def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
         code_digest.compute_code_digest(*algorithm.list_hashed_code()).files for algorithm in algorithms
     )
     assert {path.name for path in regularized} - {path.name for path in plain} == {
-        *("__init__.py", "dw.py", "feddw.py", "soft_labels.py", "class_means.py"),
+        *("__init__.py", "dw.py", "feddw.py", "soft_labels.py", "class_means.py")
     }
 
 
@@ -311,14 +311,14 @@ def test_all_pythons_agree(tmp_path: Path, version: str) -> None:
 def test_every_part_of_a_tree_counts() -> None:
     """Every other name, number or operator in the sample changes the text."""
     tree = ast.parse(SAMPLE)
-    text = syntax.to_canonical_text(tree)
+    text = syntax.convert_node_to_canonical_text(tree)
     count = 0
     for node in ast.walk(tree):
         for name, value in ast.iter_fields(node):
             is_ignored = isinstance(node, ast.Expr) or (isinstance(node, ast.Constant) and name == "kind")
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_ignored:
                 setattr(node, name, value + "x" if isinstance(value, str) else value + 1)
-                is_changed = syntax.to_canonical_text(tree) != text
+                is_changed = syntax.convert_node_to_canonical_text(tree) != text
                 setattr(node, name, value)
                 count += 1
                 is_docstring = isinstance(node, ast.Constant) and node.value in {

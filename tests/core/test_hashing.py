@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 
 
 def test_equal_settings_have_the_same_digest_in_all_versions() -> None:
     value = {"name": "fedprox", "mu": 0.1, "layers": [1, None, True], "title": "μ"}
-    assert digest_json(value) == digest_json(dict(reversed(value.items()))) == "f266fb5ef36c"
-    assert digest_json(value | {"mu": 1}) != digest_json(value | {"mu": 1.0})
+    assert compute_json_digest(value) == compute_json_digest(dict(reversed(value.items()))) == "f266fb5ef36c"
+    assert compute_json_digest(value | {"mu": 1}) != compute_json_digest(value | {"mu": 1.0})
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_json_can_not_represent_are_rejected(number: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        digest_json({"mu": number})
+        compute_json_digest({"mu": number})

@@ -254,7 +254,7 @@ def test_a_tampered_file_is_never_read(fetch: Fetcher) -> None:
     file = write_mirror_file("aclImdb.tar.gz", b"published")
     write_mirror_file("aclImdb.tar.gz", b"tampered")
     with pytest.raises(ArtifactError, match=r"mirror/aclImdb\.tar\.gz is damaged .* md5"):
-        download.obtain_dataset(make_small_dataset(imdb.IMDB, file), fetch)
+        download.load_and_save_dataset(make_small_dataset(imdb.IMDB, file), fetch)
     assert not Path("results").exists()
 
 
@@ -280,7 +280,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     assert str(error.value).startswith("dataset.sha256: missing")
     assert "'cifar10'" in str(error.value)
     assert "Run `fedpipe download`" in str(error.value)
-    assert sha256 in download.declare_dataset(None, Path("params.yaml"))
+    assert sha256 in download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert yaml.safe_load(Path("params.yaml").read_text())["dataset"]["sha256"] == sha256
     plan = planner.make_plan(Path("params.yaml"))
     samples = store.load_samples(layout.get_dataset_path(plan.runs[0].dataset))
@@ -291,7 +291,7 @@ def test_a_mirrors_npz_needs_its_checksum_and_download_fills_it_in() -> None:
     )
     assert run.dataset["sha256"] == sha256
     assert not {"mirror", "path"} & set(run.dataset)
-    assert store.read_dataset_info(store.locate_dataset(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
+    assert store.read_dataset_info(store.get_stored_dataset_path(run.dataset)) == DatasetInfo((3, 32, 32), 10, 6, 2)
 
 
 def test_another_file_than_declared_is_refused() -> None:
@@ -299,7 +299,7 @@ def test_another_file_than_declared_is_refused() -> None:
     section = parser.parse_dataset({"name": "cifar10", "mirror": "mirror", "sha256": sha256})
     save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS | {"y_test": np.array([5, 6])})
     with pytest.raises(ArtifactError, match=rf"cifar10\.npz is damaged .* instead of {sha256}"):
-        download.obtain_dataset(section.effective_dataset, section.fetcher)
+        download.load_and_save_dataset(section.effective_dataset, section.fetcher)
     assert not Path("results").exists()
 
 
@@ -307,7 +307,7 @@ def test_a_stand_in_of_another_shape_is_refused() -> None:
     sha256 = save_arrays("mirror/mnist.npz", **SPLIT_ARRAYS)
     section = parser.parse_dataset({"name": "mnist", "mirror": "mirror", "sha256": sha256})
     with pytest.raises(ArtifactError, match=r"'mnist' .* 6 samples of shape \(3, 32, 32\) .* shape \(1, 28, 28\)"):
-        download.obtain_dataset(section.effective_dataset, section.fetcher)
+        download.load_and_save_dataset(section.effective_dataset, section.fetcher)
 
 
 def test_originals_come_before_what_stands_in() -> None:
@@ -332,14 +332,14 @@ def store_custom_dataset(**settings: Any) -> Path:
     """Declare and store a user's data set like `fedpipe download`."""
     source: Any = parser.parse_dataset(settings).effective_dataset
     source = parser.parse_dataset({**settings, "sha256": source.compute_unpinned_sha256(Fetcher())}).effective_dataset
-    return download.obtain_dataset(source, Fetcher())
+    return download.load_and_save_dataset(source, Fetcher())
 
 
 def load_custom_dataset(**settings: Any) -> tuple[Samples, DatasetInfo]:
     """Store a user's data set, and load its samples."""
     path = store_custom_dataset(**settings)
     stored = store.load_samples(path)
-    return Samples(**store.to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
+    return Samples(**store.convert_to_canonical_arrays(stored), columns=stored.columns), store.read_dataset_info(path)
 
 
 @pytest.mark.parametrize(
@@ -411,14 +411,8 @@ def test_labels_of_any_kind() -> None:
         ({"x": PIXELS, "y": np.array([0, 1, 2, -1, 0, 0])}, "label -1 can't be used"),
         ({"x": PIXELS[:0], "y": np.zeros(0, int)}, "has labels of shape (0,)"),
         ({"x": PIXELS, "y": np.array([None] * 6)}, "can't be read as .npz"),
-        (
-            {"x": PIXELS, "y": np.zeros(5, int)},
-            "contains x of shape (6, 3, 32, 32), y of shape (5,).",
-        ),
-        (
-            {"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)},
-            "y of shape (6,), test of shape (5,).",
-        ),
+        ({"x": PIXELS, "y": np.zeros(5, int)}, "contains x of shape (6, 3, 32, 32), y of shape (5,)."),
+        ({"x": PIXELS, "y": np.zeros(6, int), "test": np.zeros(5, bool)}, "y of shape (6,), test of shape (5,)."),
         ({"x": PIXELS, "y": np.array(3)}, "contains x of shape (6, 3, 32, 32), y of shape ()."),
         (
             SPLIT_ARRAYS | {"y_train": np.arange(3), "y_test": np.arange(3)},
@@ -440,10 +434,7 @@ def test_labels_of_any_kind() -> None:
             {"x": PIXELS, "y": np.array([0, np.nan, 1, 2, np.nan, 3])},
             "the label is NaN for 2 of 6 samples, first for sample 1",
         ),
-        (
-            {"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)},
-            "the array test is <U2 of shape (6,)",
-        ),
+        ({"x": PIXELS, "y": np.arange(6), "test": np.array(["no"] * 6)}, "the array test is <U2 of shape (6,)"),
         ({"x": PIXELS, "y": np.arange(6), "test": np.arange(6)}, "the array test is int64 of shape (6,)"),
         ({"x": np.array([[4, -1], [5, 6]]), "y": np.arange(2)}, "token id -1 can't be used"),
         ({"x": np.ones((2, 3), np.uint64), "y": np.arange(2)}, "inputs of uint64 with shape (2, 3)"),
@@ -655,7 +646,7 @@ def test_two_own_files_lie_beside_each_other() -> None:
 def test_the_stored_bytes_do_not_depend_on_names() -> None:
     own = {"name": "npz", "path": "one.npz", "sha256": save_arrays("one.npz", x=PIXELS, y=np.arange(6))}
     stored = [
-        download.obtain_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
+        download.load_and_save_dataset(parser.parse_dataset(own).effective_dataset, Fetcher(), Path(name))
         for name in ("a.pt", "other.pt")
     ]
     assert stored[0].read_bytes() == stored[1].read_bytes()
@@ -704,7 +695,7 @@ def test_own_data_through_the_stages() -> None:
     save_arrays("own.npz", x=x, y=np.arange(60) % 3, test=np.arange(60) >= 45)
     settings = studies.settings(dataset={"name": "npz", "path": "own.npz"}, federation={"clients": 3})
     studies.write(settings | {"partition": {"scheme": "iid"}}, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     plan = planner.make_plan(Path("params.yaml"))
     planner.write_plan(plan)
     (run,) = plan.runs
@@ -737,7 +728,7 @@ def test_own_data_through_the_stages() -> None:
 def test_the_checksum_is_filled_in_and_all_else_is_left(before: str, after: str) -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("params.yaml").write_text(before)
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == after.replace("SUM", sha256)
     assert parser.parse_dataset(loader.read_params(Path("params.yaml"))["dataset"]).dataset_info == DatasetInfo(
         (3, 32, 32), 6, 6, 0
@@ -748,7 +739,7 @@ def test_a_link_to_a_study_stays_one() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     Path("study.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
     Path("params.yaml").symlink_to("study.yaml")
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").is_symlink()
     assert Path("study.yaml").read_text() == f"dataset: {{name: npz, sha256: {sha256}, path: own.npz}}\n"
 
@@ -756,19 +747,19 @@ def test_a_link_to_a_study_stays_one() -> None:
 def test_labels_that_do_not_begin_with_0_are_told() -> None:
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3 + 1)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    message = download.declare_dataset(None, Path("params.yaml"))
+    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert "labels are 1 to 3" in message
     assert "class 0 has no samples" in message
     save_arrays("own.npz", x=PIXELS, y=np.arange(6) % 3)
     Path("params.yaml").write_text("dataset: {name: npz, path: own.npz}\n")
-    assert "labels" not in download.declare_dataset(None, Path("params.yaml"))
+    assert "labels" not in download.write_dataset_facts_into_study(None, Path("params.yaml"))
 
 
 def test_what_can_not_be_filled_in_is_said() -> None:
     sha256 = save_arrays("own.npz", x=PIXELS, y=np.arange(6))
     before = "dataset:\n  ? name\n  : npz\n  ? path\n  : own.npz\n"
     Path("params.yaml").write_text(before)
-    message = download.declare_dataset(None, Path("params.yaml"))
+    message = download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert "to params.yaml, under dataset with name npz:" in message
     assert message.endswith(f"\n  sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
@@ -778,15 +769,15 @@ def test_another_data_set_than_the_studys_is_stored_and_not_filled_in() -> None:
     sha256 = save_arrays("mirror/cifar10.npz", **SPLIT_ARRAYS)
     before = "dataset: {mirror: mirror, name: digits}\n"
     Path("params.yaml").write_text(before)
-    assert download.declare_dataset("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
+    assert download.write_dataset_facts_into_study("cifar10", Path("params.yaml")).endswith(f"sha256: {sha256}")
     assert Path("params.yaml").read_text() == before
 
 
 def test_a_declared_data_set_changes_nothing() -> None:
-    download.declare_dataset("digits", Path("params.yaml"))
+    download.write_dataset_facts_into_study("digits", Path("params.yaml"))
     assert not Path("params.yaml").exists()
     Path("params.yaml").write_text("dataset: {name: digits}\n")
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     assert Path("params.yaml").read_text() == "dataset: {name: digits}\n"
 
 
@@ -797,9 +788,7 @@ def test_a_declared_data_set_changes_nothing() -> None:
 class TestReal:
     """Real data sets from the mirror. Those that it lacks are skipped."""
 
-    CHECKSUMS: ClassVar[dict[str, str]] = {
-        "imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72",
-    }
+    CHECKSUMS: ClassVar[dict[str, str]] = {"imdb": "eeba9a6f7260cf28430f46103d26c58a34547701eb9a0541de514d89bbbb9f72"}
 
     @pytest.fixture(params=PUBLISHED)
     def samples(self, request: pytest.FixtureRequest) -> tuple[str, Samples]:

@@ -130,7 +130,7 @@ def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_pa
     studies.write(studies.settings(dataset=dataset), Path())
     assert planner.make_plan().runs[0].dataset.startswith("generated-")
     with pytest.raises(ArtifactError, match=re.escape(str(mirror_file))):
-        download.declare_dataset(name, Path("params.yaml"))
+        download.write_dataset_facts_into_study(name, Path("params.yaml"))
     assert not list(Path("results").rglob("*.pt"))
 
 

@@ -35,13 +35,12 @@ WRITERS = [f"f{number % 4:03}" for number in range(60)]
 def declare(**dataset: Any) -> planner.NewPlan:
     """Write a study of the repository, run `fedpipe download` and plan."""
     params = studies.settings(
-        dataset={"name": "huggingface", "path": "repository", "split": "pooled", **dataset},
-        federation={"clients": 3},
+        dataset={"name": "huggingface", "path": "repository", "split": "pooled", **dataset}, federation={"clients": 3}
     ) | {"partition": {"scheme": "natural"} if "client" in dataset else {"scheme": "iid"}}
     if "vocabulary" in dataset:
         params["model"] = {"name": "fasttext"}
     studies.write(params, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     return studies.prepare(planner.loader.read_params(Path("params.yaml")))
 
 

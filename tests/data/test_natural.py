@@ -50,7 +50,7 @@ def write_study(dataset: dict[str, Any], partition: dict[str, Any], **sections: 
 def declare(dataset: dict[str, Any], partition: dict[str, Any], **sections: Any) -> None:
     """Write a study and run `fedpipe download`, which stores the data set and fills in its SHA-256."""
     write_study({"split": "pooled", **dataset}, partition, **sections)
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
 
 
 def read_assignment(plan: planner.NewPlan) -> Assignment:
@@ -73,12 +73,7 @@ def write_npz() -> dict[str, Any]:
 def write_split_npz() -> dict[str, Any]:
     """Write training and test arrays, and bytes instead of texts."""
     x, writer = PIXELS / 16, WRITERS.astype("S")
-    parts = {
-        "x_train": x[:450],
-        "y_train": LABELS[:450],
-        "x_test": x[450:],
-        "y_test": LABELS[450:],
-    }
+    parts = {"x_train": x[:450], "y_train": LABELS[:450], "x_test": x[450:], "y_test": LABELS[450:]}
     np.savez("own.npz", **parts, writer_train=writer[:450], writer_test=writer[450:], other_train=np.arange(3))
     return {"name": "npz", "path": "own.npz"}
 
@@ -312,7 +307,7 @@ def test_a_published_data_set_has_no_column() -> None:
     write_study({"name": "digits"}, {"scheme": "natural", "column": "writer"})
     with pytest.raises(SettingsError, match=r"^dataset\.name: 'digits' is not stored yet"):
         planner.make_plan(Path("params.yaml"))
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^partition\.column: 'writer' is not in the stored data set"):
         planner.make_plan(Path("params.yaml"))
 

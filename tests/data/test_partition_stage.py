@@ -19,8 +19,9 @@ from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import download
 from fedpipe.planning.preview import preview_partitions
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.report import contents, preview
+from fedpipe.report import preview
 from fedpipe.report.figures import style
+from fedpipe.report.figures.partition import write_partition_figure
 from fedpipe.settings import loader, parser
 from tests import small_studies as studies
 
@@ -143,7 +144,7 @@ SETTINGS = {
 
 
 def test_the_preview_of_few_classes_has_their_numbers() -> None:
-    assert preview.render_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"], "01") == (
+    assert preview.render_partition_preview("0a", SETTINGS, np.array([[4, 0], [3, 13]]), ["ann", "bob"], "01") == (
         "digits (pooled split), 2 clients, partition iid, seed 4: 0a\n\n"
         "client  0   1  samples\n"
         "   ann  4   ·        4\n"
@@ -156,7 +157,7 @@ def test_the_preview_of_few_classes_has_their_numbers() -> None:
 
 def test_the_preview_marks_clients_that_are_held_out() -> None:
     counts = np.array([[4, 0], [3, 13]])
-    lines = preview.render_preview("0a", SETTINGS, counts, ["ann", "bob"], "01", [1]).splitlines()
+    lines = preview.render_partition_preview("0a", SETTINGS, counts, ["ann", "bob"], "01", [1]).splitlines()
     assert lines[2:8] == [
         "client  0   1  samples",
         "   ann  4   ·        4",
@@ -176,18 +177,22 @@ def test_the_preview_marks_clients_that_are_held_out() -> None:
 def test_the_preview_names_published_classes_that_fit_into_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.ones((2, 10), dtype=np.int64)
     names = class_names.select_class_names("fashion_mnist", 10)
-    head = preview.render_preview("0a", SETTINGS, counts, "01", names).splitlines()[2]
+    head = preview.render_partition_preview("0a", SETTINGS, counts, "01", names).splitlines()[2]
     assert head.split()[1:4] == ["T-shirt/top", "Trouser", "Pullover"]
     assert head.endswith("  Ankle boot  samples")
     assert len(head) <= preview.LINE_WIDTH
     monkeypatch.setattr(preview, "LINE_WIDTH", len(head) - 1)
-    assert preview.render_preview("0a", SETTINGS, counts, "01", names).splitlines()[2].split()[1:4] == ["0", "1", "2"]
+    assert preview.render_partition_preview("0a", SETTINGS, counts, "01", names).splitlines()[2].split()[1:4] == [
+        "0",
+        "1",
+        "2",
+    ]
 
 
 def test_the_preview_of_many_classes_has_shades() -> None:
     counts = np.zeros((2, 30), dtype=np.int64)
     counts[0, :3], counts[1, 3:6] = [1, 50, 100], [99, 12, 11]
-    lines = preview.render_preview("0a", SETTINGS, counts, ["0", "writer 12"], ["dog"] * 30).splitlines()
+    lines = preview.render_partition_preview("0a", SETTINGS, counts, ["0", "writer 12"], ["dog"] * 30).splitlines()
     assert lines[2] == "   client |classes 0 to 29               | samples"
     assert lines[3] == "        0 |.+@                           |     151"
     assert lines[4] == "writer 12 |   @:.                        |     122"
@@ -199,7 +204,7 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     dataset = {"name": "parquet", "path": "own.parquet", "input": ["height", "weight"], "label": "kind"}
     params = studies.settings(dataset=dataset | {"split": "pooled"}, federation={"clients": 2})
     studies.write(params, Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     output = CliRunner().invoke(app.app, ["partition", "--preview"], catch_exceptions=False).output
     assert output.splitlines()[2].split() == ["client", "ant", "dog", "samples"]
     assert "input=['height', 'weight'], label=kind" in output
@@ -207,5 +212,5 @@ def test_the_preview_and_figures_name_the_classes_of_a_users_table(monkeypatch: 
     plan = studies.prepare(loader.read_params(Path("params.yaml")))
     drawn = []
     monkeypatch.setattr(style, "save_figure", lambda figure, *_: drawn.append(figure))
-    contents.write_partition_figure(plan, *plan.partitions)
+    write_partition_figure(plan, *plan.partitions)
     assert [label.get_text() for label in drawn[0].axes[0].get_xticklabels()] == ["ant", "dog"]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedpipe.cli import app
 from fedpipe.core.components import component, pinned_files, registry
 from fedpipe.core.errors import ArtifactError, SettingsError
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, layout
 from fedpipe.data.assignment import Assignment
 from fedpipe.planning import download as stage
@@ -229,8 +229,8 @@ presets:
     for name, text in texts.items():
         Path(name).write_text(text)
     obtained: list[Any] = []
-    real = stage.obtain_dataset
-    monkeypatch.setattr(stage, "obtain_dataset", lambda data, *rest: obtained.append(data) or real(data, *rest))
+    real = stage.load_and_save_dataset
+    monkeypatch.setattr(stage, "load_and_save_dataset", lambda data, *rest: obtained.append(data) or real(data, *rest))
     with pytest.raises(SettingsError, match=r"dataset\.sha256: missing.*'cifar10'"):
         run_command("plan", "--params", "studies/a")
     output = run_command("download", "--params", "studies/a")
@@ -403,9 +403,9 @@ def test_it_is_dealt_as_the_file_says_and_told_so() -> None:
     plan = studies.prepare(make_declared_study())
     ((key, settings),) = plan.partitions.items()
     table = files.read_parquet(layout.get_assignment_path(key))
-    table_rows = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
+    table_row_keys = sorted(zip(*(table[name].to_pylist() for name in ("sample", "client", "split")), strict=True))
     rows = [line.split(",") for line in Path("own.csv").read_text().splitlines()[1:]]
-    assert table_rows == sorted((int(sample), int(client), split) for sample, client, split in rows)
+    assert table_row_keys == sorted((int(sample), int(client), split) for sample, client, split in rows)
     sha256 = files.compute_file_sha256(Path("own.csv"))
     description = table_notes.describe_partition(settings)
     assert f"partition file (sha256={sha256[:12]}…)" in description
@@ -425,7 +425,7 @@ def test_without_that_column_the_split_and_the_seed_have_their_say() -> None:
         parser.parse_params(settings)
     settings["dataset"]["split"] = "pooled"
     runs = [read_run_settings(settings, seed) for seed in (0, 1)]
-    assert len({digest_json(run.partition_settings) for run in runs}) == 2
+    assert len({compute_json_digest(run.partition_settings) for run in runs}) == 2
     assert read_run_settings(settings | {"dataset": settings["dataset"] | {"test_fraction": 0.4}}).key != runs[0].key
 
 

@@ -21,9 +21,7 @@ from fedpipe.data.sources.fetch import Fetcher
 from fedpipe.planning import download
 
 FEW = Samples(
-    x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2),
-    y=np.array([0, 1, 0]),
-    test=np.array([False, False, True]),
+    x=np.arange(12, dtype=np.float32).reshape(3, 1, 2, 2), y=np.array([0, 1, 0]), test=np.array([False, False, True])
 )
 
 
@@ -129,8 +127,8 @@ def test_inputs_keep_their_kind(tmp_path: Path, dtype: str, stored_dtype: str) -
 
 def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = download.obtain_dataset(Digits(), Fetcher())
-    assert path == store.locate_dataset(registry.component_to_key_settings(component.DATASET, Digits()))
+    path = download.load_and_save_dataset(Digits(), Fetcher())
+    assert path == store.get_stored_dataset_path(registry.get_component_key_settings(component.DATASET, Digits()))
     assert path.parent == Path("results/data")
     assert path.name.startswith("digits-")
     assert np.array_equal(store.load_samples(path, files.read_recorded_sha256(path)).x.numpy(), digits.x)
@@ -142,17 +140,19 @@ def test_a_data_set_is_stored_with_its_facts(tmp_path: Path, digits: Samples, mo
 
 
 def test_the_place_does_not_depend_on_how_samples_are_split() -> None:
-    description = registry.component_to_key_settings(component.DATASET, Digits())
-    assert store.locate_dataset(description | {"split": "pooled", "test_fraction": 0.5}) == store.locate_dataset(
+    description = registry.get_component_key_settings(component.DATASET, Digits())
+    assert store.get_stored_dataset_path(
+        description | {"split": "pooled", "test_fraction": 0.5}
+    ) == store.get_stored_dataset_path(description)
+    assert store.get_stored_dataset_path(description | {"sha256": "1" * 64}) != store.get_stored_dataset_path(
         description
     )
-    assert store.locate_dataset(description | {"sha256": "1" * 64}) != store.locate_dataset(description)
 
 
 def test_other_samples_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "changed.pt"
     with pytest.raises(ArtifactError) as error:
-        download.obtain_dataset(Changed(), Fetcher(), path)
+        download.load_and_save_dataset(Changed(), Fetcher(), path)
     assert store.compute_samples_sha256(FEW) in str(error.value)
     assert "0" * 64 in str(error.value)
     assert not path.exists()
@@ -161,9 +161,9 @@ def test_other_samples_are_refused(tmp_path: Path) -> None:
 def test_a_class_without_checksum_is_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Changed, "checksum", "")
     with pytest.raises(ArtifactError, match=f"checksum {store.compute_samples_sha256(FEW)}, but none"):
-        download.obtain_dataset(Changed(), Fetcher())
+        download.load_and_save_dataset(Changed(), Fetcher())
     with pytest.raises(SettingsError, match=r"^dataset\.name: '.*Changed' has no checksum"):
-        registry.component_to_key_settings(component.DATASET, Changed())
+        registry.get_component_key_settings(component.DATASET, Changed())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_samples_are_what_the_class_says(monkeypatch: pytest.MonkeyPatch, name: 
     monkeypatch.setattr(Changed, "checksum", store.compute_samples_sha256(FEW))
     monkeypatch.setattr(Changed, name, value)
     with pytest.raises(ArtifactError, match=r"^dataset\.name: .* 3 samples of shape \(1, 2, 2\) in 2 classes"):
-        download.obtain_dataset(Changed(), Fetcher())
+        download.load_and_save_dataset(Changed(), Fetcher())
 
 
 def test_no_plan_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

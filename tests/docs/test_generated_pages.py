@@ -146,7 +146,7 @@ def test_deviations_are_a_table_of_paper_code_and_here() -> None:
     ],
 )
 def test_running_text(text: str, markdown: str) -> None:
-    assert pages.convert_inline_to_markdown(text) == markdown
+    assert pages.convert_inline_markup_to_markdown(text) == markdown
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_running_text(text: str, markdown: str) -> None:
     ],
 )
 def test_blocks(text: str, markdown: str) -> None:
-    assert pages.convert_blocks_to_markdown(text) == markdown
+    assert pages.convert_docstring_to_markdown(text) == markdown
 
 
 def test_the_picture_of_all_partition_schemes_is_current() -> None:

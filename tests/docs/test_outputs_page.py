@@ -17,7 +17,7 @@ TITLES = [
     methods.get_algorithm_display_name(registry.build_component(component.ALGORITHM, label, {}))
     for label in STUDY["study"]["algorithms"]
 ]
-LABELS = [words.format_metric(protocol) for protocol in STUDY["evaluation"]["protocols"]]
+LABELS = [words.format_metric_label(protocol) for protocol in STUDY["evaluation"]["protocols"]]
 
 
 def test_a_rerun_has_the_runs_of_one_method() -> None:

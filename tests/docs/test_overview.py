@@ -59,7 +59,7 @@ def test_the_table_in_words_of_the_papers() -> None:
 
 
 def test_the_peers_have_known_methods_and_commits() -> None:
-    for peer in overview.read_other_libraries().values():
+    for peer in overview.read_methods_of_other_libraries().values():
         assert set(peer["methods"]) <= set(ALGORITHMS)
         assert peer["methods"] == sorted(set(peer["methods"]))
         assert re.fullmatch(r"[0-9a-f]{40}", peer["commit"])

@@ -76,7 +76,7 @@ def test_named_clients_train_matrices_of_a_transformer() -> None:
     for run, head in zip(studies.open_runs(plan), (64 * 3 + 3, 0), strict=True):  # FedPer's clients keep the head
         list(run.run_segment(1))
         collect.collect_rounds(run.files, 1, plan.keep_models)
-        (row,) = layout.read_merged_table(run.files.merged_files(1).rounds).to_pylist()
+        (row,) = layout.read_merged_table(run.files.get_merged_files(1).rounds).to_pylist()
         assert row["bytes_up"] == row["bytes_down"] == 4 * (matrices + head), "float32, per participant"
     network = fedpipe.load().model("fedavg")
     assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 3)

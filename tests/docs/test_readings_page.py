@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun, digest_settings
+from fedpipe.papers.stored_runs import AccuracyCurve, RunStore, StoredRun, compute_settings_digest
 from fedpipe.planning import planner
 from tests import small_studies as studies
 from tests.analysis.conftest import finish
@@ -63,7 +63,7 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
     text |= {f"{name}_code": "0" * 12 for name in ("dataset", "partition", "model", "algorithm", "shared")}
     text["samples"] = "0" * 12
     numbers = dict.fromkeys(("round_seconds", "epoch_seconds", "bytes_down", "bytes_up"), 1.0)
-    curve = Curve(
+    curve = AccuracyCurve(
         protocol="personal-on-local", average="sample", test_samples=100, rounds="1-2", accuracies="0.8125 0.75"
     )
     run = StoredRun(
@@ -71,7 +71,7 @@ def test_a_reading_is_shown_with_published_numbers_and_its_commits(
         **numbers,
         seed=0,
         rounds=2,
-        settings=digest_settings(vars(plan.run_settings[cell.key])),
+        settings=compute_settings_digest(vars(plan.run_settings[cell.key])),
         commit="abc1234567",
         date="2026-01-02",
         is_generated=False,

@@ -142,7 +142,7 @@ def test_the_table_is_that_of_the_demo() -> None:
     study = yaml.safe_load(read("params.yaml"))
     assert lines[0] == [
         "algorithm",
-        *(words.format_metric(protocol) for protocol in study["evaluation"]["protocols"]),
+        *(words.format_metric_label(protocol) for protocol in study["evaluation"]["protocols"]),
         *("bytes down", "bytes up"),
     ]
     assert [cells[0] for cells in lines[1:]] == [get_title(label) for label in study["study"]["algorithms"]]

@@ -17,10 +17,10 @@ from fedpipe.algorithms.fedavg import FedAvg
 from fedpipe.algorithms.passes import Measure, Train
 from fedpipe.core.components import component, registry
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import FIRST, get_passes, start_client
+from fedpipe.engine.clients.executor import FIRST, get_passes, make_client_start_state
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.graphs import overwrite_buffers
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.stack.stack_run import StackRun
 from fedpipe.engine.torch_env.trees import stack_states
 from fedpipe.models.base import Network
@@ -72,7 +72,7 @@ def assert_operations_on_device(graph):
 def start_stack(trial, ids):
     """A stack of all clients as it begins, in a job that trains some of them."""
     algorithm, clients, number = trial.algorithm, trial.clients, trial.rounds + 1
-    stack_clients = schedule.make_stacks(clients.sizes, range(len(clients)), len(clients))[0]
+    stack_clients = schedule.group_clients_into_stacks(clients.sizes, range(len(clients)), len(clients))[0]
     local_clients = [client for client in stack_clients if client in ids]
     stack_run = StackRun(
         algorithm, clients, number, stack_clients, local_clients, schedule.get_allowed_stack_widths(len(clients))
@@ -81,7 +81,7 @@ def start_stack(trial, ids):
     axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
     kept_states, start = (
         stack_states([trial.client_states[client] for client in stack_run.rows]),
-        functools.partial(start_client, algorithm),
+        functools.partial(make_client_start_state, algorithm),
     )
     info = clients.get_client_info(stack_run.rows, number, kept_states[FIRST])
     return stack_run, vmap(start, in_dims=(0, axes, 0))(kept_states, common | client_parts, info)
@@ -110,7 +110,10 @@ def count_pass_launches(trial, assert_same):
             if isinstance(pass_, Train):
                 client_pass = stack_run.make_client_pass(pass_, state)
                 initial = vmap(client_pass.add_optimizer_state)(state)
-                step, row = stack_run.make_step(client_pass), stack_run.make_batch_plan(pass_, [0]).get_step_batch(0)
+                step, row = (
+                    stack_run.make_stack_step(client_pass),
+                    stack_run.make_batch_plan(pass_, [0]).get_step_batch(0),
+                )
                 assert row.live.tolist() == [True, True, False]
             elif isinstance(pass_, Measure):
                 samples = trial.clients.train if pass_.on == "train" else trial.clients.validation_or_train
@@ -224,7 +227,7 @@ class Tracer:
 def record_steps(recording_trial, width=3):
     """The same trial whose steps are recorded."""
     tracer = Tracer()
-    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, width, backend=tracer)
+    recording_trial.executor = StackExecutor(recording_trial.algorithm, recording_trial.clients, width, backend=tracer)
     return recording_trial, tracer
 
 
@@ -276,7 +279,9 @@ def test_what_cant_be_recorded_runs_step_by_step_and_says_so_once(trial, assert_
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     recording_trial = trial(FedAvg())
-    recording_trial.executor = Stack(recording_trial.algorithm, recording_trial.clients, 3, backend=refuse_capture)
+    recording_trial.executor = StackExecutor(
+        recording_trial.algorithm, recording_trial.clients, 3, backend=refuse_capture
+    )
     assert_same(list_results(recording_trial.run(2).outcomes), list_results(trial(FedAvg()).run(2).outcomes))
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith("execution.graphs: pass 0 of the phase 'train' can't be recorded")

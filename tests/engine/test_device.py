@@ -19,7 +19,7 @@ from fedpipe import testing
 from fedpipe.algorithms.base import Algorithm
 from fedpipe.core.components import component, registry
 from fedpipe.core.storage.files import read_pt, write_pt
-from fedpipe.engine import run as running
+from fedpipe.engine import rounds as running
 from fedpipe.engine.blocks import Block
 from fedpipe.engine.clients import loop
 from fedpipe.engine.run import Run
@@ -109,7 +109,7 @@ def count_crossings_by_round(run: Run, crossings: Counter[str]) -> Iterator[Coun
 
 def count_large_tensors(run: Run, number: int) -> int:
     """Large tensors in the files of a round's states."""
-    files = run.files.round(number)
+    files = run.files.get_round_files(number)
     trees = [read_pt(path) for path in (files.server_state, files.client_states) if path.exists()]
     return sum(leaf.numel() >= fake_device.LARGE for leaf in pytree.tree_leaves(trees))
 
@@ -185,10 +185,10 @@ def test_jobs_of_single_rounds_bring_what_comes_from_files_to_the_device(monkeyp
     monkeypatch.setattr(running, "select_device", lambda execution: fake_device.DEVICE)
     with fake_device.use_device() as crossings:
         rules = Rules(monkeypatch, crossings)
-        studies.open_runs(plan, stack=5)[0].initialize()
+        studies.open_runs(plan, stack=5)[0].write_initial_round()
         for number in range(1, ROUNDS + 1):
             train, server, measure = (studies.open_runs(plan, stack=5)[0] for _ in range(3))
-            path = run.files.round(number).block_uploads(0)
+            path = run.files.get_round_files(number).get_block_uploads_path(0)
             write_pt(path, train.train(number, train.participants(number)).to_tensors())
             server.aggregate(number, [Block.read(path)])
             measure.evaluate(number)

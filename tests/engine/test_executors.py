@@ -60,8 +60,10 @@ def test_a_clients_bits_do_not_depend_on_the_size_of_its_mates(make_clients, mak
 def test_blocks_of_images_give_the_same_bits(make_trial, assert_same, name, width):
     trial = make_trial(name, "cnn", width=width, local_epochs=1).run()
     all_uploads = list_uploads(trial.train(range(5), tests=("local",)))
-    block_uploads = list_uploads([*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))])
-    assert_same(block_uploads, all_uploads)
+    get_block_uploads_path = list_uploads(
+        [*trial.train([0, 1], tests=("local",)), *trial.train([2, 3, 4], tests=("local",))]
+    )
+    assert_same(get_block_uploads_path, all_uploads)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -35,7 +35,7 @@ def plan_other_study(name: str, rounds: int, keep_models: str | int) -> None:
 
 
 def list_server_rounds(run: Any) -> list[int]:
-    return [number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()]
+    return [number for number in range(ROUNDS + 1) if run.files.get_round_files(number).server_state.exists()]
 
 
 def test_a_shorter_studys_collect_leaves_what_a_longer_one_keeps(run: Any) -> None:
@@ -51,8 +51,8 @@ def test_a_longer_study_leaves_what_a_shorter_one_keeps(run: Any) -> None:
     assert {2, 4, ROUNDS} <= set(list_server_rounds(run))
     assert 1 not in list_server_rounds(run)
     for end in (4, ROUNDS):  # each can go on from its last round, with what every client kept
-        for last in set(files.read_json(run.files.round(end).complete_states_marker)["last"]) - {-1}:
-            assert run.files.round(last).client_states.exists()
+        for last in set(files.read_json(run.files.get_round_files(end).complete_states_marker)["last"]) - {-1}:
+            assert run.files.get_round_files(last).client_states.exists()
 
 
 def test_a_study_that_is_planned_meanwhile_keeps_its_rounds_and_each_plan_is_read_once(

@@ -20,7 +20,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.algorithms.scaffold import Scaffold
 from fedpipe.core.components import component, registry
 from fedpipe.core.errors import SettingsError
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.settings.federation import Federation, Schedule
 from fedpipe.settings.transforms import Transforms
 from fedpipe.testing.comparisons import ROUNDING
@@ -125,7 +125,7 @@ def test_recorded_steps_follow_the_rate(make_trial, make_clients, assert_same):
 
     settings = {"participation": 1.0, "schedule": {"name": "step", "step_size": 2, "gamma": 0.5}}
     plain, recording = (make_trial("fedavg", width=3, **settings) for _ in range(2))
-    recording.executor = Stack(recording.algorithm, recording.clients, 3, backend=record)
+    recording.executor = StackExecutor(recording.algorithm, recording.clients, 3, backend=record)
     capture_counts = []
     for _ in range(4):
         assert_same(get_states(recording.run()), get_states(plain.run()))

@@ -14,7 +14,7 @@ from fedpipe.algorithms.passes import Train
 from fedpipe.data.assignment import Assignment, assign_samples
 from fedpipe.data.partitions.dirichlet import Dirichlet
 from fedpipe.engine.clients.transforms import transform_images
-from fedpipe.engine.run import WIDTH_ON_GPU
+from fedpipe.engine.rounds import WIDTH_ON_GPU
 from fedpipe.engine.stack import schedule
 from fedpipe.engine.stack.schedule import StepRange
 from fedpipe.engine.stack.stack_run import StackRun, _gather_batch
@@ -28,19 +28,19 @@ def test_widths_grow_by_half_at_most():
 
 
 def test_a_stack_is_as_narrow_as_those_that_go_on_allow():
-    assert schedule.make_step_ranges([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
+    assert schedule.split_steps_by_stack_width([5, 3, 3, 1, 1], (1, 2, 3, 4, 6)) == [
         StepRange(6, 0, 1),
         StepRange(3, 1, 3),
         StepRange(1, 3, 5),
     ]
-    assert schedule.make_step_ranges([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
+    assert schedule.split_steps_by_stack_width([1, 5, 3], (1, 2, 3)) == [StepRange(3, 0, 3), StepRange(2, 3, 5)], (
         "rows keep their places"
     )
 
 
 def test_the_largest_clients_share_a_stack():
     sizes = np.array([3, 9, 3, 20, 1])
-    assert schedule.make_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
+    assert schedule.group_clients_into_stacks(sizes, [4, 2, 0, 1, 3], 2) == [[3, 1], [0, 2], [4]]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_plan_holds_the_batches_that_were_gathered_step_by_step(make_clients, 
     clients = make_clients((1, 4, 4), transforms=transforms)
     trial = make_trial("fedavg", "cnn", clients, width=7)
     training = Train(trial.algorithm.loss, **settings)
-    stack_clients = schedule.make_stacks(clients.sizes, range(8), 7)[0]
+    stack_clients = schedule.group_clients_into_stacks(clients.sizes, range(8), 7)[0]
     local_clients, size = [client for client in stack_clients if client != 3], 4 * training.batches
     rows = [stack_clients.index(client) for client in local_clients]
     stack_run = StackRun(

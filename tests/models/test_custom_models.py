@@ -359,10 +359,10 @@ def test_other_arguments_of_a_function_are_parameters() -> None:
     body = wide.build((9,), 2).body
     assert [tuple(value.shape) for value in body.state_dict().values()] == [(3, 9), (3,)]
     assert isinstance(body[2], torch.nn.Tanh)
-    one, other = (registry.component_to_key_settings(component.MODEL, model) for model in (wide, usual))
+    one, other = (registry.get_component_key_settings(component.MODEL, model) for model in (wide, usual))
     assert other.items() >= {"width": 8, "act": "relu", "p": 0.0}.items()
     assert one == other | {"width": 3, "act": "tanh"}
-    assert registry.component_from_run_settings(component.MODEL, one) == wide
+    assert registry.build_component_from_run_settings(component.MODEL, one) == wide
 
 
 @pytest.mark.parametrize(

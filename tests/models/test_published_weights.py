@@ -53,7 +53,7 @@ def write_study(model: dict[str, Any], **sections: Any) -> None:
 def declare(model: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """Write a study and run `fedpipe download`. Returns the section of the model."""
     write_study(model, **sections)
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     return cast(dict[str, Any], yaml.safe_load(Path("params.yaml").read_text())["model"])
 
 
@@ -74,7 +74,7 @@ def test_torchvisions_weights_are_downloaded_once_and_start_the_run(monkeypatch:
     assert section["sha256"] == compute_file_sha256(path)
     assert declare(section) == section, "without a network"
     run = open_run()
-    model = run.load_server_state(0)["model"] if run.initialize() is None else {}
+    model = run.load_server_state(0)["model"] if run.write_initial_round() is None else {}
     body = {name: value for name, value in tensors.items() if not name.startswith("fc.") and "num_batches" not in name}
     assert model.keys() == {f"body.{name}" for name in body} | {"head.weight", "head.bias"}
     assert all(torch.equal(model[f"body.{name}"], value) for name, value in body.items())
@@ -111,14 +111,14 @@ def test_timms_weights_start_the_run(source: str) -> None:
 def test_planning_downloads_nothing_and_a_job_names_the_missing_file(monkeypatch: pytest.MonkeyPatch) -> None:
     published.publish(monkeypatch, "http://127.0.0.1:9/shufflenet-01234567.pth")
     write_study({"name": "mlp"})
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     settings = yaml.safe_load(Path("params.yaml").read_text())
     studies.write(settings | {"model": TORCHVISION | {"sha256": "0" * 64}}, Path())
     plan = planner.make_plan(Path("params.yaml"))
     assert set(plan.unavailable_runs.values()) == {"weights not here"}
     assert not Path("torch").exists()
     with pytest.raises(SettingsError, match=r"^model\.weights: IMAGENET1K_V1 of .* can't be downloaded from http"):
-        download.declare_dataset(None, Path("params.yaml"))
+        download.write_dataset_facts_into_study(None, Path("params.yaml"))
     with pytest.raises(
         SettingsError, match=r"^model\.weights: .* not on this machine\. Run `fedpipe download`.*01234567"
     ):

@@ -17,8 +17,8 @@ from fedpipe.core.tensors import Tensors
 from fedpipe.engine.clients import loop as looping
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor
 from fedpipe.engine.clients.federated_data import FederatedData
-from fedpipe.engine.clients.loop import Loop
-from fedpipe.engine.stack.stack import Stack
+from fedpipe.engine.clients.loop import LoopExecutor
+from fedpipe.engine.stack.stack import StackExecutor
 from fedpipe.engine.torch_env.trees import move_state
 from fedpipe.models.base import FunctionalNetwork, Model
 from fedpipe.settings.federation import Federation
@@ -92,15 +92,15 @@ def train_round(
 
 
 def make_stack(algorithm: Algorithm, clients: FederatedData) -> Executor:
-    return Stack(algorithm, clients, 2)
+    return StackExecutor(algorithm, clients, 2)
 
 
 @parametrize_models("vgg16", "resnet18", "feddw_resnet18", "shufflenet", "mobilenet")
 def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> None:
-    (initial_model, loop), (_, stack) = train_round(name, Loop), train_round(name, make_stack)
+    (initial_model, loop), (_, stack) = train_round(name, LoopExecutor), train_round(name, make_stack)
     assert_same(stack, loop, tolerance=1e-7)  # BatchNorm of two or three values divides by deviations near 0
-    has_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
-    assert sum(has_changed) > len(has_changed) / 2
+    has_file_changed = [not torch.equal(value, initial_model[key]) for key, value in loop[0][0]["model"].items()]
+    assert sum(has_file_changed) > len(has_file_changed) / 2
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_the_stack_trains_what_the_loop_trains(name: str, assert_same: Any) -> N
 def test_the_stack_trains_networks_of_libraries(name: str, side: int, parameters: Any, assert_same: Any) -> None:
     """Networks in which rounding errors grow little, such as those with GroupNorm."""
     case = (3, side, side), parameters
-    (_, loop), (_, stack) = train_round(name, Loop, case=case), train_round(name, make_stack, case=case)
+    (_, loop), (_, stack) = train_round(name, LoopExecutor, case=case), train_round(name, make_stack, case=case)
     assert_same(stack, loop, tolerance=1e-7)
 
 
@@ -133,6 +133,6 @@ def test_a_stack_runs_on_a_gpu(name: str, assert_same: Any) -> None:
 @pytest.mark.parametrize("name", [*UNSTACKABLE, "cnn"])
 def test_single_clients_run_on_a_gpu(name: str, assert_same: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looping, "ThreadPoolExecutor", fake_device.OneByOne)
-    _, host_results = train_round(name, Loop)
+    _, host_results = train_round(name, LoopExecutor)
     with fake_device.use_device():  # its LSTM has another kernel
-        assert_same(train_round(name, Loop, fake_device.DEVICE)[1], host_results, tolerance=1e-15)
+        assert_same(train_round(name, LoopExecutor, fake_device.DEVICE)[1], host_results, tolerance=1e-15)

@@ -104,11 +104,11 @@ def test_every_run_starts_from_the_tensors_of_the_file(model: dict[str, Any], dt
     bits = []
     for path in [str(run.path) for run in studies.prepare(settings).runs]:
         assert not CliRunner().invoke(app.app, ["segment", path, "--stop", "1"], catch_exceptions=False).exit_code
-        model_tensors = files.read_pt(RunFiles(Path(path)).round(0).server_state)["model"]
+        model_tensors = files.read_pt(RunFiles(Path(path)).get_round_files(0).server_state)["model"]
         expected = {name: value for name, value in tensors.items() if not name.endswith("num_batches_tracked")}
         assert model_tensors.keys() == expected.keys()
         assert all(torch.equal(model_tensors[name], expected[name]) for name in expected)
-        bits.append(files.compute_file_sha256(RunFiles(Path(path)).round(1).server_state))
+        bits.append(files.compute_file_sha256(RunFiles(Path(path)).get_round_files(1).server_state))
     assert bits[0] != bits[1], "seeds still draw partition and batches"
 
 
@@ -155,7 +155,7 @@ def test_an_algorithm_with_another_head_draws_it_at_random() -> None:
     )
     models = {}
     for run in studies.open_runs(plan):
-        run.initialize()
+        run.write_initial_round()
         models[run.settings.algorithm["name"]] = run.load_server_state(0)["model"]
     tensors = make_state(MLP)
     for model in models.values():

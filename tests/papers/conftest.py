@@ -6,7 +6,7 @@ import pytest
 from fedpipe.papers import comparison, layouts, published
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 
 CLASSES = {"MNIST": 10, "FMNIST": 10, "CIFAR-100": 100, "IMDB": 2, "Tiny": 200, "AG News": 4}
 OTHERS = {"time": 2.5, "communication_cost": 2.0, "best_epsilon": 1e-5, "best_wb_iterations": 150, "counterexamples": 4}
@@ -36,7 +36,7 @@ def measured_cells(seeds=(0, 1, 2), shift=0.0, keep=lambda cell_id: True):
             for seed, off in zip(seeds, noise, strict=True)
         }
         cells[cell_id] = MeasuredCell(
-            Number.from_values(values),
+            RunMean.from_values(values),
             keys=tuple(f"{chance.integers(16**12):012x}" for _ in seeds),
             test_samples=10_000 if accuracy else None,
             classes=next((n for name, n in CLASSES.items() if name in cell_id.column), 10) if accuracy else None,
@@ -61,7 +61,10 @@ def make():
 @pytest.fixture(scope="session")
 def compared(measured_table):
     """All cells compared, by preset."""
-    return {preset: comparison.compare_cells(measured_table, preset) for preset in ("full", "reduced", "smoke")}
+    return {
+        preset: comparison.compare_with_published_cells(measured_table, preset)
+        for preset in ("full", "reduced", "smoke")
+    }
 
 
 @pytest.fixture

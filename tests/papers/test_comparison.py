@@ -13,7 +13,7 @@ from scipy import stats
 from fedpipe.papers import comparison, layouts, pages, published
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.report import contrasts
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 from tests.small_studies import ROOT
 
 HEAD = [
@@ -26,7 +26,7 @@ HEAD = [
 def measure_one(find_cell, *names, values, **others):
     """One measured cell by its id."""
     fields = {"keys": ("abc",), "test_samples": 10_000, "classes": 10} | others
-    return {find_cell(*names): MeasuredCell(Number.from_values(values), **fields)}
+    return {find_cell(*names): MeasuredCell(RunMean.from_values(values), **fields)}
 
 
 def change_each(measured, **others):
@@ -35,12 +35,12 @@ def change_each(measured, **others):
 
 
 def compare(measured, preset="full"):
-    return comparison.compare_cells(measured, preset)
+    return comparison.compare_with_published_cells(measured, preset)
 
 
 @pytest.mark.parametrize("preset", ["full", "reduced", "smoke"])
 def test_a_row_for_every_printed_number_at_every_preset(compared, preset):
-    for compared_ in (compared[preset], comparison.compare_cells({}, preset)):
+    for compared_ in (compared[preset], comparison.compare_with_published_cells({}, preset)):
         table = pd.read_csv(io.BytesIO(comparison.encode_comparison_csv(compared_)), keep_default_na=False)
         assert list(table.columns) == HEAD
         assert len(table) == 641
@@ -204,11 +204,11 @@ def test_differences_are_made_of_cells_by_seed(find_cell):
     ours = measure_one(find_cell, "PFPS-LWC", "Table 2", "PFPS-LWC", "0.5/0.3", values={0: 80.0, 1: 82.0})
     theirs = measure_one(find_cell, "PFPS-LWC", "Table 2", "FedPer", "0.5/0.3", values={0: 75.0, 1: 78.0})
     cell = compare(ours | theirs).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
-    assert cell.number.values == {0: 5.0, 1: 4.0}
-    assert (cell.number.mean, cell.number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
+    assert cell.measured_number.values == {0: 5.0, 1: 4.0}
+    assert (cell.measured_number.mean, cell.measured_number.std) == (4.5, pytest.approx(np.sqrt(0.5)))
     assert (cell.verdict_text, cell.verdict) == ("not judged", None)
     alone = compare(ours).cells[find_cell("PFPS-LWC", "Table 2", "Δ", "0.5/0.3")]
-    assert (alone.number, alone.verdict_text) == (None, "not measured")
+    assert (alone.measured_number, alone.verdict_text) == (None, "not measured")
 
 
 def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
@@ -220,24 +220,24 @@ def test_a_difference_of_what_diverged_is_marked_as_such(find_cell):
 def test_numbers_in_running_text_are_made_of_cells(compared):
     all_cells = compared["full"].cells
     result = {tuple(cell_id)[2:]: cell for cell_id, cell in all_cells.items() if cell_id.table == "text"}
-    mean = {cell_id: cell.number.mean for cell_id, cell in all_cells.items() if cell.number}
+    mean = {cell_id: cell.measured_number.mean for cell_id, cell in all_cells.items() if cell.measured_number}
 
     def get_row(*names):
         return next(value for cell_id, value in mean.items() if tuple(cell_id)[:4] == names)
 
-    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].number.mean
+    drop = result["FedDW", "practical - pathological/CIFAR-10", "accuracy_drop_points"].measured_number.mean
     one_way, other = (
         get_row("FedDW", "Table I", "FedDW", f"{name}/CIFAR-10") for name in ("practical", "pathological")
     )
     assert drop == pytest.approx(one_way - other)
-    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].number.mean
+    milliseconds = result["FedDW - FedAvg", "CIFAR-100", "time_difference_ms_per_epoch"].measured_number.mean
     assert milliseconds == pytest.approx(0)
     gains = [
         get_row("PFPS-LWC", "Table 2", "Δ", f"{beta}/{fraction}")
         for beta in (0.1, 0.3, 0.5)
         for fraction in (0.3, 0.5, 0.7)
     ]
-    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].number.mean == max(gains)
+    assert result["PFPS-LWC - FedPer", "CIFAR-10", "best_gain_points"].measured_number.mean == max(gains)
 
 
 def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
@@ -248,7 +248,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
     for row, mean in rows.items():
         values = {seed: mean + by for seed, by in shifts.items()}
         measured |= measure_one(find_cell, "cwFedAvg", "Table 6", row, "AG News", values=values)
-    (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
+    (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], compare(measured))
     assert (result.published_rival, result.measured_rival) == ("FedAMP", "FedAMP")
     assert result.published_contrast.difference == pytest.approx(0.24)
     assert result.measured_contrast.is_paired
@@ -258,7 +258,7 @@ def test_claims_are_contrasts_with_the_best_of_the_others(find_cell):
         stats.norm.ppf(0.975) * math.sqrt(sum(mean * (100 - mean) / 10_000 / 3 for mean in means))
     ), "its seeds are equal, so only the sampling error of 10,000 tests remains"
     for unjudged in (compare(measured, "smoke"), compare(change_each(measured, is_generated=True))):
-        (result,) = comparison.check_claim(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
+        (result,) = comparison.compute_claim_checks(paper, "Table 6", paper.tables["Table 6"].claims[0], unjudged)
         assert result.measured_contrast is None
 
 
@@ -273,8 +273,8 @@ def test_counts_leave_out_what_another_table_has(compared):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"number": Number.from_values({0: 166.0})}, "166.0 is not an accuracy in percent"),
-        ({"number": Number.from_values({0: -1.0})}, "-1.0 is not an accuracy in percent"),
+        ({"number": RunMean.from_values({0: 166.0})}, "166.0 is not an accuracy in percent"),
+        ({"number": RunMean.from_values({0: -1.0})}, "-1.0 is not an accuracy in percent"),
         ({"test_samples": None}, "needs its numbers of test samples and classes"),
         ({"classes": None}, "needs its numbers of test samples and classes"),
     ],

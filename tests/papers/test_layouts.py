@@ -95,7 +95,7 @@ def test_how_many_stand_in_two_tables():
 def test_the_head_of_a_table_with_three_levels():
     table = PAPERS["FedDW"].tables["Table I"]
     names = ["MNIST", "CIFAR-10", "CIFAR-100", "IMDB"]
-    assert table.head_rows == [
+    assert table.header_rows == [
         [("Practical heterogeneous", 4), ("Pathological heterogeneous", 4)],
         [("CV", 3), ("NLP", 1)] * 2,
         [(name, 1) for name in names] * 2,
@@ -104,7 +104,7 @@ def test_the_head_of_a_table_with_three_levels():
 
 
 def test_a_head_of_one_level_beside_others_of_two():
-    heads = PAPERS["cwFedAvg"].tables["Table 2"].head_rows
+    heads = PAPERS["cwFedAvg"].tables["Table 2"].header_rows
     assert heads[0] == [("Comm. cost", 1), ("Number of clients", 2), ("Data heterogeneity", 3)]
     assert [label for label, _ in heads[1]] == ["", "50 clients", "100 clients", "α = 0.01", "α = 0.5", "α = 1.0"]
 

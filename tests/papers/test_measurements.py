@@ -29,7 +29,7 @@ from fedpipe.planning import download, partition, planner
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.report import contents
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 from fedpipe.report.data import StudyData
 from fedpipe.settings.execution import Execution
 from tests import small_studies as studies
@@ -135,7 +135,7 @@ def measure_paper(paper: layouts.Paper, preset: str = "smoke") -> dict[CellId, M
     return measurements.measure_paper_cells(paper, make_finder(paper, preset))
 
 
-def number(cell: MeasuredCell) -> Number:
+def number(cell: MeasuredCell) -> RunMean:
     """A cell's number, which must exist."""
     assert cell.number, cell.reason
     return cell.number
@@ -143,7 +143,7 @@ def number(cell: MeasuredCell) -> Number:
 
 def find_row(plan: NewPlan, method: str, protocol: str, **point: str) -> pd.Series[Any]:
     """The row of a study's table with the number of a cell."""
-    table = StudyData(plan).table
+    table = StudyData(plan).score_table
     is_selected = (table["algorithm"] == method) & (table["protocol"] == protocol)
     is_selected &= (table["round"] == plan.report.round) & (table["average"] == plan.report.average)
     for name, value in point.items():
@@ -313,7 +313,7 @@ def test_settings_and_memory_in_print_are_those_here(tmp_path: Path, monkeypatch
             assert number(cell).mean == pytest.approx(numbers[cell_id].mean, rel=5e-3), cell_id
             checked += 1
     assert checked == 11 + 4 + 9
-    compared = comparison.compare_cells(cells, "full")
+    compared = comparison.compare_with_published_cells(cells, "full")
     words = {
         cell_id[2:4]: cell.verdict_text
         for cell_id, cell in compared.cells.items()

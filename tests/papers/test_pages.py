@@ -18,7 +18,7 @@ from fedpipe.papers import comparison, layouts, pages
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.figures import SvgFigure
 from fedpipe.papers.pages import BuildInfo
-from fedpipe.report.contrasts import Number
+from fedpipe.report.contrasts import RunMean
 from fedpipe.report.figures import panels
 
 PAGES = ("index", "feddw", "feddual", "pfps_lwc", "cwfedavg")
@@ -53,7 +53,7 @@ class Parsed(html.parser.HTMLParser):
 def draw_figure():
     rows = [("a panel", line, x, 10.0 * x, 1.0) for line in ("fedavg", "feddw") for x in (1, 2, 3)]
     frame = pd.DataFrame(rows, columns=["panel", "line", "x", "mean", "std"])
-    return SvgFigure(panels.render_lines(frame, "round", "y"), frame.to_csv(index=False))
+    return SvgFigure(panels.draw_line_panels(frame, "round", "y"), frame.to_csv(index=False))
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +126,7 @@ def test_a_cell_shows_both_numbers_its_verdict_its_interval_and_its_runs(folder,
         cell_id for cell_id in compared["full"].cells if cell_id[1:4] == ("Table I", "FedDW", "practical/CIFAR-10")
     )
     cell = compared["full"].cells[cell_id]
-    number_text = f"{cell.number.mean:.2f} ± {cell.number.std:.2f}"
+    number_text = f"{cell.measured_number.mean:.2f} ± {cell.measured_number.std:.2f}"
     (anchor,) = re.findall(rf'<a href="#([\w-]+)">{re.escape(number_text)}</a>', text)
     before = text[: text.index(f'<a href="#{anchor}">')]
     assert before.rpartition("<td ")[2].startswith(f'class="{cell.verdict_text}">')
@@ -156,7 +156,7 @@ def test_a_page_opens_with_the_claim_and_whether_it_is_reproduced(folder, make, 
         for cell_id in [cell_id for cell_id in cells if cell_id.paper == "FedDUAL" and cell_id.row == "FedDUAL"]:
             rival = cells[cell_id._replace(row="FedAvg")]
             values = {seed: value + shift for seed, value in rival.number.values.items()}
-            cells[cell_id] = replace(rival, number=Number.from_values(values))
+            cells[cell_id] = replace(rival, number=RunMean.from_values(values))
         pages.write_pages(tmp_path / name, "reduced", cells, {}, ABOUT)
         assert f"Reproduced: <strong>{word}</strong>" in (tmp_path / name / "feddual.html").read_text()
     pages.write_pages(tmp_path / "smoke", "smoke", cells, {}, ABOUT)
@@ -265,7 +265,7 @@ def test_a_column_that_is_another_tables_counts_once(make):
     """FedDW's Baseline1 of Table II is a column of Table I."""
     columns = {("Table I", "practical/CIFAR-10"), ("Table II", "Baseline1")}
     cells = make(seeds=(0,), keep=lambda cell_id: (cell_id.table, cell_id.column) in columns)
-    compared = comparison.compare_cells(cells, "reduced")
+    compared = comparison.compare_with_published_cells(cells, "reduced")
     assert {name[1:3] for name in compared.orders} == columns
     paper = layouts.load_papers()["FedDW"]
     assert pages.summarize_tables(paper, list(paper.tables), compared)["winners"].endswith("of 1")

@@ -36,23 +36,23 @@ def texts(svg):
 
 def build_figure(render, *arguments, **options):
     """The matplotlib figure instead of its SVG."""
-    with style.use_style(panels.PAGE):
+    with style.use_matplotlib_style(panels.PAGE):
         return render.__wrapped__(*arguments, **options)
 
 
 FORMS = {
-    "lines": lambda: panels.render_lines(lines(), HOSTILE, "y"),
-    "bars": lambda: panels.render_bars(frame("category mean", [(HOSTILE, 3.0), ("b", np.nan)]), "x"),
-    "heat maps": lambda: panels.render_heatmaps(
+    "lines": lambda: panels.draw_line_panels(lines(), HOSTILE, "y"),
+    "bars": lambda: panels.draw_bar_panels(frame("category mean", [(HOSTILE, 3.0), ("b", np.nan)]), "x"),
+    "heat maps": lambda: panels.draw_heatmap_panels(
         frame("panel row column value", [(HOSTILE, *position, 1.0) for position in np.ndindex(3, 4)]), "x", "y", "z"
     ),
-    "points": lambda: panels.render_points(
+    "points": lambda: panels.draw_point_panels(
         frame("panel x y contrary", [(HOSTILE, 0, 0.9, False), (HOSTILE, 1, 0.1, True)]), "x", "y"
     ),
-    "embedding": lambda: panels.render_embedding(
+    "embedding": lambda: panels.draw_embedding_panels(
         frame("x y class kind", [(0, 0, HOSTILE, "feature"), (0.1, 0, HOSTILE, "row"), (1, 1, "b", "feature")])
     ),
-    "surface": lambda: panels.render_surface(
+    "surface": lambda: panels.draw_surface_panels(
         frame("panel x y value", [(HOSTILE, x, y, x * x + y) for x, y in GRID]), "z"
     ),
 }
@@ -140,7 +140,7 @@ def test_at_most_seven_lines_are_colored_with_the_papers_method_and_fedavg():
     """FedDW's Figure 7 has twelve methods."""
     paper = layouts.load_papers()["FedDW"]
     stored = pd.read_csv(FRAMES["FedDW", "Figure 7"])
-    figure = build_figure(panels.render_lines, stored, "round", "y", ("FedAvg", "FedDW"))
+    figure = build_figure(panels.draw_line_panels, stored, "round", "y", ("FedAvg", "FedDW"))
     colors = {line.get_label(): line.get_color() for line in figure.axes[0].get_lines()}
     colored = {name for name, color in colors.items() if color != panels.GRAY}
     assert len(colors) == 12
@@ -153,7 +153,7 @@ def test_at_most_seven_lines_are_colored_with_the_papers_method_and_fedavg():
 def test_a_method_has_the_same_color_in_figures_that_list_the_methods_in_another_order():
     colors = []
     for names in (("FedPer", "FedAvg", "pFedMe", "FedBN"), ("FedBN", "pFedMe", "FedPer", "FedAvg")):
-        figure = build_figure(panels.render_lines, lines(names=names), "round", "y", ("FedAvg",))
+        figure = build_figure(panels.draw_line_panels, lines(names=names), "round", "y", ("FedAvg",))
         colors.append({line.get_label(): line.get_color() for line in figure.axes[0].get_lines()})
     assert colors[0] == colors[1]
 
@@ -161,16 +161,16 @@ def test_a_method_has_the_same_color_in_figures_that_list_the_methods_in_another
 def test_panels_share_the_vertical_axis_within_a_data_set_only():
     names = ("CIFAR-10, P = 0.3", "CIFAR-10, P = 0.7", "CIFAR-100, P = 0.3")
     rows = pd.concat([lines((name,)).assign(mean=20.0 * index) for index, name in enumerate(names)])
-    limits = [ax.get_ylim() for ax in build_figure(panels.render_lines, rows, "x", "y").axes]
+    limits = [ax.get_ylim() for ax in build_figure(panels.draw_line_panels, rows, "x", "y").axes]
     assert limits[0] == limits[1] != limits[2]
 
 
 def test_ticks_are_values_of_the_data_with_zero_left_of_a_logarithmic_axis():
-    labels = texts(panels.render_lines(lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True))
+    labels = texts(panels.draw_line_panels(lines(x=(0, 0.01, 1, 100)).assign(mean=55.5), "μ", "y", (), True, True))
     assert [text for text in labels if text in {"0", "0.01", "1", "100"}] == ["0", "0.01", "1", "100"]
-    labels = texts(panels.render_lines(lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
+    labels = texts(panels.draw_line_panels(lines(x=(3, 5, 9)).assign(mean=55.5), "epochs", "y", (), True))
     assert [text for text in labels if text in {"3", "4", "5", "7", "9"}] == ["3", "5", "9"]
-    labels = texts(panels.render_lines(lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
+    labels = texts(panels.draw_line_panels(lines(x=range(1, 26)).assign(mean=55.5), "round", "y"))
     assert [text for text in labels if text.isdigit() and int(text) < 26] == ["5", "10", "15", "20", "25"]
 
 
@@ -178,35 +178,37 @@ def test_ticks_are_values_of_the_data_with_zero_left_of_a_logarithmic_axis():
 def test_what_has_no_slope_is_drawn(value):
     """A flat surface, and a sweep of which only 0 has run."""
     flat = frame("panel x y value", [("a", x, y, value) for x, y in GRID])
-    assert "loss" in texts(panels.render_surface(flat, "loss"))
-    assert "0" in texts(panels.render_lines(lines(x=(0,)).assign(mean=55.5), "λ", "y", (), True, True))
+    assert "loss" in texts(panels.draw_surface_panels(flat, "loss"))
+    assert "0" in texts(panels.draw_line_panels(lines(x=(0,)).assign(mean=55.5), "λ", "y", (), True, True))
 
 
 def test_a_few_samples_more_or_less_do_not_look_like_a_result():
     flat = lines().assign(mean=69.16, std=0.01)
     for rows, span in ((flat, 2.0), (pd.concat([flat, lines(panels=("two",)).assign(mean=75.0)]), 5.0)):
-        for ax in build_figure(panels.render_lines, rows, "μ", "accuracy (%)").axes:
+        for ax in build_figure(panels.draw_line_panels, rows, "μ", "accuracy (%)").axes:
             low, high = ax.get_ylim()
             assert high - low >= span
             assert low < rows["mean"].min() <= rows["mean"].max() < high
-    low, high = build_figure(panels.render_lines, flat, "μ", "R").axes[0].get_ylim()
+    low, high = build_figure(panels.draw_line_panels, flat, "μ", "R").axes[0].get_ylim()
     assert high - low < 0.1
 
 
 def test_measures_have_their_own_axes_and_presets():
     both = pd.concat([lines().assign(measure="accuracy (%)"), lines().assign(measure="R")])
-    assert {"accuracy (%)", "R"} <= set(texts(panels.render_lines(both, "λ", "")))
+    assert {"accuracy (%)", "R"} <= set(texts(panels.draw_line_panels(both, "λ", "")))
     cells = frame("panel row column value measure", [("a", 0, 0, 900.0, "samples"), ("b", 0, 0, 0.5, "norm")])
-    assert {"samples", "norm"} <= set(texts(panels.render_heatmaps(cells, "", "", "")))
+    assert {"samples", "norm"} <= set(texts(panels.draw_heatmap_panels(cells, "", "", "")))
 
 
 def test_lines_that_hide_each_other_are_named():
-    labels = texts(panels.render_lines(lines(names=("FedAvg", "FedBN")), "round", "y"))
+    labels = texts(panels.draw_line_panels(lines(names=("FedAvg", "FedBN")), "round", "y"))
     assert "All lines have equal values." in labels
     other = lines(names=("FedDW",)).assign(mean=1.0)
-    labels = texts(panels.render_lines(pd.concat([lines(names=("FedAvg", "FedProx", "FedBN")), other]), "round", "y"))
+    labels = texts(
+        panels.draw_line_panels(pd.concat([lines(names=("FedAvg", "FedProx", "FedBN")), other]), "round", "y")
+    )
     assert "FedAvg, FedProx and FedBN have equal values." in labels
-    labels = texts(panels.render_lines(pd.concat([lines(names=("FedAvg",)), other]), "round", "y"))
+    labels = texts(panels.draw_line_panels(pd.concat([lines(names=("FedAvg",)), other]), "round", "y"))
     assert not [text for text in labels if "equal" in text]
 
 

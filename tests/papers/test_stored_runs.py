@@ -23,7 +23,7 @@ from fedpipe.engine.run import Run
 from fedpipe.papers import figures, layouts, make, measurements, recording, stored_runs
 from fedpipe.papers.comparison import MeasuredCell
 from fedpipe.papers.published import CellId
-from fedpipe.papers.stored_runs import Curve, RunStore, StoredRun
+from fedpipe.papers.stored_runs import AccuracyCurve, RunStore, StoredRun
 from fedpipe.papers.studies import HERE, PaperStudy
 from fedpipe.planning import download, partition, planner, study_folders
 from fedpipe.planning.plan import Plan
@@ -65,7 +65,7 @@ def run(plan: NewPlan, count: int | None = None) -> None:
 
 
 def record(*paths: Path) -> list[str]:
-    return [recorded.message for recorded in recording.record_studies(list(paths or [STUDY]), "full")]
+    return [recorded.message for recorded in recording.record_runs_of_studies(list(paths or [STUDY]), "full")]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def change_accuracies(run: StoredRun, **fields: str) -> StoredRun:
     """The same run with other accuracies, by its first protocol 50 and 25 %, and other fields."""
     (curve, *curves) = run.curves
     frame = curve.to_frame().assign(accuracy=[0.5, 0.25])
-    other_curve = Curve.from_values(curve.protocol, curve.average, curve.test_samples, frame)
+    other_curve = AccuracyCurve.from_accuracies(curve.protocol, curve.average, curve.test_samples, frame)
     return dataclasses.replace(run, curves=(other_curve, *curves), **fields)
 
 
@@ -114,14 +114,14 @@ def test_a_stored_run_has_the_studys_numbers(stored_study: NewPlan) -> None:
     }
     data = StudyData(stored_study)
     expected = data.accuracies.query("average == 'sample'").set_index(["key", "protocol", "round"])["accuracy"]
-    stored = pd.concat([each.accuracies.assign(key=each.key) for each in run_store.runs])
+    stored = pd.concat([each.accuracies_by_round.assign(key=each.key) for each in run_store.runs])
     stored = stored.set_index(["key", "protocol", "round"])["accuracy"]
     assert len(stored) == len(expected) == 4 * 2 * 2
     assert dict(stored) == pytest.approx(dict(expected), rel=5e-6)
     for each in run_store.runs:
         assert (each.preset, each.rounds, each.seed, each.classes) == ("full", 2, 0, 10)
         assert each.commit == git("rev-parse", "--short=10", "HEAD").strip()
-        assert each.settings == stored_runs.digest_settings(
+        assert each.settings == stored_runs.compute_settings_digest(
             yaml.safe_load(stored_study.file_texts[f"results/runs/{each.algorithm}/{each.key}/run.yaml"])
         )
         assert each.curves[0].test_samples > 100
@@ -151,14 +151,14 @@ def test_other_numbers_of_the_same_run_are_stored_next_to_the_old_ones(files: tu
     run_store = RunStore.read(STUDY)
     first = run_store.runs[0]
     other = change_accuracies(first, commit="0123456789", date="2020-01-01")
-    assert run_store.add(other)
-    assert not run_store.add(other)
+    assert run_store.add_run(other)
+    assert not run_store.add_run(other)
     run_store.write()
     assert record() == [f"{files[0]}: 0 added, 5 stored"]
-    found = RunStore.read(STUDY).find(first.settings, 2, "sample")
+    found = RunStore.read(STUDY).find_runs(first.settings, 2, "sample")
     assert [each.commit for each in found] == [first.commit, "0123456789"]
-    assert RunStore.read(STUDY).find(first.settings, 3, "sample") == []
-    assert RunStore.read(STUDY).find(first.settings, 2, "client") == []
+    assert RunStore.read(STUDY).find_runs(first.settings, 3, "sample") == []
+    assert RunStore.read(STUDY).find_runs(first.settings, 2, "client") == []
 
 
 def test_code_that_is_not_committed_is_named(stored_study: NewPlan, files: tuple[Path, Path]) -> None:
@@ -188,7 +188,7 @@ def test_an_edited_study_is_not_recorded(stored_study: NewPlan, files: tuple[Pat
 
 def test_a_study_without_finished_runs_is_an_error(stored_study: NewPlan) -> None:
     with pytest.raises(SettingsError, match=r"--preset: .*table2.yaml .* preset smoke"):
-        list(recording.record_studies([STUDY], "smoke"))
+        list(recording.record_runs_of_studies([STUDY], "smoke"))
 
 
 @pytest.mark.parametrize(

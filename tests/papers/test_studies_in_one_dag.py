@@ -40,7 +40,7 @@ def test_a_shared_run_is_made_once_with_the_most_rounds(plans: tuple[Plan, Plan]
         assert len(work.runs) == 2
         assert {run.rounds for run in work.runs.values()} == {5}
         (shared,) = short.runs
-        assert work.round_counts[str(shared.path)] == (2, 5)
+        assert work.round_counts_by_run[str(shared.path)] == (2, 5)
         assert {(joined.path.parts[-3], joined.round_count) for joined in work.merged_files} == {
             (shared.key, 2),
             *((run.key, 5) for run in long.runs),
@@ -54,9 +54,9 @@ def test_what_is_left_out_takes_its_tables_along(plans: tuple[Plan, Plan]) -> No
     other = next(run for run in long.runs if run.key != shared.key)
     work = CombinedPlan(plans, frozenset([str(other.path)]))
     assert [*work.runs] == [str(shared.path)]
-    assert work.complete_plans == (short,)
+    assert work.plans_with_all_runs == (short,)
     assert {joined.round_count for joined in work.merged_files} == {2, 5}, "the remaining run is made for both studies"
-    assert CombinedPlan(plans).complete_plans == plans
+    assert CombinedPlan(plans).plans_with_all_runs == plans
 
 
 def test_studies_that_execute_otherwise_are_refused(plans: tuple[Plan, Plan]) -> None:

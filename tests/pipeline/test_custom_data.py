@@ -54,7 +54,7 @@ def test_own_data_and_a_network_of_ones_own(project: Project) -> None:
     owned = pq.read_table(dealt).to_pandas().groupby("client").size()
     assert owned.sum() == len(y)
     assert owned.min() >= 40
-    kept = files.read_pt(RunFiles(run).round(2).client_states)["kept"]["buffers"]
+    kept = files.read_pt(RunFiles(run).get_round_files(2).client_states)["kept"]["buffers"]
     (means,) = (value for name, value in kept.items() if name.endswith("running_mean"))
     assert len(means.unique(dim=0)) == len(owned), "each client's own"
     message = (project.folder / "results/tables/results.csv").read_text()

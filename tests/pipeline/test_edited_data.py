@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from tests import small_studies as studies
 from tests.pipeline.conftest import Project, count_jobs
 
@@ -35,7 +35,7 @@ def test_what_lies_under_a_run_is_not_exchanged(project: Project) -> None:
     place.write_text(edited)
     (place.parent / "assignment.parquet").unlink()
     printed = project.snakemake("all", check=False)
-    key = digest_json(yaml.safe_load(edited))
+    key = compute_json_digest(yaml.safe_load(edited))
     assert f"partition.yaml was edited: its key would be {key}." in printed
     assert "segment" not in count_jobs(printed)
     assert studies.hash_results(run) == before

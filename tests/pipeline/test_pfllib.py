@@ -77,7 +77,7 @@ def test_the_page_block_by_block(project: Project) -> None:
     runs = [RunFiles(path) for path in (project.folder / "results/runs/fedavg").iterdir()]
     assert len(runs) == 2
     for run in runs:
-        begun = files.read_pt(run.round(0).server_state)["model"]
+        begun = files.read_pt(run.get_round_files(0).server_state)["model"]
         assert all(torch.equal(*pair) for pair in zip(begun.values(), weights.values(), strict=True)), "of all seeds"
         held = yaml.safe_load(run.settings.read_text())
         assert not {"split", "test_fraction", "stratified", "validation_fraction"} & set(held["dataset"])

@@ -79,7 +79,7 @@ def test_a_derived_study_is_the_base_with_the_new_values(
 ) -> None:
     study = derive(*options)
     assert study.path == Path(f"studies/{name}.yaml")
-    assert study.write("full")
+    assert study.write_study("full")
     base = yaml.safe_load(BASE)
     expected = base | {section: base.get(section, {}) | values for section, values in changes.items()}
     assert yaml.safe_load(study.path.read_text()) == expected
@@ -88,7 +88,7 @@ def test_a_derived_study_is_the_base_with_the_new_values(
     assert "# yaml-language-server: $schema=../params.schema.json" in lines
     assert "# my study" in lines
     assert Path("params.yaml").read_text() == BASE
-    assert not derive(*options).write("full"), "it is current"
+    assert not derive(*options).write_study("full"), "it is current"
 
 
 def test_the_order_of_the_options_has_no_effect() -> None:
@@ -122,17 +122,17 @@ def test_a_file_follows_its_base_until_someone_edits_it() -> None:
     options = ("federation.rounds=5",)
     study = derive(*options)
     assert study.file_state == "missing"
-    study.write("full")
+    study.write_study("full")
     Path("params.yaml").write_text(BASE.replace("0.05", "0.01"))
     assert derive(*options).file_state == "outdated"
-    assert derive(*options).write("full")
+    assert derive(*options).write_study("full")
     assert yaml.safe_load(study.path.read_text())["federation"]["learning_rate"] == 0.01
     edited_text = study.path.read_text().replace("0.01", "0.02")
     study.path.write_text(edited_text)
     with pytest.raises(
         SettingsError, match=r"^studies/params-federation.rounds=5.yaml: .* edited.*fedpipe run --params"
     ):
-        derive(*options).write("full")
+        derive(*options).write_study("full")
     assert study.path.read_text() == edited_text
 
 
@@ -157,7 +157,7 @@ def test_a_file_follows_its_base_until_someone_edits_it() -> None:
 )
 def test_a_mistake_is_named_and_writes_nothing(options: list[str], message: str) -> None:
     with pytest.raises(SettingsError) as error:
-        derive(*options).write("full")
+        derive(*options).write_study("full")
     assert message in str(error.value)
     assert not Path("studies").exists()
 
@@ -171,15 +171,15 @@ def test_a_value_that_others_would_hide_is_rejected() -> None:
     with pytest.raises(
         SettingsError, match=r"federation.momentum=0.5 .*feddw, because algorithms.feddw.overrides sets"
     ):
-        derive("federation.momentum=0.5").write("full")
+        derive("federation.momentum=0.5").write_study("full")
     with pytest.raises(SettingsError, match=r"partition.alpha=0.1 .*'mix' in study.grid sets partition.alpha"):
-        derive("partition.alpha=0.1").write("full")
+        derive("partition.alpha=0.1").write_study("full")
     assert not Path("studies").exists()
 
 
 def test_a_preset_does_not_hide_the_new_value() -> None:
     study = derive("federation.rounds=7")
-    study.write("smoke")
+    study.write_study("smoke")
     assert yaml.safe_load(study.path.read_text())["presets"] == {"smoke": {"study.seeds": [0]}}
     lines = run_fedpipe("plan", "--dry-run", "--preset", "smoke", "-S", "federation.rounds=7").stdout.splitlines()
     assert len(lines) == 4
@@ -217,4 +217,4 @@ def test_a_study_in_a_folder_has_its_derived_study_next_to_it() -> None:
     Path("studies/a/b.yaml").write_text(BASE)
     study = derive("federation.rounds=5", base="studies/a/b.yaml")
     assert study.path == Path("studies/a/b-federation.rounds=5.yaml")
-    assert study.write("full")
+    assert study.write_study("full")

@@ -79,10 +79,10 @@ def test_only_images_are_rotated_and_only_square_ones_by_90_degrees() -> None:
         ((2, 4, 8), 270, "angle: 270"),
     ]:
         with pytest.raises(SettingsError, match=rf"^federation\.drift\.{key} .*\({shape[0]},"):
-            Drift(round=2, kind="rotation", angle=angle).check(4, shape, 10)
-    Drift(round=2, kind="rotation").check(4, (1, 8, 4), 10)
-    Drift(round=2, kind="rotation", angle=90).check(4, (3, 8, 8), 10)
-    Drift(round=2).check(4, (64,), 10)
+            Drift(round=2, kind="rotation", angle=angle).check_rounds_and_samples(4, shape, 10)
+    Drift(round=2, kind="rotation").check_rounds_and_samples(4, (1, 8, 4), 10)
+    Drift(round=2, kind="rotation", angle=90).check_rounds_and_samples(4, (3, 8, 8), 10)
+    Drift(round=2).check_rounds_and_samples(4, (64,), 10)
 
 
 def test_a_kept_model_is_measured_again_only_if_all_clients_train() -> None:

@@ -12,7 +12,7 @@ from fedpipe.core.storage.layout import FULL_PRESET, PARAMS
 from fedpipe.planning import freshness, planner
 from fedpipe.planning.freshness import Freshness
 from fedpipe.planning.plan import Plan
-from fedpipe.report.contents import get_reported_fields
+from fedpipe.report.contents import select_reported_plan_fields
 from tests import small_studies as studies
 
 CUSTOM_ALGORITHM = '''"""FedAvg by another name."""
@@ -59,7 +59,7 @@ def test_the_fields_that_matter_are_compared() -> None:
     plan = write_plan()
     studies.write(studies.settings(execution={"stack": 4}), Path())
     assert freshness.compare_plan_with_files(plan) == Freshness("stale", ("params.yaml",))
-    assert freshness.compare_plan_with_files(plan, get_reported_fields) == Freshness("fresh")
+    assert freshness.compare_plan_with_files(plan, select_reported_plan_fields) == Freshness("fresh")
 
 
 def test_a_study_that_cannot_be_planned_is_stale_and_has_the_reason() -> None:

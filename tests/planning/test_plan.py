@@ -509,7 +509,7 @@ def test_numbers_of_rounds_are_cells_of_one_run() -> None:
     (run,) = plan.runs
     assert run.rounds == 7
     assert [(cell.key, cell.rounds) for cell in plan.cells] == [(run.key, 2), (run.key, 7), (run.key, 4)]
-    assert plan.round_counts == {run.path: (2, 4, 7)}
+    assert plan.round_counts_by_run == {run.path: (2, 4, 7)}
     assert [joined.round_count for joined in plan.merged_files] == [2, 7, 4]
 
 
@@ -551,10 +551,7 @@ def test_run_yaml_holds_the_settings_in_full_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("edit", "problem"),
     [
-        (
-            lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"),
-            "was edited: its key would be",
-        ),
+        (lambda text: text.replace("learning_rate: 0.1", "learning_rate: 0.2"), "was edited: its key would be"),
         (lambda text: text.replace("seed: 0", "sead: 0"), "is damaged"),
         (lambda text: "", "is damaged"),
         (lambda text: "{", "is damaged"),

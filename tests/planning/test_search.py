@@ -14,7 +14,7 @@ from fedpipe.core.storage.files import encode_json, write_bytes
 from fedpipe.planning import freshness, planner, search
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_draws
+from fedpipe.planning.rungs import RankedDraw, Rung, RungSearch, select_continuing_draws
 from fedpipe.settings.tune import Tune
 from tests import small_studies as studies
 
@@ -56,8 +56,8 @@ def write_result(plan: Plan, rounds: int, selected: tuple[int, ...]) -> None:
             algorithm=planned.algorithm, grid=planned.grid, ranking=ranking, selected=selected, keys=keys
         )
         found.append(result)
-    rung = Rung(search=plan.search, rounds=rounds, searches=tuple(found))
-    write_bytes(plan.study_files.rung_result(rounds), encode_json(asdict(rung)))
+    rung = Rung(search=plan.search_digest, rounds=rounds, searches=tuple(found))
+    write_bytes(plan.study_files.get_rung_result_path(rounds), encode_json(asdict(rung)))
 
 
 # -- draws -------------------------------------------------------------------------------------------------------------
@@ -108,15 +108,17 @@ def test_every_method_has_the_same_number_of_draws() -> None:
     fedavg, fedprox = plan.tuning.searches
     assert {key for one in fedavg.candidates for key in one.values} == {"federation.learning_rate"}
     assert {key for one in fedprox.candidates for key in one.values} == {*OVER}
-    assert len(plan.draw_paths) == 2 * 4 * 2
+    assert len(plan.draw_run_paths) == 2 * 4 * 2
     assert [cell.grid for cell in plan.cells] == [{"tuning": "default"}] * 4
     assert plan.grid == {"tuning": ["tuned", "default"]}
-    for path in plan.draw_paths:
+    for path in plan.draw_run_paths:
         settings = RunSettings.read(path / "run.yaml")
         assert settings.evaluation["protocols"] == ["personal-on-validation"], "no draw is tested on test samples"
         assert settings.seed in (100, 101)
-    assert "Runs of the winners: 4" in search.describe_bound(plan)
-    assert "at most 16 runs with 24 rounds" in search.describe_bound(plan), "4 draws, and 2 of them one round more"
+    assert "Runs of the winners: 4" in search.describe_largest_search_size(plan)
+    assert "at most 16 runs with 24 rounds" in search.describe_largest_search_size(plan), (
+        "4 draws, and 2 of them one round more"
+    )
 
 
 def test_a_method_with_its_own_protocol_is_ranked_by_that_model() -> None:
@@ -129,7 +131,7 @@ def test_a_method_with_its_own_protocol_is_ranked_by_that_model() -> None:
         "finetuned-on-validation",
         "personal-on-validation",
     ]
-    settings = RunSettings.read(next(path for path in plan.draw_paths if "fedavg" in str(path)) / "run.yaml")
+    settings = RunSettings.read(next(path for path in plan.draw_run_paths if "fedavg" in str(path)) / "run.yaml")
     assert settings.evaluation["finetune_epochs"] == 1
 
 
@@ -143,12 +145,12 @@ def test_each_point_of_the_grid_has_a_search() -> None:
 
 
 def test_more_draws_rungs_or_study_seeds_keep_the_keys_of_the_draws() -> None:
-    paths = plan_study().draw_paths
-    assert plan_study({"rungs": [3, 4]}).draw_paths == paths
-    assert plan_study(study={"seeds": [5]}).draw_paths == paths
-    assert plan_study(evaluation={"protocols": ["global-on-global"]}).draw_paths == paths
-    assert plan_study({"draws": 7}).draw_paths > paths
-    assert plan_study({"seeds": [101]}).draw_paths.isdisjoint(paths), "the first seed also seeds the draws"
+    paths = plan_study().draw_run_paths
+    assert plan_study({"rungs": [3, 4]}).draw_run_paths == paths
+    assert plan_study(study={"seeds": [5]}).draw_run_paths == paths
+    assert plan_study(evaluation={"protocols": ["global-on-global"]}).draw_run_paths == paths
+    assert plan_study({"draws": 7}).draw_run_paths > paths
+    assert plan_study({"seeds": [101]}).draw_run_paths.isdisjoint(paths), "the first seed also seeds the draws"
 
 
 def test_a_study_without_the_section_has_the_same_plan_as_before() -> None:
@@ -165,16 +167,16 @@ def test_draws_with_the_same_values_count_as_one() -> None:
     candidates = plan.tuning.searches[0].candidates
     sizes = [candidate.values["federation.batch_size"] for candidate in candidates]
     ranking = sorted(range(8), key=lambda draw: (sizes[draw], draw))
-    assert select_draws(candidates, ranking, is_last=False) == (sizes.index(16),), "a third of three"
-    assert select_draws(candidates, ranking[::-1], is_last=True) == (7 - sizes[::-1].index(64),)
-    assert select_draws(candidates, [], is_last=True) == ()
+    assert select_continuing_draws(candidates, ranking, is_last=False) == (sizes.index(16),), "a third of three"
+    assert select_continuing_draws(candidates, ranking[::-1], is_last=True) == (7 - sizes[::-1].index(64),)
+    assert select_continuing_draws(candidates, [], is_last=True) == ()
 
 
 # -- results of rungs --------------------------------------------------------------------------------------------------
 
 
 def get_rounds_of_draws(plan: Plan) -> dict[str, int]:
-    resolved = plan.resolve(has_draws=True)
+    resolved = plan.add_search_results(has_draws=True)
     cells = [cell for cell in resolved.cells if cell.algorithm == "fedprox" and cell.seed == 100]
     return {cell.grid["tuning"]: max(one.rounds for one in cells if one.grid == cell.grid) for cell in cells}
 
@@ -189,7 +191,7 @@ def test_the_plan_follows_the_results_of_the_rungs() -> None:
     assert plan.is_searching
     assert get_rounds_of_draws(plan) == {"draw 0": 1, "draw 1": 2, "draw 2": 2, "draw 3": 1}
     with pytest.raises(ArtifactError, match=r"tuning-0002\.json is missing or outdated.*fedpipe run"):
-        plan.require_winners()
+        plan.require_finished_search()
     write_result(made, 2, (1,))
     search.write_winner_settings(made)
     plan = Plan.read(path)
@@ -215,18 +217,12 @@ def test_the_plan_follows_the_results_of_the_rungs() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"search": "0" * 12},
-        {"rounds": 2},
-        {"searches": []},
-        {"searches": [{"algorithm": "fedavg"}]},
-    ],
+    "change", [{"search": "0" * 12}, {"rounds": 2}, {"searches": []}, {"searches": [{"algorithm": "fedavg"}]}]
 )
 def test_a_result_of_another_search_counts_as_missing(change: dict[str, Any]) -> None:
     plan = plan_study()
     write_result(plan, 1, (2, 1))
-    path = plan.study_files.rung_result(1)
+    path = plan.study_files.get_rung_result_path(1)
     assert len(plan.read_rungs()) == 1
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert plan.read_rungs() == ()

@@ -14,9 +14,9 @@ from fedpipe.planning import freshness, planner, search, tpe
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
 from fedpipe.planning.run_settings import RunSettings
-from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_draws
+from fedpipe.planning.rungs import Rung, RungSearch, encode_rung, select_continuing_draws
 from fedpipe.report import forecast, status
-from fedpipe.report.tuning import Measurement, describe_search, rank_draws
+from fedpipe.report.tuning import Measurement, describe_hyperparameter_search, rank_draws
 from fedpipe.settings.tune import Range, Tune
 from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.later_jobs import count_later_jobs
@@ -52,20 +52,20 @@ def plan_study(**tune: Any) -> NewPlan:
 def finish_rung(target: float) -> Rung:
     """Finish the next rung as `fedpipe rank` does. The best learning rate is the nearest to a target."""
     plan = planner.make_plan()
-    rungs, tuning = plan.read_rungs(), plan.resolve().tuning
+    rungs, tuning = plan.read_rungs(), plan.add_search_results().tuning
     assert tuning is not None
     number, found = len(rungs), []
     for index, planned in enumerate(tuning.searches):
-        draws = tuning.list_entrants(planned, number, rungs[-1].searches[index].selected if rungs else ())
+        draws = tuning.list_rung_draws(planned, number, rungs[-1].searches[index].selected if rungs else ())
         rates = {draw: planned.draws[draw].values["federation.learning_rate"] for draw in draws}
         scores = {draw: [Measurement(abs(math.log(rate / target)), False)] for draw, rate in rates.items()}
         ranking, is_last = rank_draws(scores, -1), number + 1 == len(tuning.rungs)
-        selected = select_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
+        selected = select_continuing_draws(planned.draws, [ranked.draw for ranked in ranking], is_last)
         keys = tuple(search.list_winner_keys(plan, planned, selected[0])) if is_last else ()
         found.append(RungSearch(algorithm=planned.algorithm, grid={}, ranking=ranking, selected=selected, keys=keys))
-    rung = Rung(search=plan.search, rounds=tuning.rungs[number], searches=tuple(found))
-    rung = tpe.add_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
-    write_bytes(plan.study_files.rung_result(rung.rounds), encode_rung(rung))
+    rung = Rung(search=plan.search_digest, rounds=tuning.rungs[number], searches=tuple(found))
+    rung = tpe.draw_next_batch(tuning, [*rungs, rung], lambda index, *draw: plan.draw_planners[index](*draw))
+    write_bytes(plan.study_files.get_rung_result_path(rung.rounds), encode_rung(rung))
     planner.write_plan(planner.make_plan())
     return rung
 
@@ -75,10 +75,10 @@ def finish_rung(target: float) -> Rung:
 
 def draw(count: int = 6, seed: int = 1, order: int = 1) -> list[dict[str, Any]]:
     values = {
-        number: {key: one.get_value((number + 0.5) / 12) for key, one in RANGES.items()}
+        number: {key: one.interpolate_value((number + 0.5) / 12) for key, one in RANGES.items()}
         for number in range(12)[::order]
     }
-    return tpe.draw_by_tpe(RANGES, values, count, seed)
+    return tpe.draw_tpe_samples(RANGES, values, count, seed)
 
 
 def test_values_are_a_function_of_ranking_and_seed() -> None:
@@ -112,7 +112,7 @@ def test_values_are_near_the_best_draws() -> None:
 
     ranking = sorted(range(16), key=lambda number: get_distance(sobol[number]))
     ranges = {key: Range.model_validate(one) for key, one in over.items()}
-    drawn = tpe.draw_by_tpe(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
+    drawn = tpe.draw_tpe_samples(ranges, {number: sobol[number] for number in ranking}, 8, seed=0)
     assert sum(map(get_distance, drawn)) / 8 < sum(map(get_distance, sobol)) / 16 / 2
 
 
@@ -125,13 +125,13 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert sobol.tuning is not None
     assert plan.tuning.batch_sizes == (8, 4, 2)
     assert plan.tuning.searches == sobol.tuning.searches, "all methods share the values of the first batch"
-    assert plan.search != sobol.search
-    draws = [run for run in plan.resolve(has_draws=True).runs if run.path in plan.draw_paths]
+    assert plan.search_digest != sobol.search_digest
+    draws = [run for run in plan.add_search_results(has_draws=True).runs if run.path in plan.draw_run_paths]
     assert len(draws) == 2 * 8 * 2
-    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_paths) == len(draws)
+    assert sum(str(path / "run.yaml") in plan.file_texts for path in plan.draw_run_paths) == len(draws)
     # 8 draws of each method until round 1, then 3 of them and 4 new ones, and then 3 of these and 2 new ones.
     rounds = 8 + 3 + 4 * 2 + 3 * 2 + 2 * 4
-    assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_bound(plan)
+    assert f"at most 56 runs with {4 * rounds} rounds for the draws" in search.describe_largest_search_size(plan)
     remaining = forecast.forecast_remaining_work(plan)
     assert (remaining.runs, remaining.rounds) == (56 + 8, 4 * rounds + 8 * 4), "two settings, methods and seeds"
     # Jobs of the draws in rungs 2 and 3, and of the winners.
@@ -144,7 +144,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     graph = Dag.from_selection(StudySelection.from_config({}))
     assert graph.describe_work() == f"36 of 36 runs to do, {later_runs}"
     sentence = "Optuna's TPE drew 4 after round 1 and 2 after round 2 from the ranking until then, and the others are"
-    assert sentence in describe_search(plan)
+    assert sentence in describe_hyperparameter_search(plan)
 
 
 def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
@@ -156,7 +156,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert fedavg.new_draws != fedprox.new_draws
     resolved = Plan.read(plan.study_files.plan)
     assert resolved.tuning is not None
-    rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.resolve(has_draws=True).cells}
+    rounds = {cell.grid["tuning"]: cell.rounds for cell in resolved.add_search_results(has_draws=True).cells}
     assert {int(name[5:]) for name, last in rounds.items() if last == 2} == {
         *(draw for result in first.searches for draw in result.selected),
         *(8, 9, 10, 11),
@@ -180,7 +180,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert len(new_draws) == 4
     assert all("federation.learning_rate=" in line for line in new_draws), "also the values of TPE's draws"
     assert plan.study_files.plan.read_bytes() == content, "plan.json does not depend on the results"
-    assert resolved.search == plan.search
+    assert resolved.search_digest == plan.search_digest
     assert not count_later_jobs(resolved, resolved.execution)
     assert not freshness.needs_planning(Path("params.yaml"), "full")
     Path("results/runs/fedprox", fedprox.new_draws[0].keys[0], "run.yaml").unlink()
@@ -190,9 +190,9 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
 def test_draws_depend_on_the_ranking_and_the_first_seed() -> None:
     plan_study()
     first, again = finish_rung(target=0.1), planner.make_plan()
-    again.study_files.rung_result(1).unlink()
+    again.study_files.get_rung_result_path(1).unlink()
     assert finish_rung(target=0.1) == first
-    again.study_files.rung_result(1).unlink()
+    again.study_files.get_rung_result_path(1).unlink()
     assert finish_rung(target=0.5) != first
     plan_study(seeds=[100, 102])
     values = [[new.values for new in result.new_draws] for result in first.searches]
@@ -216,7 +216,7 @@ def test_draws_of_later_rungs_rank_first_and_diverged_draws_last() -> None:
 def test_a_draw_with_another_key_counts_as_missing_when_the_study_is_planned() -> None:
     plan = plan_study()
     finish_rung(target=0.1)
-    path = plan.study_files.rung_result(1)
+    path = plan.study_files.get_rung_result_path(1)
     content = json.loads(path.read_text())
     content["searches"][0]["new_draws"][0]["keys"][0] = "0" * 12
     path.write_text(json.dumps(content))

@@ -66,16 +66,8 @@ FEDFOMO = ("algorithms.x", "dataset.validation_fraction")
 #: Parameters of the algorithm, sections of params.yaml, and the start of the warning with other parts of it.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
     "fedbn-mlp": ({"algorithm": "fedbn"}, {}, FEDBN),
-    "fedbn-cnn": (
-        {"algorithm": "fedbn"},
-        {"model": {"name": "cnn", "hidden": 8}},
-        (*FEDBN, "model.batch_norm"),
-    ),
-    "fedbn-cnn-normalized": (
-        {"algorithm": "fedbn"},
-        {"model": {"name": "cnn", "hidden": 8, "batch_norm": True}},
-        (),
-    ),
+    "fedbn-cnn": ({"algorithm": "fedbn"}, {"model": {"name": "cnn", "hidden": 8}}, (*FEDBN, "model.batch_norm")),
+    "fedbn-cnn-normalized": ({"algorithm": "fedbn"}, {"model": {"name": "cnn", "hidden": 8, "batch_norm": True}}, ()),
     "fedbn-cnn5": ({"algorithm": "fedbn"}, {"model": CIFAR_CNN5, **CIFAR}, (*FEDBN, "model.batch_norm")),
     "fedbn-cnn5-normalized": ({"algorithm": "fedbn"}, {"model": CIFAR_CNN5 | {"batch_norm": True}, **CIFAR}, ()),
     "cfl": ({"algorithm": "cfl", "after": 4}, {}, ("algorithms.x.after: 4 ", "federation.rounds")),
@@ -176,10 +168,10 @@ def test_of_several_studies_each_warning_names_its_own() -> None:
 def test_the_table_repeats_them_under_itself() -> None:
     tree = Tree(["fedavg"], seeds=[0])
     tree.write(0, [{"global-on-global": [(1, 2)]}] * 3)
-    before = tables.render_markdown(StudyData(tree.plan))
+    before = tables.render_markdown_table(StudyData(tree.plan))
     assert "Warning" not in before
     tree.change(warnings=("a.b: c is d.", "e: f."))
-    after = tables.render_markdown(StudyData(tree.plan))
+    after = tables.render_markdown_table(StudyData(tree.plan))
     above, _, below = after.partition("Warning: a.b: c is d.\n\nWarning: e: f.\n\n")
     assert above + below == before
     assert "| fedavg" in above

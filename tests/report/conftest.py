@@ -15,7 +15,7 @@ import pytest
 from fedpipe.core.components import code_digest
 from fedpipe.core.storage import files as storage_files
 from fedpipe.core.storage import layout
-from fedpipe.core.storage.layout import MergedFiles
+from fedpipe.core.storage.layout import MergedRoundFiles
 from fedpipe.data import heterogeneity
 from fedpipe.planning.plan import Cell, Plan, PlannedRun
 from fedpipe.settings.execution import Artifacts, Execution
@@ -122,7 +122,7 @@ class Tree:
         ]
         self.write_json(files.times, {"rounds": times, "made_by": [MADE_BY | made_by]})
 
-    def merged_files(self, run: int) -> MergedFiles:
+    def merged_files(self, run: int) -> MergedRoundFiles:
         """Paths of the merged files of a run."""
         return self.runs[run].merged_files
 

@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedpipe.papers import published
 from fedpipe.report import contrasts
-from fedpipe.report.contrasts import Contrast, Number, Spread
+from fedpipe.report.contrasts import Contrast, RunMean, Spread
 
 
 def list_columns():
@@ -18,7 +18,7 @@ def list_columns():
     for cell_id, number in published.load_published().items():
         if number.status == "target":
             column = columns.setdefault((cell_id.paper, cell_id.table, cell_id.column), {})
-            column[cell_id.row] = Number(number.mean, number.std, number.runs)
+            column[cell_id.row] = RunMean(number.mean, number.std, number.runs)
     return columns
 
 
@@ -27,21 +27,21 @@ def with_errors(number, min_std):
 
 
 def test_a_number_of_values_by_seed():
-    number = Number.from_values({0: 61.0, 1: 62.0, 2: 66.0})
+    number = RunMean.from_values({0: 61.0, 1: 62.0, 2: 66.0})
     assert (number.mean, number.runs) == (63.0, 3)
     assert number.std == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
-    assert Number.from_values({3: 61.0}).std is None
+    assert RunMean.from_values({3: 61.0}).std is None
 
 
 def test_spreads_are_pooled_by_degrees_of_freedom_without_single_runs():
-    numbers = [Number(1, 2.0, 3), Number(1, 1.0, 5), Number(1, None, 1), Number(1, None, None)]
+    numbers = [RunMean(1, 2.0, 3), RunMean(1, 1.0, 5), RunMean(1, None, 1), RunMean(1, None, None)]
     assert contrasts.pool_standard_deviations(numbers) == (pytest.approx(math.sqrt((2 * 4 + 4 * 1) / 6)), 6)
     assert contrasts.pool_standard_deviations(numbers[2:]) is None
 
 
 def test_a_contrast_paired_by_seed_is_scipys():
     ours, other = (dict(enumerate(values)) for values in ([61, 64, 63, 70], [60, 62, 62.5, 66]))
-    contrast = contrasts.compute_contrast(Number.from_values(ours), Number.from_values(other), None)
+    contrast = contrasts.compute_contrast(RunMean.from_values(ours), RunMean.from_values(other), None)
     low, high = stats.ttest_rel(list(ours.values()), list(other.values())).confidence_interval()
     assert contrast == (pytest.approx(1.875), pytest.approx(low), pytest.approx(high), True)
     assert (contrast.sign, low < 0 < high) == ("?", True)
@@ -51,7 +51,7 @@ def test_a_contrast_without_common_seeds_is_welchs():
     chance = np.random.default_rng(1)
     for _ in range(50):
         ours, other = (chance.normal(50, 3, int(chance.integers(2, 8))) for _ in range(2))
-        numbers = [Number(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for x in (ours, other)]
+        numbers = [RunMean(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for x in (ours, other)]
         low, high = stats.ttest_ind(ours, other, equal_var=False).confidence_interval()
         contrast = contrasts.compute_contrast(*numbers, None)
         assert contrast[1:] == (pytest.approx(low), pytest.approx(high), False)
@@ -59,7 +59,7 @@ def test_a_contrast_without_common_seeds_is_welchs():
 
 
 def test_a_contrast_of_single_runs_has_the_columns_interval_or_none():
-    ours, other = Number.from_values({0: 61.0}), Number.from_values({0: 60.0})
+    ours, other = RunMean.from_values({0: 61.0}), RunMean.from_values({0: 60.0})
     assert contrasts.compute_contrast(ours, other, None) == (1.0, None, None, False)
     assert contrasts.compute_contrast(ours, other, None).sign == "?"
     wide = contrasts.compute_contrast(ours, other, Spread(0.1, 50))
@@ -68,11 +68,13 @@ def test_a_contrast_of_single_runs_has_the_columns_interval_or_none():
 
 def test_two_runs_that_agree_are_as_uncertain_as_their_test_set():
     min_std = contrasts.compute_sampling_error(50, 10_000)
-    one, two = (with_errors(Number.from_values(values), min_std) for values in ({0: 50.0, 1: 51.0}, {0: 49.5, 1: 50.5}))
+    one, two = (
+        with_errors(RunMean.from_values(values), min_std) for values in ({0: 50.0, 1: 51.0}, {0: 49.5, 1: 50.5})
+    )
     contrast = contrasts.compute_contrast(one, two, None)
     assert (contrast.difference, contrast.is_paired, contrast.sign) == (0.5, True, "?")
     assert contrast.high - contrast.low == pytest.approx(2 * stats.norm.ppf(0.975) * min_std)
-    assert contrasts.compute_contrast(Number(50, 0.0, 3), Number(49, 0.0, 3), None) == Contrast(1.0, 1.0, 1.0)
+    assert contrasts.compute_contrast(RunMean(50, 0.0, 3), RunMean(49, 0.0, 3), None) == Contrast(1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("runs", [1, 2, 3])
@@ -80,7 +82,7 @@ def test_equal_methods_are_seldom_separated(runs):
     """At a reduced preset: some 500 test samples, while the paper has 0.1 points between runs on all of them."""
     chance, separated = np.random.default_rng(4), 0
     for _ in range(1000):
-        one, two = (Number.from_values(dict(enumerate(100 * chance.binomial(500, 0.9, runs) / 500))) for _ in range(2))
+        one, two = (RunMean.from_values(dict(enumerate(100 * chance.binomial(500, 0.9, runs) / 500))) for _ in range(2))
         one, two = (with_errors(number, contrasts.compute_sampling_error(90, 500)) for number in (one, two))
         separated += contrasts.compute_contrast(one, two, Spread(0.1, 40)).sign != "?"
     assert separated / 1000 < 0.07
@@ -90,50 +92,52 @@ def test_tau_is_scipys_if_the_paper_separates_all_pairs():
     chance = np.random.default_rng(2)
     for _ in range(50):
         one, two = (chance.permutation(7) for _ in range(2))
-        columns = [{str(name): Number(float(mean), 0.01, 5) for name, mean in enumerate(means)} for means in (one, two)]
-        order = contrasts.compare_orders(*columns)
+        columns = [
+            {str(name): RunMean(float(mean), 0.01, 5) for name, mean in enumerate(means)} for means in (one, two)
+        ]
+        order = contrasts.compare_method_orders(*columns)
         assert order.tau == pytest.approx(stats.kendalltau(one, two).statistic)
         assert (order.methods, order.resolved_pairs) == (7, 21)
 
 
 def test_an_order_computed_by_hand():
-    paper = {"a": Number(90, 0.1, 5), "b": Number(80, 0.1, 5), "c": Number(70, 0.1, 5), "d": Number(70.05, 0.1, 5)}
-    ours = {"a": Number(85, 0.1, 1), "b": Number(85.05, 0.1, 1), "c": Number(70, 0.1, 1), "d": Number(60, 0.1, 1)}
+    paper = {"a": RunMean(90, 0.1, 5), "b": RunMean(80, 0.1, 5), "c": RunMean(70, 0.1, 5), "d": RunMean(70.05, 0.1, 5)}
+    ours = {"a": RunMean(85, 0.1, 1), "b": RunMean(85.05, 0.1, 1), "c": RunMean(70, 0.1, 1), "d": RunMean(60, 0.1, 1)}
     # The paper does not separate c and d: 0.05 is less than two standard errors. Of five pairs, a and b are reversed.
-    assert contrasts.compare_orders(paper, ours) == (4, 5, pytest.approx((4 - 1) / 5), "a", "b", True)
-    assert contrasts.compare_orders(paper, {"b": Number(1)}) is None
+    assert contrasts.compare_method_orders(paper, ours) == (4, 5, pytest.approx((4 - 1) / 5), "a", "b", True)
+    assert contrasts.compare_method_orders(paper, {"b": RunMean(1)}) is None
 
 
 def test_the_paper_agrees_with_itself_and_disagrees_with_its_reverse():
     for column in list_columns().values():
-        order = contrasts.compare_orders(column, column)
+        order = contrasts.compare_method_orders(column, column)
         assert order.tau == (pytest.approx(1) if order.resolved_pairs else None)
         assert order.is_winner_confirmed
         reverse = {name: dataclasses.replace(number, mean=-number.mean) for name, number in column.items()}
         if order.resolved_pairs:
-            assert contrasts.compare_orders(column, reverse).tau == pytest.approx(-1)
+            assert contrasts.compare_method_orders(column, reverse).tau == pytest.approx(-1)
 
 
 def test_without_standard_deviations_runs_vary_by_a_point():
     """PFPS-LWC has one seed, and so have we."""
-    near, far = ({"a": Number(80), "b": Number(80 - gap), "c": Number(10)} for gap in (2.8, 2.9))
-    assert [contrasts.compare_orders(column, column).resolved_pairs for column in (near, far)] == [2, 3]
-    assert contrasts.compare_orders(near, near | {"b": Number(81.4)}).is_winner_confirmed, "within 1.41 points"
-    assert not contrasts.compare_orders(near, near | {"b": Number(81.5)}).is_winner_confirmed
+    near, far = ({"a": RunMean(80), "b": RunMean(80 - gap), "c": RunMean(10)} for gap in (2.8, 2.9))
+    assert [contrasts.compare_method_orders(column, column).resolved_pairs for column in (near, far)] == [2, 3]
+    assert contrasts.compare_method_orders(near, near | {"b": RunMean(81.4)}).is_winner_confirmed, "within 1.41 points"
+    assert not contrasts.compare_method_orders(near, near | {"b": RunMean(81.5)}).is_winner_confirmed
 
 
 def test_of_equal_published_bests_the_one_counts_that_is_best_here():
     """FedUV and FedDW have 99.52 in FedDW's Table I."""
     paper = list_columns()["FedDW", "Table I", "practical/MNIST"]
-    ours = {name: Number(90 + (name == "FedDW") - (name == "FedUV"), 0.1, 5) for name in paper}
-    assert contrasts.compare_orders(paper, ours)[3:] == ("FedDW", "FedDW", True)
+    ours = {name: RunMean(90 + (name == "FedDW") - (name == "FedUV"), 0.1, 5) for name in paper}
+    assert contrasts.compare_method_orders(paper, ours)[3:] == ("FedDW", "FedDW", True)
 
 
 def test_one_order_has_one_kind_of_means():
     """If a seed is missing, all comparisons of two methods use the means over all of their seeds."""
-    paper = {"a": Number(50, 0.1, 5), "b": Number(40, 0.1, 5)}
-    ours = {"a": Number.from_values({0: 50.0, 1: 51.0}), "b": Number.from_values({0: 49.0, 1: 50.0, 2: 90.0})}
-    order = contrasts.compare_orders(paper, ours)
+    paper = {"a": RunMean(50, 0.1, 5), "b": RunMean(40, 0.1, 5)}
+    ours = {"a": RunMean.from_values({0: 50.0, 1: 51.0}), "b": RunMean.from_values({0: 49.0, 1: 50.0, 2: 90.0})}
+    order = contrasts.compare_method_orders(paper, ours)
     assert (order.tau, order.best_measured) == (-1, "b")
     contrast = contrasts.compute_contrast(ours["a"], ours["b"], None)
     assert (contrast.difference, contrast.is_paired) == (50.5 - 63, False)

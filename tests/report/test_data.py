@@ -85,7 +85,7 @@ def test_the_table_and_all_numbers_of_plots(study: Tree, monkeypatch: pytest.Mon
 )
 def test_figures(study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expected_names: set[str]) -> None:
     reads = count_reads(monkeypatch, "figure", name)
-    assert (study.plan.study_files.figures / f"{name}.svg").is_file()
+    assert (study.plan.study_files.figures_folder / f"{name}.svg").is_file()
     assert set(reads.values()) == {1}
     assert {path.name for path in reads} == expected_names
 
@@ -94,7 +94,7 @@ def test_figures(study: Tree, monkeypatch: pytest.MonkeyPatch, name: str, expect
 def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     contents.write_report_files(contents.build_table_files(StudyData(study.plan)))
     for name in ("results.csv", "results.html", "statistics.csv"):
-        (study.plan.study_files.tables / name).write_text("edited")
+        (study.plan.study_files.tables_folder / name).write_text("edited")
     reads = count_reads(monkeypatch, "show", "--format", form)
     assert set(reads.values()) == {1}
     assert {path.name for path in reads} == TABLE_FILES
@@ -102,7 +102,7 @@ def test_show_compares_only_the_file_that_it_shows(study: Tree, monkeypatch: pyt
 
 def test_frames_are_shared_and_stay_as_they_are(study: Tree) -> None:
     data = StudyData(study.plan)
-    frames = [data.metrics, data.accuracies, data.round_traffic, data.table]
+    frames = [data.metrics, data.accuracies, data.round_traffic, data.score_table]
     copies = [frame.copy() for frame in frames]
     contents.build_report_files(data)
     for frame, copy in zip(frames, copies, strict=True):

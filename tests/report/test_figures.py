@@ -44,7 +44,7 @@ def test_lines_of_many_algorithms_differ():
 
 
 def test_curves_are_the_same_bytes_without_a_date(two):
-    first, second = twice(lambda: contents.write_curves_figure(StudyData(two.plan)), "curves")
+    first, second = twice(lambda: curves_figure.write_curves_figure(StudyData(two.plan)), "curves")
     assert first == second
     assert b"<dc:date>" not in first[0]
     assert b"CreationDate" not in first[1]
@@ -53,7 +53,7 @@ def test_curves_are_the_same_bytes_without_a_date(two):
 
 def test_text_is_text(two):
     """In the SVG, which also names other fonts, and in the PDF, which embeds its fonts."""
-    contents.write_curves_figure(StudyData(two.plan))
+    curves_figure.write_curves_figure(StudyData(two.plan))
     svg, pdf = (Path(f"results/figures/curves.{kind}").read_bytes() for kind in ("svg", "pdf"))
     assert b">Global test accuracy</text>" in svg
     assert svg.count(b"'DejaVu Sans'") == svg.count(b"'DejaVu Sans', Verdana, sans-serif") > 0
@@ -194,7 +194,7 @@ def test_curves_are_called_by_titles(make, algorithms):
     for index in range(algorithms):
         tree.write(index, [{"global-on-global": [(max(1, index), 20)]}] * 3)
     tree.change(titles={"fedavg": "FedAvg ($λ$ = 10)", "other01": "Other <1>"})
-    contents.write_curves_figure(StudyData(tree.plan))
+    curves_figure.write_curves_figure(StudyData(tree.plan))
     svg = Path("results/figures/curves.svg").read_text()
     assert "FedAvg ($λ$" in svg, "no mathematics"
     assert "Other &lt;1&gt;" in svg
@@ -218,7 +218,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     figure.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
     assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "nothing overlaps it"
-    contents.write_curves_figure(StudyData(tree.plan))
+    curves_figure.write_curves_figure(StudyData(tree.plan))
     assert ">Overrides of other01: federation.local_epochs=15.<" in Path("results/figures/curves.svg").read_text(
         encoding="utf-8"
     )
@@ -230,7 +230,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
         tree.write(index, [{"global-on-global": [(5, 10)]}])
         tree.write_matrices(index, {"SL": 0.1, "CR": 0.2})
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
-    contents.write_class_relations_figure(StudyData(tree.plan))
+    matrices.write_matrices_figure(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
     has_note = [f">Overrides of {name}: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
     assert has_note == [True, True, False], "only for the drawn algorithms"
@@ -446,7 +446,7 @@ def test_partition_is_the_same_bytes(make):
     tree.write_table(path, pa.table(table), "assignment.json")
     files.write_json(path.with_name("partition.yaml"), SETTINGS)  # JSON is YAML
     stem = "partition-dirichlet-0.3-seed0"
-    first, second = twice(lambda: contents.write_partition_figure(tree.plan, PARTITION), stem)
+    first, second = twice(lambda: partition.write_partition_figure(tree.plan, PARTITION), stem)
     assert first == second
 
 
@@ -465,13 +465,13 @@ def test_matrices_are_fedavgs_and_feddws_of_the_last_round_and_first_seed(four):
     assert list(result) == ["fedavg", "feddw"]
     assert result["fedavg"].matrices["SL"] == pytest.approx(np.full((2, 2), 0.09))
     assert result["feddw"].matrices["CR"] == pytest.approx(np.full((2, 2), 0.03))
-    first, second = twice(lambda: contents.write_class_relations_figure(StudyData(four.plan)), "matrices")
+    first, second = twice(lambda: matrices.write_matrices_figure(StudyData(four.plan)), "matrices")
     assert first == second
 
 
 def test_matrices_are_called_by_titles(four):
     four.change(titles={"fedavg": "FedAvg (λ)"})
-    contents.write_class_relations_figure(StudyData(four.plan))
+    matrices.write_matrices_figure(StudyData(four.plan))
     svg = Path("results/figures/matrices.svg").read_text()
     assert "FedAvg (λ), SL" in svg
     assert "feddw, SL" in svg
@@ -486,7 +486,7 @@ def test_the_title_tells_the_round_of_the_matrices_that_are_shown(make):
     tree.change(cells=cells)
     for run in (0, 1):
         tree.write_matrices(run, {"SL": 0.1, "CR": 0.2})
-    contents.write_class_relations_figure(StudyData(tree.plan))
+    matrices.write_matrices_figure(StudyData(tree.plan))
     assert "Global models after round 3, seed 0" in Path("results/figures/matrices.svg").read_text()
 
 
@@ -499,7 +499,7 @@ def test_matrices_without_fedavg_are_of_the_first_global_models(four):
 
 def test_no_global_model_is_said(four):
     four.change(algorithms=("local",))
-    contents.write_class_relations_figure(StudyData(four.plan))
+    matrices.write_matrices_figure(StudyData(four.plan))
     assert Path("results/figures/matrices.svg").is_file()
     assert "no matrices" in matrices.build_matrices_figure({}, [], NEURIPS).get_supxlabel()
 
@@ -507,7 +507,7 @@ def test_no_global_model_is_said(four):
 def check_page(figure, page):
     """Check the size of a figure, and that its texts are legible, inside, and apart. Titles may be above each other."""
     canvas = FigureCanvasAgg(figure)
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         canvas.draw()
     width, height = figure.get_size_inches()
     assert width == page.width

@@ -25,12 +25,12 @@ def measured_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, f
     for _ in run.run_segment(2):
         pass
     collect_rounds(run.files, 2, "all")
-    joined = run.files.merged_files(2)
+    joined = run.files.get_merged_files(2)
     times = files.read_json(joined.times)
     times["rounds"] = [{"round": number, "train": 3.0, "aggregate": 0.5, "evaluate": 1.5} for number in (1, 2)]
     marker = files.read_json(joined.marker)
     files.write_json(joined.marker, marker | {joined.times.name: files.write_json(joined.times, times)})
-    last = run.files.round(2)
+    last = run.files.get_round_files(2)
     return {
         "server": last.server_state.stat().st_size,
         "sent": sum(layout.read_merged_table(joined.rounds).to_pylist()[0][n] for n in ("bytes_down", "bytes_up")),

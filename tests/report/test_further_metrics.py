@@ -11,7 +11,7 @@ from fedpipe.analysis import trace
 from fedpipe.core.storage import files
 from fedpipe.report import contents, curves, table_notes, tables, wide
 from fedpipe.report.data import StudyData
-from fedpipe.report.figures.curves import build_curves_figure
+from fedpipe.report.figures.curves import build_curves_figure, write_curves_figure
 from fedpipe.report.words import join_words
 from fedpipe.settings.report import Report
 
@@ -86,7 +86,7 @@ def two_methods(make):
     ],
 )
 def test_averages_of_hand_computed_clients(single, metric, average, expected):
-    rows = StudyData(single.plan).table.query("metric == @metric and average == @average and round == 'last'")
+    rows = StudyData(single.plan).score_table.query("metric == @metric and average == @average and round == 'last'")
     assert rows["mean"].tolist() == [pytest.approx(expected)]
     assert rows["seeds"].tolist() == [1]
 
@@ -107,21 +107,21 @@ def test_a_loss_that_is_not_a_number_is_infinite_and_never_omitted(make):
     write_metrics(tree, 0, [[CLIENTS[0]], [CLIENTS[0]], broken])
     tree.change(protocols=(PROTOCOL,), metrics=("nll",))
     assert StudyData(tree.plan).reported_rows["mean"].tolist() == [math.inf]
-    assert " ∞ " in tables.render_markdown(StudyData(tree.plan))
-    assert r"$\infty$" in wide.render_latex(StudyData(tree.plan))
+    assert " ∞ " in tables.render_markdown_table(StudyData(tree.plan))
+    assert r"$\infty$" in wide.render_latex_table(StudyData(tree.plan))
 
 
 def test_without_two_classes_the_area_is_a_dash(make):
     tree = make(["fedavg"], [0])
     write_metrics(tree, 0, [CLIENTS, CLIENTS, CLIENTS[1:]])
     tree.change(protocols=(PROTOCOL,), metrics=("auc",))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "| fedavg | – |" in " ".join(text.split()).replace("| fedavg      |", "| fedavg |")
     assert "the test samples of each client have one class" in text
 
 
 def test_the_table_names_metrics_units_and_directions(single):
-    text = tables.render_markdown(StudyData(single.plan))
+    text = tables.render_markdown_table(StudyData(single.plan))
     head = next(line for line in text.splitlines() if line.startswith("| algorithm"))
     assert [cell.strip() for cell in head.split("|")][2:6] == [
         "Local test accuracy (personalized)",
@@ -142,7 +142,7 @@ def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
     for run, (loss, hits) in enumerate([(7.0, 9), (6.0, 8)]):
         write_metrics(tree, run, [[(0, 10, 0.5, loss, ([0, 0, 10], [0, 0, hits], [0, 0, 9.5]))]])
     tree.change(protocols=(PROTOCOL,), metrics=("nll", "ece", "accuracy"))
-    text = wide.render_latex(StudyData(tree.plan))
+    text = wide.render_latex_table(StudyData(tree.plan))
     rows = [line.removesuffix(r" \\").split(" & ") for line in text.splitlines() if line.startswith("fed")]
     assert rows == [
         ["fedavg", r"\underline{7.00}", r"\textbf{5.00}", r"\textbf{90.00}"],
@@ -154,9 +154,9 @@ def test_the_lowest_loss_is_bold_and_the_highest_accuracy_too(make):
 def test_best_over_and_metrics_json_choose_the_lowest_of_the_first_metric(two_methods):
     two_methods.change(report=Report(best_over=("federation.learning_rate",)))
     data = StudyData(two_methods.plan)
-    assert data.table_rows == [("fedavg", "0.5"), ("fedprox", "0.5")]
+    assert data.table_row_keys == [("fedavg", "0.5"), ("fedprox", "0.5")]
     two_methods.change(metrics=("accuracy", "nll"))
-    assert StudyData(two_methods.plan).table_rows == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
+    assert StudyData(two_methods.plan).table_row_keys == [("fedavg", "0.1"), ("fedprox", "0.1")]  # equal: the first
     two_methods.change(metrics=("nll",))
     assert tables.build_dvc_metrics(StudyData(two_methods.plan)) == {
         "fedavg": {"learning_rate=0.1": 7.0, "learning_rate=0.5": 3.0},
@@ -169,7 +169,7 @@ def test_differences_are_in_the_first_metric(two_methods):
     data = StudyData(two_methods.plan)
     differences = data.statistics.query("statistic == 'difference'")
     assert differences["mean"].tolist() == pytest.approx([-1.0, -1.0])
-    assert "Differences in NLL to fedavg" in tables.render_markdown(data)
+    assert "Differences in NLL to fedavg" in tables.render_markdown_table(data)
 
 
 def test_each_metric_has_its_curves(single):
@@ -185,8 +185,8 @@ def test_each_metric_has_its_curves(single):
     (ax,) = figure.axes
     assert figure.get_supylabel() == "test NLL (nats)"
     assert "NLL" in ax.get_title(loc="left")
-    contents.write_curves_figure(StudyData(single.plan), "curves_ece")
-    (path,) = single.plan.study_files.figures.glob("*.svg")
+    write_curves_figure(StudyData(single.plan), "curves_ece")
+    (path,) = single.plan.study_files.figures_folder.glob("*.svg")
     assert path in single.plan.figure_files
     assert b"ECE" in path.read_bytes()
 

@@ -17,7 +17,7 @@ from fedpipe.planning.rank_test import check_rank_test, count_columns_for_signif
 from fedpipe.report import contents, ranks, tables
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.figures.ranks import build_ranks_figure
+from fedpipe.report.figures.ranks import build_ranks_figure, write_ranks_figure
 from fedpipe.settings.report import Report
 
 #: AUC of four variants of C4.5 on 14 data sets: Demšar, JMLR 2006, table 6. The paper's ranks of the 13th row come from
@@ -148,7 +148,7 @@ def study(make):
 
 
 def test_the_table_shows_mean_ranks(study):
-    text = tables.render_markdown(StudyData(study.plan))
+    text = tables.render_markdown_table(StudyData(study.plan))
     assert "Ranks of the methods in 14 columns of the table by Local test accuracy (personalized)." in text
     assert "chi-squared(3) = 10.23, p = 0.0167." in text
     assert "the critical difference of mean ranks is 1.25." in text
@@ -167,7 +167,7 @@ def test_ranks_csv_has_all_pairs(study):
     assert [float(row["p"]) for row in rows] == pytest.approx(comparison.pair_p_values[np.triu_indices(4, 1)].tolist())
     study.change(report=Report())
     assert path not in contents.build_table_files(StudyData(study.plan))
-    assert "Ranks" not in tables.render_markdown(StudyData(study.plan))
+    assert "Ranks" not in tables.render_markdown_table(StudyData(study.plan))
 
 
 def test_the_first_metric_and_its_direction_count(study):
@@ -181,7 +181,7 @@ def test_the_first_metric_and_its_direction_count(study):
 def test_a_method_without_a_number_in_some_column_is_omitted(study):
     index = next(number for number, run in enumerate(study.runs) if run.algorithm == "fedprox")
     study.write(index, [{"global-on-global": [(1, 2)]}])
-    text = tables.render_markdown(StudyData(study.plan))
+    text = tables.render_markdown_table(StudyData(study.plan))
     assert "fedprox is omitted, because a column has no number." in text
     assert "chi-squared(2)" in text
 
@@ -198,14 +198,14 @@ def test_grid_values_of_one_method_are_rows(make):
 
 
 def test_the_diagram_names_methods_ranks_and_groups(study, tmp_path):
-    contents.write_ranks_figure(StudyData(study.plan))
-    (path,) = study.plan.study_files.figures.glob("*.svg")
+    write_ranks_figure(StudyData(study.plan))
+    (path,) = study.plan.study_files.figures_folder.glob("*.svg")
     assert path.name == "ranks.svg"
     assert path in study.plan.figure_files
     text = path.read_text(encoding="utf-8")
     assert all(name in text for name in ("FedPer  1.96", "3.14  local", "critical difference 1.25", "Nemenyi"))
     before = path.read_bytes()
-    contents.write_ranks_figure(StudyData(study.plan))
+    write_ranks_figure(StudyData(study.plan))
     assert path.read_bytes() == before
     comparison = ranks.compare_ranks(NAMES, DEMSAR, 1, "nemenyi")
     (ax,) = build_ranks_figure(style.PAGES["neurips"], comparison, list(comparison.names), []).axes
@@ -220,9 +220,9 @@ def test_too_few_numbers_for_a_diagram_are_an_error(study):
     for index, run in enumerate(study.runs):
         if run.algorithm in ("fedavg", "fedprox"):
             study.write(index, [{"global-on-global": [(1, 2)]}])
-    assert "Friedman" not in tables.render_markdown(StudyData(study.plan))
+    assert "Friedman" not in tables.render_markdown_table(StudyData(study.plan))
     with pytest.raises(ArtifactError, match=r"^report\.rank_test: nemenyi .* only 2 "):
-        contents.write_ranks_figure(StudyData(study.plan))
+        write_ranks_figure(StudyData(study.plan))
 
 
 @pytest.mark.parametrize(

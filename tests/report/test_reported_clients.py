@@ -57,7 +57,9 @@ def compute_accuracy(plan: NewPlan, label: str, protocol: str) -> float:
 
 def read_rows(data: StudyData) -> dict[str, dict[str, str]]:
     """The cells of the Markdown table by method and head."""
-    lines = [line.strip("|").split("|") for line in tables.render_markdown(data).splitlines() if line.startswith("|")]
+    lines = [
+        line.strip("|").split("|") for line in tables.render_markdown_table(data).splitlines() if line.startswith("|")
+    ]
     head, _, *rows = [[cell.strip() for cell in line] for line in lines]
     return {row[0]: dict(zip(head, row, strict=False)) for row in rows[:2]}
 
@@ -83,16 +85,16 @@ def test_a_table_has_the_clients_that_the_study_asks_for(plan: NewPlan) -> None:
     assert not any("new clients" in head for head in seen)
     assert [head for head in new if "accuracy" in head] == [NEW, "Local test accuracy (new clients, fine-tuned)"]
     assert seen.items() | new.items() == both.items()
-    text = tables.render_markdown(report(plan, "new"))
+    text = tables.render_markdown_table(report(plan, "new"))
     assert "new-personal-on-local" in text
     assert "New clients never participate" in text
-    assert "new clients" not in tables.render_markdown(report(plan, "seen")).lower()
+    assert "new clients" not in tables.render_markdown_table(report(plan, "seen")).lower()
 
 
 def test_results_csv_has_all_clients(plan: NewPlan) -> None:
     protocols = {*PROTOCOLS, *(f"new-{name}" for name in PROTOCOLS[::2])}
     for clients in ("seen", "new", "both"):
-        assert set(report(plan, clients).table["protocol"]) == protocols
+        assert set(report(plan, clients).score_table["protocol"]) == protocols
 
 
 def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) -> None:
@@ -101,7 +103,7 @@ def test_statistics_curves_and_latex_have_the_reported_clients(plan: NewPlan) ->
         data = report(plan, clients)
         assert set(data.statistics["protocol"]) == protocols
         assert set(curves.build_metric_curves(data)["protocol"]) == protocols
-        assert ("new clients" in wide.render_latex(data)) == (clients != "seen")
+        assert ("new clients" in wide.render_latex_table(data)) == (clients != "seen")
     section = {"figure_protocols": ("personal-on-local",), "clients": "both"}
     data = report(plan, "both")
     figure_plan = dataclasses.replace(data.plan, report=data.plan.report.model_copy(update=section))
@@ -123,7 +125,7 @@ def test_captions_name_held_out_clients_and_drift(plan: NewPlan) -> None:
         data = report(plan, clients)
         data = StudyData(dataclasses.replace(data.plan, drift_notes=(drift_note,)))
         figure = curves_figure.build_curves_figure(data.plan, curves.build_figure_curves(data))
-        captions = [tables.render_markdown(data), wide.render_latex(data), figure.get_supxlabel()]
+        captions = [tables.render_markdown_table(data), wide.render_latex_table(data), figure.get_supxlabel()]
         for caption in captions:
             text = " ".join(caption.split())
             assert f"{plan.held_out_notes[0]} {drift_note}" in text

@@ -94,7 +94,7 @@ def test_a_joined_table_with_a_flipped_bit_makes_no_number(make: Callable, name:
         damaged_content[position] ^= 1
         path.write_bytes(damaged_content)
         with pytest.raises(ArtifactError, match=rf"^{path} is damaged: "):
-            _ = StudyData(tree.plan).table
+            _ = StudyData(tree.plan).score_table
 
 
 def test_accuracies_of_many_runs_have_the_bits_of_each_run_alone() -> None:

@@ -23,12 +23,7 @@ from tests import small_studies as studies
 from tests.report.conftest import Tree
 
 EVERYTHING = Report(
-    round="last",
-    last_k=2,
-    average="sample",
-    statistics=statistics.STATISTICS,
-    target=0.5,
-    baseline="fedavg",
+    round="last", last_k=2, average="sample", statistics=statistics.STATISTICS, target=0.5, baseline="fedavg"
 )
 
 
@@ -70,14 +65,11 @@ def test_a_target_that_some_seeds_reach_says_how_many(make: Any) -> None:
     result = read_row(frame, algorithm="fedavg", protocol="personal-on-local", statistic="rounds_to_target")
     assert (result[0], result[2]) == (2, 1)
     assert read_row(frame, algorithm="local", protocol="personal-on-local", statistic="rounds_to_target")[2] == 0
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in below if line.startswith("|")][:4]
     assert cells[0] == ["algorithm", "rounds to 80 %", "bytes to 80 %"]
-    assert cells[2:] == [
-        ["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"],
-        ["local", words.DASH, words.DASH],
-    ]
+    assert cells[2:] == [["fedavg", "2.0 (1 of 2 seeds)", "1.4 kB (1 of 2 seeds)"], ["local", words.DASH, words.DASH]]
 
 
 def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
@@ -95,7 +87,7 @@ def test_differences_are_scipys_paired_t_interval(make: Any) -> None:
         assert row["mean"] - row["half_width"] == pytest.approx(low, rel=1e-12)
         assert row["mean"] + row["half_width"] == pytest.approx(high, rel=1e-12)
         assert (row["std"], row["seeds"]) == (pytest.approx((ours - base).std(ddof=1)), 3)
-    line = next(line for line in tables.render_markdown(StudyData(tree.plan)).splitlines() if "+10.00 ±" in line)
+    line = next(line for line in tables.render_markdown_table(StudyData(tree.plan)).splitlines() if "+10.00 ±" in line)
     assert f"+10.00 ± {(high - low) / 2:.2f}" in line
     assert "*" not in line, "the interval contains zero"
 
@@ -118,7 +110,7 @@ def test_one_seed_has_no_interval(make: Any) -> None:
     (row,) = frame[frame["statistic"] == "difference"].to_dict("records")
     assert (row["mean"], row["seeds"]) == (pytest.approx(10), 1)
     assert math.isnan(row["half_width"])
-    assert "+10.00 (one seed)" in tables.render_markdown(StudyData(tree.plan))
+    assert "+10.00 (one seed)" in tables.render_markdown_table(StudyData(tree.plan))
 
 
 def metrics(answers: list[tuple[np.ndarray, np.ndarray]], num_classes: int) -> pd.DataFrame:
@@ -158,10 +150,10 @@ def test_the_last_round_measured_counts() -> None:
 
 
 def test_the_table_has_them_below_where_they_are_asked_for(two: Tree) -> None:
-    plain = tables.render_markdown(StudyData(two.plan))
+    plain = tables.render_markdown_table(StudyData(two.plan))
     chosen = ("worst_tenth", "client_std", "rounds_to_target", "bytes_to_target", "difference")
     two.change(report=EVERYTHING.model_copy(update=dict(statistics=chosen)), protocols=("personal-on-local",))
-    text = tables.render_markdown(StudyData(two.plan))
+    text = tables.render_markdown_table(StudyData(two.plan))
     assert "worst tenth" not in plain
     below = text.partition("\nStatistics of: Local test accuracy (personalized).")[2].splitlines()
     head, _, fedavg, local = [line for line in below if line.startswith("|")][:4]
@@ -181,7 +173,7 @@ def test_below_the_best_of_a_grid_differences_are_to_the_best_of_the_baseline(ma
         tree.write(run, [{"global-on-global": [(right, 10)]}])
     report = EVERYTHING.model_copy(update={"statistics": ("difference",), "best_over": (rate,)})
     tree.change(report=report, protocols=("global-on-global",))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:5] == "| fed"]
     assert [row[:3] for row in rows[:2]] == [["fedavg", "0.05", "80.00 ± 0.00"], ["fedprox", "0.01", "70.00 ± 0.00"]]
     assert [row[:2] for row in rows[2:4]] == [["fedavg", "0.05"], ["fedprox", "0.01"]]
@@ -202,7 +194,7 @@ def test_what_is_not_searched_is_the_same_for_the_baseline(make: Any) -> None:
     result = StudyData(tree.plan).statistics.query("statistic == 'difference'").set_index([alpha, rate])["mean"]
     expected = {("0.1", "0.01"): -20, ("0.1", "0.05"): -10, ("0.5", "0.01"): -10, ("0.5", "0.05"): 10}
     assert result.to_dict() == pytest.approx(expected)
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "to the best fedavg at the same grid point are paired" in text
 
 
@@ -222,10 +214,7 @@ INVALID_SECTIONS = [
         {"statistics": ["rounds_to_target"]},
         "report.target: it is missing, and report.statistics lists rounds_to_target.",
     ),
-    (
-        {"statistics": ["difference"]},
-        "report.baseline: it is missing, and report.statistics lists difference.",
-    ),
+    ({"statistics": ["difference"]}, "report.baseline: it is missing, and report.statistics lists difference."),
     ({"target": 70}, "report.target: 70 can't be used."),
     ({"baseline": "fedagv"}, "report.baseline: 'fedagv' is not in study.algorithms. Did you mean 'fedavg'?"),
     ({"statistics": ["f1"]}, "report.statistics.0: 'f1' can't be used. Use 'client_std', "),

@@ -43,7 +43,7 @@ def plan() -> NewPlan:
     list(begun.run_segment(2))
     for run in (done, begun):
         for number in run.files.list_complete_rounds():
-            files.write_json(run.files.round(number).times, TIMES)
+            files.write_json(run.files.get_round_files(number).times, TIMES)
     merged_files = plan.runs[0].merged_files
     files.write_json(merged_files.times, files.read_json(merged_files.times) | {"rounds": [TIMES] * 3})
     return plan
@@ -51,7 +51,7 @@ def plan() -> NewPlan:
 
 def render(plan: NewPlan, height: int | None = None) -> str:
     screen = Console(file=io.StringIO(), width=200)
-    screen.print(status_table.render_progress(plan, *status.load_progress(plan), 200, height))
+    screen.print(status_table.render_progress_table(plan, *status.load_run_progress(plan), 200, height))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -86,12 +86,12 @@ INTERRUPTED = FAILED | {"interrupted": True}
 
 def states(plan: NewPlan) -> dict[str, str]:
     labels = {plan.get_method_title(label): label for label in plan.algorithms}
-    return {labels[run.name.split()[0]]: run.state for run in status.load_progress(plan)[0]}
+    return {labels[run.name.split()[0]]: run.state for run in status.load_run_progress(plan)[0]}
 
 
 def test_rounds_accuracy_rate_and_time_left(plan: NewPlan) -> None:
-    done, begun, waiting = status.load_progress(plan)[0]
-    table = layout.read_merged_table(plan.runs[0].files.merged_files(3).metrics).to_pandas()
+    done, begun, waiting = status.load_run_progress(plan)[0]
+    table = layout.read_merged_table(plan.runs[0].files.get_merged_files(3).metrics).to_pandas()
     last = table[(table["round"] == 3) & (table["protocol"] == plan.protocols[0])]
     assert done == RunProgress("FedAvg seed 0", "done", 3, 3, last["correct"].sum() / last["total"].sum(), 2.0)
     assert (begun.state, begun.rounds, begun.seconds, begun.seconds_left) == ("stopped", 2, 2.0, 2.0)
@@ -108,11 +108,11 @@ def test_models_right_after_training_are_measured_in_files_of_their_own() -> Non
     (run,) = studies.open_runs(plan)
     steps = run.run_segment(2)
     assert [next(steps), next(steps)] == [0, 1]
-    assert status.load_progress(plan)[0][0].accuracy is None, "nothing is measured yet"
+    assert status.load_run_progress(plan)[0][0].accuracy is None, "nothing is measured yet"
     list(steps)
-    rows = files.read_parquet(run.files.round(2).trained_accuracies).to_pylist()
+    rows = files.read_parquet(run.files.get_round_files(2).trained_accuracies).to_pylist()
     accuracy = sum(row["correct"] for row in rows) / sum(row["total"] for row in rows)
-    assert status.load_progress(plan)[0][0].accuracy == accuracy
+    assert status.load_run_progress(plan)[0][0].accuracy == accuracy
     assert f"{100 * accuracy:.2f} %" in render(plan)
 
 
@@ -136,11 +136,11 @@ def test_queued_running_failed_and_begun_again(plan: NewPlan) -> None:
 
     snakemake(plan, BEGUN, FAILED)
     assert states(plan)["fedprox"] == "failed"
-    (failure,) = status.load_progress(plan)[1]
+    (failure,) = status.load_run_progress(plan)[1]
     assert (failure.rule, failure.log, failure.lines) == ("segment", log, ["one", "two"])
     snakemake(plan, BEGUN, FAILED, BEGUN)
     assert states(plan)["fedprox"] == "queued", "it was begun again"
-    assert not status.load_progress(plan)[1]
+    assert not status.load_run_progress(plan)[1]
     snakemake(plan, BEGUN, FAILED, number=2)
     snakemake(plan, BEGUN, number=3)
     assert states(plan)["fedprox"] == "queued", "another snakemake began it again"
@@ -157,7 +157,7 @@ def test_a_snakemake_without_records_counts_by_its_files(plan: NewPlan) -> None:
     files.write_bytes(log, b"one\n")
     os.utime(log, (2e9, 2e9))
     assert states(plan)["fedprox"] == "running"
-    assert not status.load_progress(plan)[1]
+    assert not status.load_run_progress(plan)[1]
 
 
 def test_what_ctrl_c_ended_is_stopped(plan: NewPlan) -> None:
@@ -165,13 +165,13 @@ def test_what_ctrl_c_ended_is_stopped(plan: NewPlan) -> None:
     files.write_bytes(log, b"one\n")
     os.utime(log, (0, 0))
     assert states(plan)["fedprox"] == "stopped"
-    assert not status.load_progress(plan)[1]
+    assert not status.load_run_progress(plan)[1]
     snakemake(plan, BEGUN, INTERRUPTED, BEGUN, FAILED)
     assert states(plan)["fedprox"] == "failed", "the next one failed by itself"
     snakemake(plan, BEGUN, INTERRUPTED)
     snakemake(plan, BEGUN, FAILED, number=2)
     assert states(plan)["fedprox"] == "failed", "another snakemake began it again"
-    assert len(status.load_progress(plan)[1]) == 1
+    assert len(status.load_run_progress(plan)[1]) == 1
 
 
 def test_snakemakes_at_once_do_not_mix(plan: NewPlan) -> None:
@@ -188,7 +188,7 @@ def test_snakemakes_at_once_do_not_mix(plan: NewPlan) -> None:
         ),
         number=2,
     )
-    assert {(failure.rule, str(failure.log)) for failure in status.load_progress(plan)[1]} == {
+    assert {(failure.rule, str(failure.log)) for failure in status.load_run_progress(plan)[1]} == {
         ("table", "results/logs/table.log"),
         ("segment", "one.log"),
     }
@@ -224,7 +224,7 @@ def test_a_segment_that_sigterm_ended_after_a_round_is_stopped(plan: NewPlan) ->
     moment = BEGIN + 100.5  # between its begin and its end
     os.utime(log, (moment, moment))
     assert states(plan)["fedprox"] == "stopped"
-    assert not status.load_progress(plan)[1]
+    assert not status.load_run_progress(plan)[1]
     files.write_bytes(log, f"one\n{end}\nTraceback\n".encode())
     os.utime(log, (moment, moment))
     assert states(plan)["fedprox"] == "failed", "it was begun again since"
@@ -264,15 +264,17 @@ def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
             for rule, paths in outputs.items()
         )
     )
-    assert {failure.rule: failure.lines for failure in status.load_progress(plan)[1]} == {
+    assert {failure.rule: failure.lines for failure in status.load_run_progress(plan)[1]} == {
         rule: [f"{rule} failed"] for rule in outputs
     }
     other = dataclasses.replace(plan, params=Path("studies/other.yaml"), diagnostics=())
-    assert {failure.rule for failure in status.load_progress(other)[1]} == {"download", "partition"}, "what both need"
+    assert {failure.rule for failure in status.load_run_progress(other)[1]} == {"download", "partition"}, (
+        "what both need"
+    )
     files.write_bytes(diagnostic.files.table, b"")
-    assert "diagnostic" in {failure.rule for failure in status.load_progress(plan)[1]}
+    assert "diagnostic" in {failure.rule for failure in status.load_run_progress(plan)[1]}
     files.write_bytes(diagnostic.files.marker, b"")
-    assert "diagnostic" not in {failure.rule for failure in status.load_progress(plan)[1]}, "it is finished now"
+    assert "diagnostic" not in {failure.rule for failure in status.load_run_progress(plan)[1]}, "it is finished now"
 
 
 def test_a_failed_job_is_shown_with_the_end_of_its_log(plan: NewPlan) -> None:
@@ -291,7 +293,7 @@ def test_a_failed_job_is_shown_with_the_end_of_its_log(plan: NewPlan) -> None:
 
 def test_a_failed_job_of_another_study_is_not_ours(plan: NewPlan) -> None:
     snakemake(plan, FAILED | {"output": ["results/runs/other/0123456789ab/segments/0003.json"]})
-    assert not status.load_progress(plan)[1]
+    assert not status.load_run_progress(plan)[1]
 
 
 def test_runs_at_work_come_first_and_what_has_no_room_is_counted(plan: NewPlan) -> None:
@@ -326,7 +328,7 @@ def test_one_named_protocol_for_all_runs_and_a_dash_for_methods_without_it() -> 
     assert metric.strip() == "accuracy: Global test accuracy (global model)"
     head, *rows = [line.split() for line in lines]
     assert head == ["run", "rounds", "accuracy", "s/round", "time", "left", "state"]
-    table = files.read_parquet(plan.runs[0].files.round(1).metrics).to_pandas()
+    table = files.read_parquet(plan.runs[0].files.get_round_files(1).metrics).to_pandas()
     rows_of_protocol = table[table["protocol"] == "global-on-global"]
     accuracy = f"{100 * rows_of_protocol['correct'].sum() / rows_of_protocol['total'].sum():.2f}"
     assert {row[0]: accuracy in row for row in rows} == {"FedAvg": True, "Local": False, "FedProx": False}
@@ -393,28 +395,28 @@ def test_the_summary_takes_two_lines_if_it_is_wide() -> None:
 
 
 def test_curves_contain_all_evaluated_rounds_of_complete_and_other_runs(plan: NewPlan) -> None:
-    done, begun, waiting = status.load_progress(plan, has_curves=True)[0]
+    done, begun, waiting = status.load_run_progress(plan, has_curves=True)[0]
     assert (sorted(done.curves), sorted(begun.curves), waiting.curves) == ([1, 2, 3], [1, 2], {})
     for planned, run in zip(plan.runs, (done, begun), strict=False):
         for number in run.curves:
-            rows = files.read_parquet(planned.files.round(number).metrics).to_pylist()
+            rows = files.read_parquet(planned.files.get_round_files(number).metrics).to_pylist()
             for protocol in plan.protocols:
                 counts = [(row["correct"], row["total"]) for row in rows if row["protocol"] == protocol]
                 correct, total = map(sum, zip(*counts, strict=True))
                 assert run.curves[number][protocol] == correct / total
-    assert [run.accuracy for run in status.load_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]
+    assert [run.accuracy for run in status.load_run_progress(plan)[0]] == [done.accuracy, begun.accuracy, None]
 
 
 def test_logs_of_failed_jobs_take_at_most_half_of_a_watched_screen(plan: NewPlan) -> None:
     """Wrapped lines count, so that the display fits. Without a height, all are printed."""
-    runs, _ = status.load_progress(plan)
+    runs, _ = status.load_run_progress(plan)
     failures = [status.Failure("", "segment", Path(f"{number}.log"), ["x" * 150] * 3) for number in range(4)]
     screen = Console(file=io.StringIO(), width=80)
     assert isinstance(screen.file, io.StringIO)
-    screen.print(status_table.render_progress(plan, runs, failures, 80, 24))
+    screen.print(status_table.render_progress_table(plan, runs, failures, 80, 24))
     lines = screen.file.getvalue().splitlines()
     assert len(lines) <= 24
     assert "segment failed: 0.log" in lines
     assert lines[-1] == "failed jobs not shown: 3"
-    screen.print(status_table.render_progress(plan, runs, failures, 80))
+    screen.print(status_table.render_progress_table(plan, runs, failures, 80))
     assert "segment failed: 3.log" in screen.file.getvalue()

@@ -20,6 +20,7 @@ from fedpipe.engine import collect
 from fedpipe.planning import planner
 from fedpipe.report import contents, status, status_page
 from fedpipe.report.data import StudyData
+from fedpipe.report.figures.partition import write_partition_figure
 from tests import small_studies as studies
 from tests.papers.test_pages import BROWSER, Browser, list_problems
 
@@ -45,7 +46,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record = {"event": "job_error", "error": "", "interrupted": False, "time": 1.7e9, "job": 3, "rule": "segment"}
         record |= {"output": [f"{failed.files.path}/segments/0003.json"], "log": [str(log)]}
         files.write_bytes(Path(".snakemake/fedpipe/jobs/1-8.jsonl"), json.dumps(record).encode())
-        contents.write_partition_figure(plan, plan.runs[0].partition)
+        write_partition_figure(plan, plan.runs[0].partition)
     return folder
 
 
@@ -94,7 +95,7 @@ def test_a_page_is_one_file_that_requests_nothing() -> None:
 def test_a_browser_shows_rows_and_curves_without_a_script(browser: Any, tmp_path: Path) -> None:
     status_page.update_status_page(Path("params.yaml"), "full", PAGE)
     plan = planner.make_plan()
-    runs, _ = status.load_progress(plan)
+    runs, _ = status.load_run_progress(plan)
     for width in (1280, 375):
         assert list_problems(browser, tmp_path / PAGE, width) == ([], [])
         assert browser.tell("document.scripts.length + document.images.length") == 0
@@ -197,10 +198,10 @@ def test_the_best_configurations_have_a_color() -> None:
         list(run.run_segment(1))
     (progress,) = status_page.write_status_page([plan], [], PAGE)
     means = {line.name: line.compute_last_accuracies(plan.protocols[0])[0] for line in progress.configurations}
-    assert len(means) == len(rates) == len(progress.ranking)
-    assert len(progress.color_classes) == status_page.COLOR_COUNT
-    assert min(means[name] for name in progress.color_classes) >= max(
-        means[name] for name in means.keys() - progress.color_classes
+    assert len(means) == len(rates) == len(progress.ranked_configurations)
+    assert len(progress.css_color_classes) == status_page.COLOR_COUNT
+    assert min(means[name] for name in progress.css_color_classes) >= max(
+        means[name] for name in means.keys() - progress.css_color_classes
     )
     assert PAGE.read_text().count('<polyline class="rest"') == len(plan.protocols) * 2 + 2
 
@@ -216,10 +217,10 @@ def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None
     begun = [begin("running", 3, 0.25), begin("stopped", 30, 0.75), waiting]
     configuration = status_page.Configuration("FedAvg", begun)
     assert configuration.format_last_accuracy("global-on-global") == "50.00 ± 35.36"
-    assert configuration.round_range == "3–30"
+    assert configuration.counted_round_range == "3–30"
     configuration = status_page.Configuration("FedAvg", [*begun, begin("done", 40, 0.9)])
     assert configuration.format_last_accuracy("global-on-global") == "90.00"
-    assert configuration.round_range == "40"
+    assert configuration.counted_round_range == "40"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,7 @@ def test_a_mean_counts_complete_runs_or_begun_ones_if_none_is_complete() -> None
     [(11.3, 96.9, [0, 20, 40, 60, 80, 100]), (90.2, 93.1, [90, 91, 92, 93, 94]), (50.0, 50.0, None), (1, 1, None)],
 )
 def test_ticks_enclose_the_values(low: float, high: float, ticks: list[float] | None) -> None:
-    chosen = status_page.choose_ticks(low, high)
+    chosen = status_page.choose_axis_ticks(low, high)
     assert chosen[0] <= low <= high <= chosen[-1]
     assert 2 <= len(chosen) <= 12
     assert ticks in (None, chosen)

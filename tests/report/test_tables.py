@@ -17,7 +17,8 @@ from fedpipe.core.storage import layout
 from fedpipe.data import heterogeneity
 from fedpipe.report import contents, curves, table_notes, tables
 from fedpipe.report.data import StudyData
-from fedpipe.report.words import format_bytes, format_metric
+from fedpipe.report.figures.curves import write_curves_figure
+from fedpipe.report.words import format_bytes, format_metric_label
 from fedpipe.settings.base import Protocol
 from fedpipe.settings.report import Report
 
@@ -45,7 +46,7 @@ def grid(make):
 
 
 def test_mean_and_sample_deviation_over_seeds(two):
-    table = StudyData(two.plan).table
+    table = StudyData(two.plan).score_table
     assert len(table) == 2 * 2 * 3 * 3  # algorithms, protocols, averages, rounds
     row = cell(table, algorithm="fedavg", protocol="global-on-global", average="sample", round="last")
     assert row["mean"] == pytest.approx(70)
@@ -62,11 +63,7 @@ def test_mean_and_sample_deviation_over_seeds(two):
 
 def test_a_protocol_that_is_not_there_has_no_number(two):
     row = cell(
-        StudyData(two.plan).table,
-        algorithm="local",
-        protocol="global-on-global",
-        average="sample",
-        round="last",
+        StudyData(two.plan).score_table, algorithm="local", protocol="global-on-global", average="sample", round="last"
     )
     assert math.isnan(row["mean"])
     assert row["seeds"] == 0
@@ -77,7 +74,7 @@ def test_an_algorithm_without_any_of_the_protocols_keeps_its_row(make):
     tree = make(["fedavg", "local"], [0])
     tree.write(0, one_round(5))
     tree.write(1, [{}])
-    assert "| local | – | – |" in " ".join(tables.render_markdown(StudyData(tree.plan)).split())
+    assert "| local | – | – |" in " ".join(tables.render_markdown_table(StudyData(tree.plan)).split())
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"fedavg": 50.0}
 
 
@@ -85,10 +82,10 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
     tree = make(["feddyn", "fedavg"], [0])
     tree.write(0, [one_round(5)[0] | {"mean-on-global": [(7, 10)]}])
     tree.write(1, one_round(4))
-    table = StudyData(tree.plan).table
+    table = StudyData(tree.plan).score_table
     assert cell(table, algorithm="feddyn", protocol="mean-on-global", average="sample", round="last")["mean"] == 70
     assert cell(table, algorithm="fedavg", protocol="mean-on-global", average="sample", round="last")["seeds"] == 0
-    assert "mean-on-global" not in tables.render_markdown(StudyData(tree.plan))
+    assert "mean-on-global" not in tables.render_markdown_table(StudyData(tree.plan))
     assert tables.build_dvc_metrics(StudyData(tree.plan)) == {"feddyn": 50.0, "fedavg": 40.0}
     assert set(curves.build_metric_curves(StudyData(tree.plan))["protocol"]) == {
         "global-on-global",
@@ -97,7 +94,7 @@ def test_what_a_method_has_measured_beside_its_protocols_is_in_the_file_alone(ma
 
 
 def test_markdown(two):
-    paragraphs = tables.render_markdown(StudyData(two.plan)).split("\n\n")
+    paragraphs = tables.render_markdown_table(StudyData(two.plan)).split("\n\n")
     caption, accuracies, names, heterogeneity_note, heterogeneity_table, environment = paragraphs
     assert "(3 rounds)" in caption
     assert "over 2 seeds." in caption
@@ -127,7 +124,7 @@ def test_markdown(two):
 
 def test_settings_of_the_report_choose_the_number(two):
     two.change(report=Report(round="best", last_k=2, average="client"))
-    text = tables.render_markdown(StudyData(two.plan))
+    text = tables.render_markdown_table(StudyData(two.plan))
     assert "in each run's best round" in text
     assert "mean of the clients' accuracies" in text
     assert "| 80.00 ± 0.00 |" in " ".join(text.split())
@@ -139,9 +136,9 @@ def test_settings_of_the_report_choose_the_number(two):
 def test_one_seed_has_no_deviation(make):
     tree = make(["fedavg"], [7])
     tree.write(0, one_round(5))
-    table = StudyData(tree.plan).table
+    table = StudyData(tree.plan).score_table
     assert table["std"].isna().all()
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "One seed." in text
     assert "| 50.00 |" in " ".join(text.split())
     assert "±" not in text
@@ -150,7 +147,7 @@ def test_one_seed_has_no_deviation(make):
 
 def test_runs_made_in_different_places_are_all_named(two):
     two.write(0, one_round(5), device="NVIDIA H100", executor="stack of 32")
-    text = tables.render_markdown(StudyData(two.plan))
+    text = tables.render_markdown_table(StudyData(two.plan))
     assert "NVIDIA H100 by the stack of 32 executor" in text
     assert text.count(" executor, with fedpipe 0.1.0") == 2
 
@@ -162,7 +159,7 @@ def test_metrics_are_one_number_a_method_by_the_first_protocol(two):
 
 
 def test_a_grid_adds_columns_and_a_level(grid):
-    table = StudyData(grid.plan).table
+    table = StudyData(grid.plan).score_table
     rows = table[
         (table["protocol"] == "global-on-global") & (table["average"] == "sample") & (table["round"] == "last")
     ]
@@ -178,7 +175,7 @@ def test_a_grid_adds_columns_and_a_level(grid):
     metrics = tables.build_dvc_metrics(StudyData(grid.plan))
     assert metrics["fedavg"] == {"alpha=0.1": 0.0, "alpha=0.5": 30.0}
     assert metrics["fedprox"]["alpha=0.1, mu=2"] == 20.0
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     assert "| algorithm   | alpha   | mu   |" in text
     assert "| fedavg      | 0.5     | –    |" in text
 
@@ -190,19 +187,19 @@ def test_the_caption_tells_data_sets_apart_in_the_order_of_the_study(make):
     large, small = (partition | {"dataset": partition["dataset"] | {"subset": subset}} for subset in (900, 300))
     runs = [dataclasses.replace(run, partition=key) for run, key in zip(tree.runs, ("0c", "0b"), strict=True)]
     tree.change(runs=tuple(runs), partitions={"0b": small, "0c": large})  # as the file has them: by key
-    assert tables.build_caption(tree.plan).endswith(
+    assert tables.build_table_caption(tree.plan).endswith(
         "Data: digits (900 samples, official split), 2 clients, partition dirichlet (alpha=0.3); "
         "digits (300 samples, official split), 2 clients, partition dirichlet (alpha=0.3)."
     )
 
 
 def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
-    names = {protocol: format_metric(protocol) for protocol in get_args(Protocol)}
+    names = {protocol: format_metric_label(protocol) for protocol in get_args(Protocol)}
     assert len(set(names.values())) == len(names)
     assert names["personal-on-train"] == "Local training accuracy (personalized)"
     assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
     assert not set(names) & set(names.values())
-    assert format_metric("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
+    assert format_metric_label("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():
@@ -237,7 +234,7 @@ def test_two_files_of_ones_own_are_two_data_sets(make):
     tree.write_table(path, heterogeneity.summarize_clients(np.array([[5, 0], [0, 5]])), "assignment.json")
     for run in range(2):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:2] for line in text.splitlines() if line.startswith("| npz")]
     assert rows == [
         ["npz (official split), 2 clients, partition iid, data aaaaaaaaaaaa…", "0.50"],
@@ -250,7 +247,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     tree.write(0, one_round(6))
     tree.write(1, [{"personal-on-local": [(7, 10), (9, 10)]}])
     tree.change(method_protocols={"local": "personal-on-local"})
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     assert "Column `reported accuracy`: Global test accuracy (global model)" in text
     head, _, fedavg, local = [
         re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("|")
@@ -258,7 +255,7 @@ def test_a_method_that_is_shown_by_its_own_protocol_says_so(make):
     assert head[:4] == [
         "algorithm",
         "reported accuracy",
-        *map(format_metric, ("global-on-global", "personal-on-local")),
+        *map(format_metric_label, ("global-on-global", "personal-on-local")),
     ]
     assert fedavg[:4] == ["fedavg", "60.00", "60.00", "60.00"]
     assert local[:4] == ["local", "80.00 (Local test accuracy (personalized))", "–", "80.00"]
@@ -272,7 +269,7 @@ def test_people_read_titles_and_programs_labels(grid):
     after = contents.build_table_files(StudyData(grid.plan))
     changed = {path.name for path in after if after[path] != before[path]}
     assert changed == {"results.md", "results.html"}, "metrics.json, statistics.csv, ... have the labels"
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     heads = [re.split(r" *\| *", line.strip("| "))[0] for line in text.splitlines() if line.startswith("| ")]
     assert heads[:10] == ["algorithm", *["FedAvg &lt;b&gt;"] * 2, *["FedProx (μ ≥ 1)"] * 2] * 2
     assert "mu: the best value, 2 for FedProx (μ ≥ 1), is at the edge of the grid." in text
@@ -280,7 +277,7 @@ def test_people_read_titles_and_programs_labels(grid):
     assert "Differences in accuracy to the best FedAvg &lt;b&gt; at the same grid point" in text
     assert "fedavg" not in text
     assert "fedprox (" not in text
-    assert "<td>FedAvg &lt;b&gt;" in tables.render_html(StudyData(grid.plan))
+    assert "<td>FedAvg &lt;b&gt;" in tables.render_html_page(StudyData(grid.plan))
 
 
 def set_overrides(tree, get_overrides):
@@ -309,7 +306,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_table(two):
 def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
     set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
-    text = tables.render_markdown(StudyData(grid.plan))
+    text = tables.render_markdown_table(StudyData(grid.plan))
     assert "\nOverrides of fedavg (alpha=0.1): federation.rounds=9.\n" in text
     assert "\nOverrides of FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2): federation.rounds=9.\n" in text
 
@@ -336,7 +333,7 @@ def test_nothing_that_a_user_calls_something_is_markup(make):
     for run in range(2):
         tree.write(run, one_round(run))
     tree.change(titles={"fedavg": hostile}, warnings=(hostile,), params=Path(f"studies/{hostile}.yaml"))
-    text, page = tables.render_markdown(StudyData(tree.plan)), tables.render_html(StudyData(tree.plan))
+    text, page = tables.render_markdown_table(StudyData(tree.plan)), tables.render_html_page(StudyData(tree.plan))
     assert "<" not in text.replace("<br>", "")
     assert text.count("&lt;img src=x onerror=") == 4  # two rows of a title, a value, a warning
     assert "&amp;lt;b&gt;" in text
@@ -349,8 +346,8 @@ def test_the_best_of_a_grid_stands_in_peoples_table_for_each_method_and_column(g
     """Runs by grid point, then algorithm: right answers of 10 are 0 to 5; the last of each column is its best."""
     grid.change(report=grid.plan.report.model_copy(update={"best_over": ("algorithms.fedprox.mu",)}))
     grid.write(1, one_round(9))  # fedprox at alpha 0.1 and mu 1
-    table = StudyData(grid.plan).table
-    text = tables.render_markdown(StudyData(grid.plan))
+    table = StudyData(grid.plan).score_table
+    text = tables.render_markdown_table(StudyData(grid.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:4] for line in text.splitlines() if line.startswith("| fed")]
     assert rows == [
         ["fedavg", "0.1", "–", "0.00"],
@@ -366,10 +363,10 @@ def test_a_grid_of_an_entrys_algorithm_leaves_the_methods_names(make):
     tree = make(["prox", "fedavg"], [0], {"algorithms.prox.algorithm": ["fedavg", "fedprox"]})
     for run in range(len(tree.runs)):
         tree.write(run, one_round(run))
-    text = tables.render_markdown(StudyData(tree.plan))
+    text = tables.render_markdown_table(StudyData(tree.plan))
     rows = [re.split(r" *\| *", line.strip("| "))[:3] for line in text.splitlines() if line.startswith("| ")]
     assert rows[:4] == [
-        ["algorithm", "algorithms.prox.algorithm", format_metric("global-on-global")],
+        ["algorithm", "algorithms.prox.algorithm", format_metric_label("global-on-global")],
         ["prox", "fedavg", "0.00"],
         ["prox", "fedprox", "20.00"],
         ["fedavg", "–", "10.00"],
@@ -428,7 +425,7 @@ def test_show(two):
     with pytest.raises(ArtifactError, match=r"results/tables/results.md is missing"):
         contents.render_results(StudyData(two.plan))
     contents.write_report_files(contents.build_table_files(StudyData(two.plan)))
-    contents.write_curves_figure(StudyData(two.plan))
+    write_curves_figure(StudyData(two.plan))
     text = contents.render_results(StudyData(two.plan))
     assert "70.00 ± 14.14" in text
     assert text.endswith("results/figures/curves.svg")

@@ -239,7 +239,7 @@ def test_a_tracker_that_fails_costs_no_result(
     output = run_job(tmp_path, run.path, ROUNDS, *names, **variables)
     assert output.count("continues without it") == 1
     assert run.files.list_complete_rounds() == list(range(ROUNDS + 1))
-    assert run.files.segment_manifest(ROUNDS).is_file()
+    assert run.files.get_segment_manifest_path(ROUNDS).is_file()
 
 
 def test_a_group_is_a_configuration_without_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

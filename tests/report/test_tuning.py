@@ -62,7 +62,7 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     made = studies.prepare(settings)
     for rounds in (1, 2):
         compute(made, rounds)
-        path = made.study_files.rung_result(rounds)
+        path = made.study_files.get_rung_result_path(rounds)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode_rung(tuning.rank_rung(made, rounds)))
     search.write_winner_settings(made)
@@ -74,8 +74,8 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     assert draws["diverged"].tolist() == [False, False, True, True, False]
     assert draws["selected"].tolist() == [True, False, False, False, True]
     assert {*draws["algorithm"]} == {"fedprox"}
-    assert tuning.build_rungs(plan) == {path: path.read_bytes() for path in plan.rung_files}
-    sentence, table = tuning.build_search_parts(plan)
+    assert tuning.build_rung_files(plan) == {path: path.read_bytes() for path in plan.rung_files}
+    sentence, table = tuning.build_search_section(plan)
     assert "the best of 4 draws" in sentence
     assert "Every method with a range had 4 draws: the best third continued after round 1" in sentence
     assert "with seed 7. " in sentence
@@ -86,7 +86,9 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
         ["FedAvg", "–", "0"],
         ["FedProx", "0.1", "4"],
     ]
-    means = StudyData(plan).table.query("protocol == 'personal-on-local' and average == 'sample' and round == 'last'")
+    means = StudyData(plan).score_table.query(
+        "protocol == 'personal-on-local' and average == 'sample' and round == 'last'"
+    )
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
     assert isinstance(by_row, pd.Series)
@@ -124,7 +126,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
         plan = Plan.read(path)
         compute(plan, 2)
         files = {path: path.read_bytes() for path in plan.rung_files}
-        assert tuning.build_rungs(plan) == files, "`fedpipe verify` draws again"
+        assert tuning.build_rung_files(plan) == files, "`fedpipe verify` draws again"
         outcomes.append(files)
     assert outcomes[0] == outcomes[1]
     assert plan.tuning is not None
@@ -134,7 +136,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
     assert {*draws["draw"]} > {4, 5}
     values = planned.new_draws[0].values
     assert {key: draws.loc[1, key] for key in over} == values
-    sentence, table = tuning.build_search_parts(plan)[:2]
+    sentence, table = tuning.build_search_section(plan)[:2]
     assert "the best of 6 draws" in sentence
     assert isinstance(table, tuning.TextTable)
     assert table.frame.loc[0, ["learning_rate", "batch_size", "local_epochs", "draws"]].tolist() == [
@@ -148,7 +150,7 @@ def test_a_search_by_tpe_has_the_same_draws_and_winner_in_any_order_of_jobs(
     rung = json.loads(plan.rung_files[0].read_text())
     rung["searches"][0]["new_draws"][0]["values"]["federation.learning_rate"] = 0.5
     plan.rung_files[0].write_text(json.dumps(rung))
-    assert tuning.build_rungs(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
+    assert tuning.build_rung_files(plan)[plan.rung_files[0]] != plan.rung_files[0].read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_samples_of_draws_may_be_test_samples_of_other_seeds(
     tune = {"over": over, "draws": 2, "rungs": [1], "by": "personal-on-validation", "seeds": [7, 8]}
     sections = {"dataset": {"validation_fraction": 0.2} | dataset, "partition": partition}
     studies.write(studies.settings(tune=tune, **sections), tmp_path)
-    sentence = tuning.describe_search(planner.make_plan())
+    sentence = tuning.describe_hyperparameter_search(planner.make_plan())
     assert ("can be test samples of the study" in sentence) == has_other_samples
     assert ("They used no test samples." in sentence) != has_other_samples
     assert "with seeds 7 and 8. " in sentence
@@ -186,11 +188,11 @@ def compute(plan: Plan, rounds: int, is_reversed: bool = False) -> None:
     from fedpipe.planning import partition
     from fedpipe.settings.execution import Execution
 
-    runs = plan.resolve(has_draws=True).runs
+    runs = plan.add_search_results(has_draws=True).runs
     for planned in runs[::-1] if is_reversed else runs:
         if not Path(f"results/partitions/{planned.partition}/assignment.parquet").exists():
             partition.partition_dataset(planned.partition)
-        if planned.rounds >= rounds or planned.path not in plan.draw_paths:
+        if planned.rounds >= rounds or planned.path not in plan.draw_run_paths:
             run = Run(planned.files, Execution(), 1, "all")
             for _ in run.run_segment(rounds):
                 pass

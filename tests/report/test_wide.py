@@ -32,7 +32,7 @@ def right(server, clients=None):
 
 
 def latex(tree, **other):
-    return wide.render_latex(StudyData(tree.plan), **other)
+    return wide.render_latex_table(StudyData(tree.plan), **other)
 
 
 def lines(text):
@@ -43,7 +43,7 @@ def lines(text):
 
 def table(tree):
     """The same of CSV: the head and the rows."""
-    head, *rows = csv.reader(io.StringIO(wide.render_csv(StudyData(tree.plan))))
+    head, *rows = csv.reader(io.StringIO(wide.render_wide_csv(StudyData(tree.plan))))
     return head, rows
 
 
@@ -159,7 +159,7 @@ def test_levels_are_in_the_order_of_the_study_though_a_plan_is_read_by_the_alpha
 
 
 def test_every_number_is_one_of_peoples_table(paper):
-    markdown = tables.render_markdown(StudyData(paper.plan))
+    markdown = tables.render_markdown_table(StudyData(paper.plan))
     for row in table(paper)[1]:
         for text in row[2:]:
             assert f" {text} |" in markdown
@@ -296,7 +296,7 @@ def test_the_best_of_what_is_searched_stands_in_comments(searched):
 
 
 def test_a_best_value_at_the_edge_of_its_list_is_told_below_the_table(searched):
-    paragraphs = tables.render_markdown(StudyData(searched.plan)).split("\n\n")
+    paragraphs = tables.render_markdown_table(StudyData(searched.plan)).split("\n\n")
     assert paragraphs[2] == EDGE
     contents.write_report_files(contents.build_table_files(StudyData(searched.plan)))
     contents.require_current_tables(StudyData(searched.plan), "results.md", "results.html")
@@ -311,7 +311,7 @@ def test_numbers_that_yaml_reads_as_text_have_edges(searched):
         for index, cell in enumerate(searched.plan.cells)
     )
     searched.change(cells=cells, grid=searched.plan.grid | {"federation.learning_rate": rates})
-    (warning,) = table_notes.warn_about_grid_edges(StudyData(searched.plan))
+    (warning,) = table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan))
     assert "learning_rate: the best values, 1e-2 for fedavg (alpha=0.1) and 0.1 for fedavg (alpha=0.5)," in warning
 
 
@@ -319,9 +319,9 @@ def test_no_edge_is_told_of_what_has_none(searched):
     inside = (10, 20, 30, 40, 20, 20)
     for index, server in enumerate((*inside, *inside)):
         searched.write(index, right(server))
-    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
     searched.change(report=searched.plan.report.model_copy(update=dict(best_over=())))
-    assert table_notes.warn_about_grid_edges(StudyData(searched.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(StudyData(searched.plan)) == []
 
 
 def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
@@ -332,7 +332,7 @@ def test_no_edge_is_told_of_names_nor_of_methods_without_a_number(make):
     )
     for index, run in enumerate(tree.runs):
         tree.write(index, right(90 if index == 2 else 50) if run.algorithm == "fedavg" else [{}])
-    assert table_notes.warn_about_grid_edges(StudyData(tree.plan)) == []
+    assert table_notes.describe_best_values_at_grid_edges(StudyData(tree.plan)) == []
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
         if run.algorithm == "fedprox":
             tree.write(index, right(50 + index))
     finished_plan = dataclasses.replace(tree.plan, cells=tuple(c for c in cells if c.algorithm == "fedprox"))
-    text = wide.render_latex(StudyData(finished_plan), tree.plan)
+    text = wide.render_latex_table(StudyData(finished_plan), tree.plan)
     assert "algorithm & hidden & A & B" in text
     assert [row[:2] for row in lines(text)] == [["fedprox", "1"], ["fedprox", "2"]]
 
@@ -384,12 +384,12 @@ def test_what_is_a_methods_own_stays_so_while_others_are_missing(make):
 def test_the_command_prints_it(one):
     one.plan.write()
     contents.write_report_files(contents.build_table_files(StudyData(one.plan)))
-    for form, expected_text in (("latex", latex(one)), ("csv", wide.render_csv(StudyData(one.plan)))):
+    for form, expected_text in (("latex", latex(one)), ("csv", wide.render_wide_csv(StudyData(one.plan)))):
         result = CliRunner().invoke(app.app, ["show", "--format", form], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.stdout == expected_text
     assert CliRunner().invoke(app.app, ["show", "--format", "html"]).exit_code == 2
-    (one.plan.study_files.tables / "results.md").write_text("edited")
+    (one.plan.study_files.tables_folder / "results.md").write_text("edited")
     with pytest.raises(ArtifactError, match=r"results.md does not match the runs"):
         contents.render_results(StudyData(one.plan), "latex")
 
@@ -462,7 +462,7 @@ def test_heads_of_new_clients_have_a_level_for_metrics():
     protocols = ["personal-on-local"] * 2 + ["new-personal-on-local"] * 2
     metrics = ["accuracy", "nll"] * 2
     empty = wide.WideTable(("algorithm",), [("alpha=0.1", "a head")] * 4, protocols, metrics, [], [], [], [])
-    assert list(wide._render_table_head(empty))[2:] == [
+    assert list(wide._render_latex_table_head(empty))[2:] == [
         r"& \multicolumn{4}{c}{personalized} \\",
         r"\cmidrule(lr){2-5}",
         r"& \multicolumn{2}{c}{seen} & \multicolumn{2}{c}{new} \\",

@@ -37,4 +37,4 @@ def test_what_comes_later_is_kept() -> None:
     (run,) = studies.open_runs(plan)
     list(run.run_segment(3))
     collect.collect_rounds(run.files, 3, plan.keep_models)
-    assert layout.read_merged_table(run.files.merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]
+    assert layout.read_merged_table(run.files.get_merged_files(3).rounds)["late"].to_pylist() == [None, 2.0, 3.0]

@@ -3,80 +3,60 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
 import torch
 
-from fedpipe.cli import app
 from fedpipe.core.storage.files import read_pt, write_pt
 from fedpipe.core.storage.layout import RunFiles
 from tests import small_studies as studies
-
-
-def run_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """The status with which `fedpipe` ends, and its errors."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    try:
-        app.main()
-        status = 0
-    except SystemExit as end:
-        status = int(end.code or 0)
-    return status, capsys.readouterr().err
+from tests.small_studies import RunFedpipe
 
 
 @pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[RunFiles, RunFiles]:
+def blocks(run_fedpipe: RunFedpipe) -> tuple[RunFiles, RunFiles]:
     """Two runs with the same participants in each round, and the one block of each in round 1."""
     params = studies.settings(("fedavg", "fedprox"), 2, federation={"participation": 1.0})
     params["algorithms"]["fedprox"] = {"mu": 5.0}
     plan = studies.prepare(params)
     for run in plan.runs:
-        assert run_command(monkeypatch, capsys, "initialize", str(run.path))[0] == 0
+        assert run_fedpipe("initialize", str(run.path))[0] == 0
         train = ("train", str(run.path), "--round", "1", "--block", "0", "--size", "10")
-        assert run_command(monkeypatch, capsys, *train)[0] == 0
+        assert run_fedpipe(*train)[0] == 0
     first_files, second_files = (run.files for run in plan.runs)
     return first_files, second_files
 
 
-def test_a_block_of_another_run_is_refused(
-    blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first_files, second_files = (files.round(1) for files in blocks)
-    original_bytes = first_files.block_uploads(0).read_bytes()
-    shutil.copy(second_files.block_uploads(0), first_files.block_uploads(0))
+def test_a_block_of_another_run_is_refused(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
+    first_files, second_files = (files.get_round_files(1) for files in blocks)
+    original_bytes = first_files.get_block_uploads_path(0).read_bytes()
+    shutil.copy(second_files.get_block_uploads_path(0), first_files.get_block_uploads_path(0))
     aggregate = ("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
-    status, message = run_command(monkeypatch, capsys, *aggregate)
+    status, _, message = run_fedpipe(*aggregate)
     assert status == 2
     assert message.startswith(
-        f"fedpipe: {first_files.block_uploads(0)} belongs to round 1 of run {blocks[1].path.name}"
+        f"fedpipe: {first_files.get_block_uploads_path(0)} belongs to round 1 of run {blocks[1].path.name}"
     )
     assert f"round 1 of run {blocks[0].path.name}." in message
     assert not first_files.server_state.exists()
     assert not first_files.complete_states_marker.exists()
-    first_files.block_uploads(0).write_bytes(original_bytes)
-    assert run_command(monkeypatch, capsys, *aggregate) == (0, "")
+    first_files.get_block_uploads_path(0).write_bytes(original_bytes)
+    assert run_fedpipe(*aggregate) == (0, "", "")
     assert first_files.complete_states_marker.exists()
 
 
-def test_a_block_of_another_round_is_refused(
-    blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_block_of_another_round_is_refused(blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
     files, path = blocks[0], str(blocks[0].path)
-    round_1_bytes = files.round(1).block_uploads(0).read_bytes()
-    assert run_command(monkeypatch, capsys, "aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
-    assert run_command(monkeypatch, capsys, "evaluate", path, "--round", "1")[0] == 0
-    files.round(2).path.mkdir()
-    files.round(2).block_uploads(0).write_bytes(round_1_bytes)
-    status, message = run_command(monkeypatch, capsys, "aggregate", path, "--round", "2", "--blocks", "1")
+    round_1_bytes = files.get_round_files(1).get_block_uploads_path(0).read_bytes()
+    assert run_fedpipe("aggregate", path, "--round", "1", "--blocks", "1")[0] == 0
+    assert run_fedpipe("evaluate", path, "--round", "1")[0] == 0
+    files.get_round_files(2).path.mkdir()
+    files.get_round_files(2).get_block_uploads_path(0).write_bytes(round_1_bytes)
+    status, _, message = run_fedpipe("aggregate", path, "--round", "2", "--blocks", "1")
     assert status == 2
-    assert (
-        f"{files.round(2).block_uploads(0)} belongs to round 1 of run {files.path.name} instead of round 2" in message
-    )
-    assert not files.round(2).server_state.exists()
+    path = files.get_round_files(2).get_block_uploads_path(0)
+    assert f"{path} belongs to round 1 of run {files.path.name} instead of round 2" in message
+    assert not files.get_round_files(2).server_state.exists()
 
 
 @pytest.mark.parametrize(
@@ -90,13 +70,9 @@ def test_a_block_of_another_round_is_refused(
         lambda tree: {"server": tree},
     ],
 )
-def test_what_is_no_block_is_refused(
-    change, blocks: tuple[RunFiles, RunFiles], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = blocks[0].round(1).block_uploads(0)
+def test_what_is_no_block_is_refused(change, blocks: tuple[RunFiles, RunFiles], run_fedpipe: RunFedpipe) -> None:
+    path = blocks[0].get_round_files(1).get_block_uploads_path(0)
     write_pt(path, change(read_pt(path)))
-    status, message = run_command(
-        monkeypatch, capsys, "aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1"
-    )
+    status, _, message = run_fedpipe("aggregate", str(blocks[0].path), "--round", "1", "--blocks", "1")
     assert status == 2
     assert message.startswith(f"fedpipe: {path} is not a block of clients")

@@ -75,7 +75,7 @@ def test_every_round_records_the_contents(study_plan: NewPlan) -> None:
         "partition": compute_assignment_sha256(read_parquet(partition_path)),
     }
     for number in range(4):
-        assert read_json(run.files.round(number).complete_states_marker)["trained_on"] == expected
+        assert read_json(run.files.get_round_files(number).complete_states_marker)["trained_on"] == expected
     assert expected["data set"] == yaml.safe_load((run.path / "run.yaml").read_text())["dataset"]["sha256"]
 
 

@@ -39,14 +39,14 @@ def start_study(label: str = "fedper", keep: str | int = "last", **sections: Any
 def replace_shared_code(monkeypatch: pytest.MonkeyPatch, rate: float = 1.0) -> None:
     """Replace the shared code by one with another digest, whose SGD multiplies the step by ``rate``."""
     monkeypatch.setattr(code_digest, "compute_shared_code_digest", lambda: "f00d" * 3)
-    update = optimizers.SGD.update
+    update = optimizers.SGD.update_parameters
 
     def update_with_rate(
         self: Any, parameters: Tensors, gradient: Tensors, slots: Any, can_overwrite: bool = False
     ) -> Any:
         return update(self, parameters, gradient * rate, slots, can_overwrite)
 
-    monkeypatch.setattr(optimizers.SGD, "update", update_with_rate)
+    monkeypatch.setattr(optimizers.SGD, "update_parameters", update_with_rate)
 
 
 def read_records(run: Run) -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def test_a_finished_run_is_left_in_peace(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_initial_state_is_made_again_where_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = studies.prepare(studies.settings(("fedper",), ROUNDS))
     run = studies.open_runs(plan)[0]
-    run.initialize()
+    run.write_initial_round()
     replace_shared_code(monkeypatch)
     assert list(studies.open_runs(plan)[0].run_segment(1)) == [0, 1]
     assert [record["round"] for record in read_records(run)] == [0]
@@ -138,7 +138,7 @@ def test_what_was_asked_once_is_not_asked_again(monkeypatch: pytest.MonkeyPatch)
 def test_where_the_state_before_is_gone_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = start_study()
     run = studies.open_runs(plan)[0]
-    run.files.round(ROUNDS - 1).server_state.unlink()
+    run.files.get_round_files(ROUNDS - 1).server_state.unlink()
     replace_shared_code(monkeypatch)
     with pytest.raises(ArtifactError, match=r"can't be resumed.*states before it are missing"):
         replay.require_reproducible_round(run, ROUNDS)

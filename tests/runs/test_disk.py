@@ -198,7 +198,7 @@ def test_a_damaged_file_is_named_or_made_again_and_nothing_else_is_touched(
     run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
     packing.unpack_folder(run.files.rounds_folder)
-    last_round = run.files.round(ROUNDS)
+    last_round = run.files.get_round_files(ROUNDS)
     shared = {
         "data": layout.get_dataset_path(plan.runs[0].dataset),
         "assignment": layout.get_assignment_path(plan.runs[0].partition),
@@ -243,12 +243,12 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
     """In each place of a run whose files come from elsewhere: nothing of it is executed."""
     (settings,) = trained_copy.glob("results/runs/*/*/run.yaml")
     files = RunFiles(settings.parent)
-    last_round, (data,) = files.round(2), trained_copy.glob("results/data/*.pt")
+    last_round, (data,) = files.get_round_files(2), trained_copy.glob("results/data/*.pt")
     path = {
         "data": data,
         "server": last_round.server_state,
         "clients": last_round.client_states,
-        "block": files.round(3).block_uploads(0),
+        "block": files.get_round_files(3).get_block_uploads_path(0),
     }[name]
     path.parent.mkdir(exist_ok=True)
     write(value, path)
@@ -262,7 +262,7 @@ def test_what_is_no_tensor_is_refused_even_if_its_hash_is_vouched_for(
         run = open_run(files.path, Execution())
         run.load_server_state(2)
         run.load_kept_state(run.checkpoint.read_state_json(2)["participants"][0], 2)
-        Block.read(files.round(3).block_uploads(0))
+        Block.read(files.get_round_files(3).get_block_uploads_path(0))
 
     with pytest.raises(ArtifactError, match=rf"^{path} can't be read \(") as error:
         read_states()

@@ -58,12 +58,12 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
     assert failed_clients
     assert finite_clients
 
-    table_rows = files.read_parquet(run.files.round(2).participants).to_pylist()
-    assert [row["client"] for row in table_rows] == ids
-    assert [row["client"] for row in table_rows if not row["finite"]] == failed_clients
+    table_row_keys = files.read_parquet(run.files.get_round_files(2).participants).to_pylist()
+    assert [row["client"] for row in table_row_keys] == ids
+    assert [row["client"] for row in table_row_keys if not row["finite"]] == failed_clients
     total = sum(int(sizes[client]) for client in finite_clients)
     weights = [sizes[client] / total if client in finite_clients else 0 for client in ids]
-    assert [row["weight"] for row in table_rows] == pytest.approx(weights, rel=1e-15)
+    assert [row["weight"] for row in table_row_keys] == pytest.approx(weights, rel=1e-15)
 
     block = run.train(2, ids)
     finite_rows = [row for row, client in enumerate(ids) if client in finite_clients]
@@ -75,13 +75,14 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
         assert torch.equal(run.load_server_state(2)["model"][name], value)
         assert value.isfinite().all()
 
-    last_rounds = files.read_json(run.files.round(2).complete_states_marker)["last"]
+    last_rounds = files.read_json(run.files.get_round_files(2).complete_states_marker)["last"]
     assert [last_rounds[client] for client in failed_clients] == [
         1 if client in previous_participants else -1 for client in failed_clients
     ]
     assert all(last_rounds[client] == 2 for client in finite_clients)
     trained, state = (
-        files.read_parquet(path) for path in (run.files.round(2).trained_accuracies, run.files.round(2).kept_accuracies)
+        files.read_parquet(path)
+        for path in (run.files.get_round_files(2).trained_accuracies, run.files.get_round_files(2).kept_accuracies)
     )
     assert trained["client"].to_pylist() == ids, "a method is not better for what failed"
     assert state["client"].to_pylist() == finite_clients
@@ -89,8 +90,8 @@ def test_a_failed_update_is_left_out_of_its_round() -> None:
 
 def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> None:
     plan, run = run_studies(size=1)
-    assert files.compute_file_sha256(run.files.round(2).server_state) == files.compute_file_sha256(
-        run.files.round(1).server_state
+    assert files.compute_file_sha256(run.files.get_round_files(2).server_state) == files.compute_file_sha256(
+        run.files.get_round_files(1).server_state
     )
     left_out = files.read_parquet(run.files.list_merged_files()[-1].rounds)["left_out"].to_pylist()
     assert left_out == [0, 5, 5]
@@ -98,8 +99,8 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
     assert divergence_by_cell["algorithm"].tolist() == ["faulty", "fedavg"]
     assert divergence_by_cell["left_out"].tolist() == [10, 0]
     assert divergence_by_cell["diverged"].tolist() == [2, 0]  # the round in which nobody was left
-    table = StudyData(plan).table
-    text = tables.render_markdown(StudyData(plan))
+    table = StudyData(plan).score_table
+    text = tables.render_markdown_table(StudyData(plan))
     assert "faulty: 10 updates were not finite and were omitted. 1 of 1 run diverged, first in round 2" in text
     assert "fedavg: " not in text
     assert table[table["algorithm"] == "faulty"]["mean"].notna().all()
@@ -107,11 +108,11 @@ def test_a_round_in_which_all_fail_changes_nothing_and_the_study_goes_on() -> No
 
 def test_single_rounds_leave_out_the_same(tmp_path) -> None:
     plan, run = run_studies(size=150)
-    expected = files.compute_file_sha256(run.files.round(2).server_state)
+    expected = files.compute_file_sha256(run.files.get_round_files(2).server_state)
     reopened_run = studies.open_runs(plan)[0]
     ids = reopened_run.participants(2)
     reopened_run.aggregate(2, [reopened_run.train(2, ids[:2]), reopened_run.train(2, ids[2:])])
-    assert files.compute_file_sha256(run.files.round(2).server_state) == expected
+    assert files.compute_file_sha256(run.files.get_round_files(2).server_state) == expected
 
 
 def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not_the_best() -> None:
@@ -123,11 +124,11 @@ def test_of_a_training_that_diverged_all_participants_are_measured_and_it_is_not
     for run in (healthy, diverged):
         list(run.run_segment(4))
         collect.collect_rounds(run.files, 4, "all")
-        trained = files.read_parquet(run.files.round(4).trained_accuracies).to_pandas()
+        trained = files.read_parquet(run.files.get_round_files(4).trained_accuracies).to_pandas()
         assert trained["client"].tolist() == run.participants(4)
         comparison = replay.replay_round(run, 4)
         assert comparison
         assert not comparison.differing_files
-    assert not files.read_parquet(diverged.files.round(4).participants).to_pandas()["finite"].all()
+    assert not files.read_parquet(diverged.files.get_round_files(4).participants).to_pandas()["finite"].all()
     assert trained["loss"].isna().any()
-    assert StudyData(plan).table_rows == [("fedavg", "0.1")]
+    assert StudyData(plan).table_row_keys == [("fedavg", "0.1")]

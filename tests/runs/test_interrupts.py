@@ -64,7 +64,7 @@ def test_sigterm_in_the_last_round_ends_like_any_other() -> None:
 def test_a_block_that_sigterm_kills_leaves_nothing() -> None:
     plan = studies.prepare(studies.settings(execution={"rounds_per_job": 1, "clients_per_job": 5}))
     run = studies.open_runs(plan)[0]
-    run.initialize()
+    run.write_initial_round()
     initial = sorted(run.files.path.rglob("*"))
     block = ["train", str(plan.runs[0].path), "--round", "1", "--block", "0", "--size", "5"]
     code = f"import os, signal, sys; sys.argv = ['fedpipe', *{block}]\nfrom fedpipe.core.storage import files\n"
@@ -94,16 +94,15 @@ def iterate_rounds() -> Iterator[int]:
 
 
 def test_a_log_has_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
+    assert list(progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=io.StringIO()))) == [3, 4]
     assert capsys.readouterr().out == "run: 2 of 4 rounds are complete\nrun: round 3 of 4\nrun: round 4 of 4\n"
 
 
 def test_a_terminal_has_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
-    assert list(progress.track_rounds(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))) == [
-        3,
-        4,
-    ]
+    assert list(
+        progress.show_round_progress(Path("run"), 4, iterate_rounds(), Console(file=screen, force_terminal=True))
+    ) == [3, 4]
     assert "4/4" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
     assert capsys.readouterr().out == ""

@@ -114,14 +114,14 @@ def test_segments_single_rounds_threads_and_pruned_models_give_the_same_bits() -
     assert studies.hash_results(run_study(plan, stack=2).files.path) == expected, "three segments differ from one"
 
     delete_results()
-    studies.open_runs(plan, stack=2)[0].initialize()
+    studies.open_runs(plan, stack=2)[0].write_initial_round()
     for number in range(1, ROUNDS + 1):
         ids = studies.open_runs(plan)[0].participants(number)
-        files = run.files.round(number)
+        files = run.files.get_round_files(number)
         for index, members in enumerate((ids[:2], ids[2:])):
             block = studies.open_runs(plan, stack=2)[0].train(number, members)
-            write_pt(files.block_uploads(index), block.to_tensors())
-        blocks = [Block.read(files.block_uploads(index)) for index in range(2)]
+            write_pt(files.get_block_uploads_path(index), block.to_tensors())
+        blocks = [Block.read(files.get_block_uploads_path(index)) for index in range(2)]
         studies.open_runs(plan, stack=2)[0].aggregate(number, blocks)
         studies.open_runs(plan, stack=2)[0].evaluate(number)
     collect.collect_rounds(run.files, ROUNDS, "all")
@@ -197,6 +197,6 @@ def test_a_damaged_record_is_made_again() -> None:
     resumed_run = run_study(plan)
     expected = studies.hash_results(resumed_run.files.path)
     packing.unpack_folder(run.files.rounds_folder)
-    run.files.round(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
+    run.files.get_round_files(1).kept_accuracies.write_bytes(b"PAR1 nothing PAR1")
     shutil.rmtree(run.files.path / "segments")
     assert studies.hash_results(run_study(plan).files.path) == expected

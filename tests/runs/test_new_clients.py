@@ -214,14 +214,14 @@ def test_blocks_and_a_resume_leave_the_same_bits(label: str) -> None:
     run_all(studies.open_runs(plan, threads=2, stack=1)[0])
     assert read_round_bits(run) == expected
     studies.delete_rounds(run.files.path)
-    studies.open_runs(plan)[0].initialize()
+    studies.open_runs(plan)[0].write_initial_round()
     for number in range(1, ROUNDS + 1):
-        files, participants = run.files.round(number), studies.open_runs(plan)[0].participants(number)
+        files, participants = run.files.get_round_files(number), studies.open_runs(plan)[0].participants(number)
         blocks = [participants[:1], participants[1:]]
         for block, ids in enumerate(blocks):
-            write_pt(files.block_uploads(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
+            write_pt(files.get_block_uploads_path(block), studies.open_runs(plan)[0].train(number, ids).to_tensors())
         job = studies.open_runs(plan)[0]
-        job.aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+        job.aggregate(number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))])
         job.evaluate(number)
     assert read_round_bits(run) == expected
 

@@ -51,8 +51,10 @@ def test_metrics_are_recorded_only_if_the_study_lists_them() -> None:
     assert [{name: row[name] for name in plain_rows[0]} for row in rows] == plain_rows
     for number in range(1, ROUNDS + 1):
         for folder in (plain, measured):
-            assert folder.files.round(number).server_state.is_file()
-        states = [torch.load(run.files.round(number).server_state, weights_only=True) for run in (plain, measured)]
+            assert folder.files.get_round_files(number).server_state.is_file()
+        states = [
+            torch.load(run.files.get_round_files(number).server_state, weights_only=True) for run in (plain, measured)
+        ]
         assert all(torch.equal(one, states[1]["model"][name]) for name, one in states[0]["model"].items())
 
 
@@ -109,10 +111,10 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
     for path in run.files.path.glob("*.parquet"):
         path.unlink()
     shutil.rmtree(run.files.path / "segments", ignore_errors=True)
-    studies.open_runs(plan, stack=2)[0].initialize()
+    studies.open_runs(plan, stack=2)[0].write_initial_round()
     for number in range(1, ROUNDS + 1):
-        ids, files = run.participants(number), run.files.round(number)
-        paths = [files.block_uploads(index) for index in range(len(ids))]
+        ids, files = run.participants(number), run.files.get_round_files(number)
+        paths = [files.get_block_uploads_path(index) for index in range(len(ids))]
         for client, path in zip(ids, paths, strict=True):
             write_pt(path, studies.open_runs(plan, stack=2)[0].train(number, [client]).to_tensors())
         studies.open_runs(plan, stack=2)[0].aggregate(number, [Block.read(path) for path in paths])
@@ -125,7 +127,7 @@ def test_single_rounds_in_blocks_leave_the_same_bits() -> None:
 def test_tables_of_a_study_have_the_runs_numbers() -> None:
     plan = prepare_study("accuracy", "auc", "ece", "nll", protocols=("personal-on-local",))
     rows = [row for row in read_rows(run_study(plan)) if row["round"] == ROUNDS and row["total"]]
-    table = StudyData(plan).table.query("average == 'sample' and round == 'last'").set_index("metric")["mean"]
+    table = StudyData(plan).score_table.query("average == 'sample' and round == 'last'").set_index("metric")["mean"]
     total = sum(row["total"] for row in rows)
     defined = [row for row in rows if row["auc"] is not None]
     areas = sum(row["auc"] * row["total"] for row in defined) / sum(row["total"] for row in defined)

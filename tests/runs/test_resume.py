@@ -195,7 +195,7 @@ def test_a_damaged_member_of_the_pack_costs_its_round_alone() -> None:
     path = plan.runs[0].path
     list(studies.open_runs(plan)[0].run_segment(ROUNDS))
     expected, pack, damaged_file = studies.hash_results(path), path / "rounds.zip", path / "rounds/0003/metrics.parquet"
-    data, member = bytearray(pack.read_bytes()), archive.read_member(damaged_file)
+    data, member = bytearray(pack.read_bytes()), archive.read_pack_member(damaged_file)
     data[data.index(member) + len(member) // 2] ^= 1
     pack.write_bytes(data)
     with pytest.raises(ArtifactError, match=rf"^{pack} can't be read \(0003/metrics\.parquet: Bad CRC-32"):
@@ -210,7 +210,7 @@ def test_collect_says_what_to_delete_where_a_round_is_damaged() -> None:
     (run,) = studies.open_runs(plan)
     list(run.run_segment(ROUNDS))
     packing.unpack_folder(run.files.rounds_folder)
-    damaged_file = run.files.round(3).participants
+    damaged_file = run.files.get_round_files(3).participants
     damaged_file.unlink()
     with pytest.raises(ArtifactError) as error:
         collect.collect_rounds(run.files, ROUNDS, "all")
@@ -267,9 +267,11 @@ def test_keep_models_prunes_states_and_nothing_else(keep: str | int, states: set
     plan = studies.prepare(studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep}))
     run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
-    retained_rounds = {number for number in range(ROUNDS + 1) if run.files.round(number).server_state.exists()}
+    retained_rounds = {
+        number for number in range(ROUNDS + 1) if run.files.get_round_files(number).server_state.exists()
+    }
     assert retained_rounds == states
-    assert all(files.is_stored(run.files.round(number).metrics) for number in range(1, ROUNDS + 1))
+    assert all(files.is_stored(run.files.get_round_files(number).metrics) for number in range(1, ROUNDS + 1))
     assert not [file for file in run.files.rounds_folder.rglob("*") if file.suffix != ".pt" and file.is_file()]
     longer_plan = studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": keep}))
     assert resume_segment(longer_plan, ROUNDS + 1) == (ROUNDS, [ROUNDS + 1])
@@ -282,4 +284,4 @@ def test_a_study_whose_plan_can_not_be_read_may_want_all_states() -> None:
     other_plan.write_text("{}")
     run = studies.open_runs(plan)[0]
     list(run.run_segment(ROUNDS))
-    assert all(run.files.round(number).server_state.exists() for number in range(ROUNDS + 1))
+    assert all(run.files.get_round_files(number).server_state.exists() for number in range(ROUNDS + 1))

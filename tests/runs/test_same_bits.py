@@ -45,15 +45,17 @@ def run_single_rounds(plan: dict, index: int, size: int) -> None:
     def open_new_run() -> Run:
         return studies.open_runs(plan)[index]
 
-    open_new_run().initialize()
+    open_new_run().write_initial_round()
     for number in range(1, ROUNDS + 1):
         ids = open_new_run().participants(number)
-        files = open_new_run().files.round(number)
+        files = open_new_run().files.get_round_files(number)
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
         for block, members in enumerate(blocks):
             run = open_new_run()
-            write_pt(files.block_uploads(block), run.train(number, members).to_tensors())
-        open_new_run().aggregate(number, [Block.read(files.block_uploads(block)) for block in range(len(blocks))])
+            write_pt(files.get_block_uploads_path(block), run.train(number, members).to_tensors())
+        open_new_run().aggregate(
+            number, [Block.read(files.get_block_uploads_path(block)) for block in range(len(blocks))]
+        )
         open_new_run().evaluate(number)
 
 
@@ -93,7 +95,7 @@ def test_a_stack_leaves_the_same_bits_whatever_the_jobs(label: str) -> None:
     expected = collect_results(run, 2)
     delete_results(run)
     run = studies.open_runs(plan, stack=4)[0]
-    run.initialize()
+    run.write_initial_round()
     for number in (1, 2):
         ids = run.participants(number)
         run.aggregate(number, [run.train(number, ids[:3]), run.train(number, ids[3:])])
@@ -111,7 +113,7 @@ def test_a_client_in_a_stack_has_its_row_whoever_else_the_job_trains() -> None:
     expected = collect_results(run, 2)
     delete_results(run)
     run = studies.open_runs(plan, stack=3)[0]
-    run.initialize()
+    run.write_initial_round()
     for number in (1, 2):
         run.aggregate(number, [run.train(number, [client]) for client in run.participants(number)])
         run.evaluate(number)
@@ -128,9 +130,9 @@ def test_one_participant_and_kernels_of_one_channel_leave_the_same_bytes_in_bloc
     for number in range(3):
         run = studies.open_runs(plan)[0]
         if not number:
-            run.initialize()
+            run.write_initial_round()
             continue
-        path = run.files.round(number).block_uploads(0)
+        path = run.files.get_round_files(number).get_block_uploads_path(0)
         write_pt(path, run.train(number, run.participants(number)).to_tensors())
         run.aggregate(number, [Block.read(path)])
         run.evaluate(number)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fedpipe.cli import app
 from fedpipe.core.components import component, registry
 from fedpipe.engine import collect
 from fedpipe.engine.server.server import M, V
 from fedpipe.planning import planner
 from tests import small_studies as studies
+from tests.small_studies import RunFedpipe
 
 ADAM = {"optimizer": "adam", "learning_rate": 0.01}
 GRID = [{"optimizer": "sgd"}, {"optimizer": "momentum"}, ADAM]
@@ -28,21 +26,6 @@ AVERAGING = [
     if registry.find_component(component.ALGORITHM, name).server_optimizer_part  # type: ignore[attr-defined]
 ]
 NON_AVERAGING = sorted(set(registry.list_components(component.ALGORITHM)) - set(AVERAGING))
-
-Command = Callable[..., tuple[str, str, Any]]
-
-
-@pytest.fixture
-def run_fedpipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """``run_fedpipe("plan")`` returns the output, the errors and the exit status."""
-
-    def run(*arguments: str) -> tuple[str, str, Any]:
-        monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-        with pytest.raises(SystemExit) as end:
-            app.main()
-        return *capsys.readouterr(), end.value.code or 0
-
-    return run
 
 
 def make_study(*labels: str, server: Any = None, **sections: Any) -> dict[str, Any]:
@@ -55,7 +38,7 @@ def plan_keys(params: dict[str, Any]) -> list[str]:
     return [run.key for run in planner.make_plan().runs]
 
 
-def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: Command) -> None:
+def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: RunFedpipe) -> None:
     params = make_study("fedavg", "fedper", rounds=2)
     params["study"]["grid"] = {"federation.server": GRID}
     plan = studies.prepare(params)
@@ -63,18 +46,18 @@ def test_a_grid_from_params_yaml_to_the_table(run_fedpipe: Command) -> None:
     for planned, run in zip(plan.runs, studies.open_runs(plan), strict=True):
         *_, last_round = run.run_segment(planned.rounds)
         collect.collect_rounds(run.files, last_round, "all")
-    message, _, status = run_fedpipe("plan", "--dry-run")
+    status, message, _ = run_fedpipe("plan", "--dry-run")
     assert status == 0
     assert message.count("federation.server={'optimizer': 'momentum'}") == 2
-    assert run_fedpipe("table")[2] == 0
+    assert run_fedpipe("table")[0] == 0
     table = pd.read_csv("results/tables/results.csv")
     fedavg = table[(table["algorithm"] == "fedavg") & (table["protocol"] == "global-on-global")]
     assert [json.loads(point) for point in fedavg["federation.server"].unique()] == GRID
     text = Path("results/tables/results.md").read_text()
     assert all(json.dumps(point, sort_keys=True) in text for point in GRID)
-    assert run_fedpipe("figure", "curves")[2] == 0
+    assert run_fedpipe("figure", "curves")[0] == 0
     losses = {
-        run.files.path.name: pd.read_parquet(run.files.merged_files(2).metrics)["loss"].sum()
+        run.files.path.name: pd.read_parquet(run.files.get_merged_files(2).metrics)["loss"].sum()
         for run in studies.open_runs(plan)
     }
     assert len(set(losses.values())) == 6
@@ -103,7 +86,7 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
         *_, last_round = run.run_segment(4)
         expected_bits = studies.hash_results(run.files.path)
         part = {"fedavg": "model", "fedrep": "body"}[planned.algorithm]
-        saved = torch.load(run.files.round(last_round).server_state, weights_only=True)
+        saved = torch.load(run.files.get_round_files(last_round).server_state, weights_only=True)
         names = {name for name in saved[part] if "running" not in name}
         assert {M, V} < saved.keys()
         assert names == saved[M].keys() == saved[V].keys()
@@ -117,40 +100,40 @@ def test_its_state_is_saved_and_a_run_goes_on_from_it() -> None:
 
         studies.delete_rounds(run.files.path)
         (resumed_run,) = studies.open_runs(dataclasses.replace(plan, runs=(planned,)))
-        resumed_run.initialize()
+        resumed_run.write_initial_round()
         for number in range(1, 5):
             ids = resumed_run.participants(number)
             resumed_run.aggregate(number, [resumed_run.train(number, ids[:2]), resumed_run.train(number, ids[2:])])
             resumed_run.evaluate(number)
-        server = torch.load(resumed_run.files.round(4).server_state, weights_only=True)
+        server = torch.load(resumed_run.files.get_round_files(4).server_state, weights_only=True)
         assert all(torch.equal(server[V][name], saved[V][name]) for name in names)
 
 
 @pytest.mark.parametrize("name", NON_AVERAGING)
-def test_a_method_that_averages_no_model_refuses_before_any_job(run_fedpipe: Command, name: str) -> None:
+def test_a_method_that_averages_no_model_refuses_before_any_job(run_fedpipe: RunFedpipe, name: str) -> None:
     studies.write(make_study("fedavg", name, server=ADAM), Path())
-    _, message, status = run_fedpipe("plan")
+    status, _, message = run_fedpipe("plan")
     assert status == 2
     assert message.startswith(f"fedpipe: federation.server: {name} has no averaged model")
     assert "adam" in message
     studies.write(make_study("fedavg", name, server={"optimizer": "sgd"}), Path())
-    assert run_fedpipe("plan")[2] == 0
+    assert run_fedpipe("plan")[0] == 0
 
 
-def test_in_a_grid_the_point_is_named(run_fedpipe: Command) -> None:
+def test_in_a_grid_the_point_is_named(run_fedpipe: RunFedpipe) -> None:
     params = make_study("fedproto")
     params["study"]["grid"] = {"federation.server": GRID}
     studies.write(params, Path())
-    _, message, status = run_fedpipe("plan")
+    status, _, message = run_fedpipe("plan")
     assert status == 2
     assert message.startswith("fedpipe: federation.server: fedproto has no averaged model")
     assert "federation.server: {'optimizer': 'momentum'}" in message
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_every_other_method_is_planned_with_one(run_fedpipe: Command, name: str) -> None:
+def test_every_other_method_is_planned_with_one(run_fedpipe: RunFedpipe, name: str) -> None:
     studies.write(make_study(name, server={"optimizer": "momentum"}), Path())
-    assert run_fedpipe("plan", "--dry-run")[2] == 0
+    assert run_fedpipe("plan", "--dry-run")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -168,9 +151,9 @@ def test_every_other_method_is_planned_with_one(run_fedpipe: Command, name: str)
         ("adam", "federation.server: 'adam' "),
     ],
 )
-def test_a_mistake_is_one_sentence(run_fedpipe: Command, server: Any, sentence: str) -> None:
+def test_a_mistake_is_one_sentence(run_fedpipe: RunFedpipe, server: Any, sentence: str) -> None:
     studies.write(make_study(server=server), Path())
-    _, message, status = run_fedpipe("plan")
+    status, _, message = run_fedpipe("plan")
     assert status == 2
     assert message.startswith(f"fedpipe: {sentence}")
     assert message.count("\n") == 1

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedpipe.core.storage import files
-from fedpipe.engine import collect
-from fedpipe.engine import run as run_module
+from fedpipe.engine import collect, rounds
 from fedpipe.engine.clients import executor
 from fedpipe.engine.run import Run
 from fedpipe.report.data import StudyData
@@ -83,7 +82,7 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
 
     for module in ("clients.loop", "stack.stack"):
         monkeypatch.setattr(f"fedpipe.engine.{module}.get_passes", get_slow_passes)
-    for module_object in (executor, run_module):
+    for module_object in (executor, rounds):
         monkeypatch.setattr(module_object, "time", Clock)
     for module in ("clients.loop", "stack.stack"):
         monkeypatch.setattr(f"fedpipe.engine.{module}.time", Clock)
@@ -92,7 +91,7 @@ def test_an_epochs_seconds_are_those_of_passes_alone(stack: int, monkeypatch: py
     (run,) = studies.open_runs(plan, stack=stack)
     list(run.run_segment(1))
     collect.collect_rounds(run.files, 1, "all")
-    (times,) = files.read_json(run.files.merged_files(1).times)["rounds"]
+    (times,) = files.read_json(run.files.get_merged_files(1).times)["rounds"]
     assert run.federation.participants == 5
     assert times["epoch"] == pytest.approx(6.0 / 3 / (1 if stack == 1 else 5))
     assert times["train"] == pytest.approx(30.0 if stack == 1 else 6.0)

@@ -97,12 +97,12 @@ def test_rounds_have_the_same_bits_in_any_cut(tmp_path: Path, monkeypatch: pytes
             return studies.open_runs(plan, stack=stack, device="cpu")[0]
 
         if cut == "blocks":
-            open_new_run().initialize()
+            open_new_run().write_initial_round()
             for number in range(1, 5):
-                files, blocks = open_new_run().files.round(number), []
+                files, blocks = open_new_run().files.get_round_files(number), []
                 for index, client in enumerate(open_new_run().participants(number)):
-                    write_pt(files.block_uploads(index), open_new_run().train(number, [client]).to_tensors())
-                    blocks.append(Block.read(files.block_uploads(index)))
+                    write_pt(files.get_block_uploads_path(index), open_new_run().train(number, [client]).to_tensors())
+                    blocks.append(Block.read(files.get_block_uploads_path(index)))
                 open_new_run().aggregate(number, blocks)
                 open_new_run().evaluate(number)
         else:
@@ -120,11 +120,11 @@ def test_a_local_epoch_takes_its_share_of_a_round_by_steps(tmp_path: Path, monke
     for settings in ({"local_steps": 7}, {"local_epochs": 2}):
         plan = studies.prepare(studies.settings(federation=settings))
         (run,) = studies.open_runs(plan, device="cpu")
-        run.initialize()
+        run.write_initial_round()
         block = run.train(1, run.participants(1))
         block.client_seconds = [3.0] * len(block.ids)
         run.aggregate(1, [block])
-        epoch_seconds.append(read_json(run.files.round(1).times)["epoch"])
+        epoch_seconds.append(read_json(run.files.get_round_files(1).times)["epoch"])
         sizes = run.clients.sizes[block.ids]
         traffic.append((block.bytes_down, block.bytes_up))
     passes = [7 / math.ceil(size / 40) for size in sizes]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpipe.cli import app
 from tests import small_studies as studies
+from tests.small_studies import RunFedpipe
 
 OWN = """
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def test_a_job_says_it(
     expected_message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_fedpipe: RunFedpipe,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_job_says_it(
     (tmp_path / "own.py").write_text(OWN.format(body))
     plan = studies.prepare(studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}}))
     path = str(plan.runs[0].path)
-    message = run_with_error(monkeypatch, capsys, "segment", path, "--stop", "1", "--stack", stack)
+    message = run_with_error(run_fedpipe, "segment", path, "--stop", "1", "--stack", stack)
     assert message.startswith(f"fedpipe: {expected_message}"), message
 
 
@@ -121,32 +121,25 @@ def test_a_job_says_it(
     ],
 )
 def test_a_wrong_option_of_a_job_is_a_sentence(
-    command: list[str],
-    sentence: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plan = studies.prepare(studies.settings(rounds=1))
     name, *options = command
-    message = run_with_error(monkeypatch, capsys, name, str(plan.runs[0].path), *options)
+    message = run_with_error(run_fedpipe, name, str(plan.runs[0].path), *options)
     assert message.startswith(f"fedpipe: {sentence}")
 
 
-def run_with_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_with_error(run_fedpipe: RunFedpipe, *arguments: str) -> str:
     """Run a command with an error. Return its message."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", *arguments])
-    with pytest.raises(SystemExit) as end:
-        app.main()
-    assert end.value.code == 2
-    message = capsys.readouterr().err
-    assert "Traceback" not in message
-    return message.splitlines()[-1]
+    status, _, error = run_fedpipe(*arguments)
+    assert status == 2
+    assert "Traceback" not in error
+    return error.splitlines()[-1]
 
 
 def test_a_gradient_has_no_running_statistics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_fedpipe: RunFedpipe
 ) -> None:
     """The message names the method that leaves running statistics out."""
     monkeypatch.chdir(tmp_path)
@@ -163,7 +156,7 @@ def test_a_gradient_has_no_running_statistics(
     )
     params = studies.settings(("own",), rounds=1, algorithms={"own": {"algorithm": "own.Own"}})
     plan = studies.prepare(params | {"model": {"name": "own.normed"}})
-    message = run_with_error(monkeypatch, capsys, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
+    message = run_with_error(run_fedpipe, "segment", str(plan.runs[0].path), "--stop", "1", "--stack", "1")
     assert message.startswith(
         "fedpipe: own.Own.init (own.py, line 13): `return {'model': initial_model(0) - "
         "self.net.parameters(initial_model(0))}` "

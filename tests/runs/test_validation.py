@@ -97,7 +97,7 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
     for run, is_correct in zip(studies.open_runs(plan), correct_by_test, strict=True):
         list(run.run_segment(ROUNDS))
         collect.collect_rounds(run.files, ROUNDS, "all")
-        merged_files = run.files.merged_files(ROUNDS)
+        merged_files = run.files.get_merged_files(ROUNDS)
         table = layout.read_merged_table(merged_files.metrics)
         correct_counts = [row["total"] * is_correct[row["protocol"].rpartition("-")[2]] for row in table.to_pylist()]
         index = table.column_names.index("correct")
@@ -105,12 +105,12 @@ def test_the_best_is_chosen_by_validation_and_the_caption_says_so() -> None:
         marker = files.read_json(merged_files.marker)
         sha256 = files.write_parquet(merged_files.metrics, changed_table)
         files.write_json(merged_files.marker, marker | {merged_files.metrics.name: sha256})
-    table = StudyData(plan).table
-    assert [row[1] for row in StudyData(plan).table_rows] == ["0.1"]
-    assert "validation samples" in tables.build_caption(plan)
+    table = StudyData(plan).score_table
+    assert [row[1] for row in StudyData(plan).table_row_keys] == ["0.1"]
+    assert "validation samples" in tables.build_table_caption(plan)
     by_test = dataclasses.replace(plan, report=plan.report.model_copy(update=dict(best_on="test")))
-    assert [row[1] for row in StudyData(by_test).table_rows] == ["0.01"]
-    caption = tables.build_caption(by_test)
+    assert [row[1] for row in StudyData(by_test).table_row_keys] == ["0.01"]
+    caption = tables.build_table_caption(by_test)
     assert "test samples" in caption
     assert "validation samples" not in caption
 

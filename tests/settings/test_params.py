@@ -96,11 +96,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "study.grid: 'lr' ... 'federation.learning_rate'",
     ),
     ("unknown-partition-key", {"partition__alfa": 1}, "partition.alfa: unknown key ... 'alpha'"),
-    (
-        "unknown-model-key",
-        {"model": {"name": "cnn", "chanels": [1, 2]}},
-        "model.chanels: unknown key ... 'channels'",
-    ),
+    ("unknown-model-key", {"model": {"name": "cnn", "chanels": [1, 2]}}, "model.chanels: unknown key ... 'channels'"),
     (
         "unknown-hyper-parameter",
         {"algorithms": {"fedavg": {}, "fedprox": {"muu": 1}}},
@@ -112,11 +108,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "algorithms.fedavg.mu: unknown key ... overrides, protocol, title, dw",
     ),
     # types
-    (
-        "text-for-integer",
-        {"federation__clients": "ten"},
-        "federation.clients: 'ten' ... integer",
-    ),
+    ("text-for-integer", {"federation__clients": "ten"}, "federation.clients: 'ten' ... integer"),
     *[
         (f"truth-for-{key}", {key: value}, f"{key}{index}: {text} ... {kind}")
         for key, value, index, text, kind in (
@@ -162,32 +154,12 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study.grid": {"federation.learning_rate": [0.1, "1e300"]}},
         f"federation.learning_rate: '1e300' ... {FLOATS} ... federation.learning_rate: 1e300",
     ),
-    (
-        "fraction-for-integer",
-        {"federation__clients": 2.5},
-        "federation.clients: 2.5 ... integer",
-    ),
-    (
-        "truth-for-integer",
-        {"federation__clients": True},
-        "federation.clients: true ... integer",
-    ),
-    (
-        "text-for-number",
-        {"federation__learning_rate": "fast"},
-        "federation.learning_rate: 'fast' ... number",
-    ),
-    (
-        "value-for-section",
-        {"partition": 3},
-        "partition: 3 ... 'scheme'",
-    ),
+    ("fraction-for-integer", {"federation__clients": 2.5}, "federation.clients: 2.5 ... integer"),
+    ("truth-for-integer", {"federation__clients": True}, "federation.clients: true ... integer"),
+    ("text-for-number", {"federation__learning_rate": "fast"}, "federation.learning_rate: 'fast' ... number"),
+    ("value-for-section", {"partition": 3}, "partition: 3 ... 'scheme'"),
     ("number-for-name", {"partition": {"scheme": 3}}, "partition.scheme: 3 ... a name"),
-    (
-        "number-for-algorithm",
-        {"algorithms": {"fedavg": {"algorithm": 3}}},
-        "algorithms.fedavg.algorithm: 3 ... a name",
-    ),
+    ("number-for-algorithm", {"algorithms": {"fedavg": {"algorithm": 3}}}, "algorithms.fedavg.algorithm: 3 ... a name"),
     (
         "text-for-list",
         {"study__algorithms": "fedavg"},
@@ -195,44 +167,20 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("number-for-list", {"study__seeds": 3}, "study.seeds: 3 ... list: [3], or [0, 1, 2] for three seeds."),
     ("number-for-list-of-a-model", {"model__hidden": 64}, "model.hidden: 64 ... list, such as [64]."),
-    (
-        "fraction-in-seeds",
-        {"study__seeds": [0.5]},
-        "study.seeds.0: 0.5 ... integer",
-    ),
+    ("fraction-in-seeds", {"study__seeds": [0.5]}, "study.seeds.0: 0.5 ... integer"),
     # impossible values
     ("alpha-0", {"partition__alpha": 0}, "partition.alpha: 0 ... greater than 0"),
     ("alpha-negative", {"partition__alpha": -1.5}, "partition.alpha: -1.5 ... greater than 0"),
-    (
-        "participation-0",
-        {"federation__participation": 0},
-        "federation.participation: 0 ... greater than 0",
-    ),
+    ("participation-0", {"federation__participation": 0}, "federation.participation: 0 ... greater than 0"),
     (
         "participation-1.5",
         {"federation__participation": 1.5},
         "federation.participation: 1.5 ... less than or equal to 1",
     ),
-    (
-        "clients-0",
-        {"federation__clients": 0},
-        "federation.clients: 0 ... greater than or equal to 1",
-    ),
-    (
-        "clients-5000",
-        {"federation__clients": 5000},
-        "federation.clients: 5000 ... 1437",
-    ),
-    (
-        "rounds-0",
-        {"federation__rounds": 0},
-        "federation.rounds: 0 ... greater than or equal to 1",
-    ),
-    (
-        "learning-rate-infinite",
-        {"federation__learning_rate": float("inf")},
-        "federation.learning_rate: inf ... finite",
-    ),
+    ("clients-0", {"federation__clients": 0}, "federation.clients: 0 ... greater than or equal to 1"),
+    ("clients-5000", {"federation__clients": 5000}, "federation.clients: 5000 ... 1437"),
+    ("rounds-0", {"federation__rounds": 0}, "federation.rounds: 0 ... greater than or equal to 1"),
+    ("learning-rate-infinite", {"federation__learning_rate": float("inf")}, "federation.learning_rate: inf ... finite"),
     (
         "mu-infinite",
         {"algorithms": {"fedavg": {}, "fedprox": {"mu": float("inf")}}, "study__algorithms": ["fedprox"]},
@@ -244,28 +192,16 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "partition.classes_per_client: 11 ... at most 10",
     ),
     ("stack-0", {"execution__stack": 0}, "execution.stack: 0 ... at least 1"),
-    (
-        "stack-text",
-        {"execution__stack": "wide"},
-        "execution.stack: 'wide' ... integer or 'auto'",
-    ),
+    ("stack-text", {"execution__stack": "wide"}, "execution.stack: 'wide' ... integer or 'auto'"),
     (
         "keep-models-0",
         {"artifacts__keep_models": 0},
         "artifacts.keep_models: 0 ... 'all' or 'last' or a value greater than or equal to 1",
     ),
     ("seeds-empty", {"study__seeds": []}, "study.seeds: [] ... at least 1 item"),
-    (
-        "protocols-empty",
-        {"evaluation__protocols": []},
-        "evaluation.protocols: [] ... at least 1 item",
-    ),
+    ("protocols-empty", {"evaluation__protocols": []}, "evaluation.protocols: [] ... at least 1 item"),
     ("hidden-empty", {"model__hidden": []}, "model.hidden: [] ... at least 1 item"),
-    (
-        "model-too-large",
-        {"model": {"name": "cnn4"}},
-        "model.name: 'cnn4' ... (1, 8, 8) ... 16x16 ... 'cnn'",
-    ),
+    ("model-too-large", {"model": {"name": "cnn4"}}, "model.name: 'cnn4' ... (1, 8, 8) ... 16x16 ... 'cnn'"),
     # names
     ("unknown-model", {"model__name": "mpl"}, "model.name: unknown model 'mpl' ... 'mlp'"),
     ("unknown-dataset", {"dataset__name": "digit"}, "dataset.name: unknown data set 'digit' ... 'digits'"),
@@ -328,11 +264,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__algorithms": ["fedavg", "own.Prox"]},
         "study.algorithms: 'own.Prox' ... `prox: {algorithm: own.Prox}`",
     ),
-    (
-        "algorithm-twice",
-        {"study__algorithms": ["fedavg", "fedavg"]},
-        "study.algorithms: 'fedavg' is listed twice",
-    ),
+    ("algorithm-twice", {"study__algorithms": ["fedavg", "fedavg"]}, "study.algorithms: 'fedavg' is listed twice"),
     ("seed-twice", {"study__seeds": [0, 1, 0]}, "study.seeds: '0' is listed twice"),
     (
         "momentum-with-adam",
@@ -346,18 +278,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "scaffold-with-adam",
-        {
-            "algorithms": {"scaffold": {}},
-            "study__algorithms": ["scaffold"],
-            "federation__optimizer": "adam",
-        },
+        {"algorithms": {"scaffold": {}}, "study__algorithms": ["scaffold"], "federation__optimizer": "adam"},
         "federation.optimizer: adam ... scaffold ... sgd ... algorithms.scaffold.adam",
     ),
-    (
-        "every-3-of-4",
-        {"evaluation__every": 3},
-        "evaluation.every: 3 does not divide federation.rounds (4)",
-    ),
+    ("every-3-of-4", {"evaluation__every": 3}, "evaluation.every: 3 does not divide federation.rounds (4)"),
     (
         "blocks-of-segments",
         {"execution__clients_per_job": 3, "execution__rounds_per_job": 2},
@@ -414,11 +338,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__grid": {"lot": {"few": {"study.seeds": [1]}, "many": {}}}},
         "study.grid.lot: 'study.seeds' can't be ... study",
     ),
-    (
-        "axis-empty",
-        {"study__grid": {"environment": {}}},
-        "study.grid.environment: ... no values",
-    ),
+    ("axis-empty", {"study__grid": {"environment": {}}}, "study.grid.environment: ... no values"),
     (
         "axis-without-keys",
         {"study__grid": {"environment": {"mild": {}, "harsh": {}}}},
@@ -470,11 +390,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"algorithms__fedavg": {"overrides": {"federation.learning_rate": -1}}},
         "federation.learning_rate: -1 ... greater than or equal to 0 ... algorithms.fedavg.overrides",
     ),
-    (
-        "with-no-mapping",
-        {"algorithms__fedavg": {"overrides": 0.1}},
-        "algorithms.fedavg.overrides: 0.1 ... mapping",
-    ),
+    ("with-no-mapping", {"algorithms__fedavg": {"overrides": 0.1}}, "algorithms.fedavg.overrides: 0.1 ... mapping"),
     (
         "with-what-the-grid-varies",
         {
@@ -527,11 +443,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         )
         for number, title in enumerate(["", "a|b", "two\nlines", " FedAvg", "Fed  Avg", "_fedavg", "bell\a"])
     ],
-    (
-        "title-no-text",
-        {"algorithms__fedavg": {"title": 10}},
-        "algorithms.fedavg.title: 10 ... a name",
-    ),
+    ("title-no-text", {"algorithms__fedavg": {"title": 10}}, "algorithms.fedavg.title: 10 ... a name"),
     (
         "title-twice",
         {
@@ -577,21 +489,13 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("figure-width-unknown", {"report__figure_width": "iclm"}, "report.figure_width: 'iclm' ... icml"),
     # presets
-    (
-        "preset-called-paper",
-        {"presets": {"full": {"federation.rounds": 1}}},
-        "presets.full: ... another name",
-    ),
+    ("preset-called-paper", {"presets": {"full": {"federation.rounds": 1}}}, "presets.full: ... another name"),
     (
         "preset-of-a-whole-federation",
         {"presets": {"smoke": {"federation": {"rounds": 1}}}},
         "presets.smoke: 'federation' can't be set as a whole ... federation.rounds",
     ),
-    (
-        "preset-of-scales",
-        {"presets": {"smoke": {"presets.other": {}}}},
-        "presets.smoke: 'presets.other' can't be set",
-    ),
+    ("preset-of-scales", {"presets": {"smoke": {"presets.other": {}}}}, "presets.smoke: 'presets.other' can't be set"),
     (
         "preset-in-the-grid",
         {"study__grid": {"presets.smoke": [{}]}, "presets": {"smoke": {}}},
@@ -615,16 +519,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"study__grid": {"environment": {"mild": {"partition.alpha": -1}}}},
         "partition.alpha: -1 ... greater than 0 ... environment: mild",
     ),
-    (
-        "grid-of-seeds",
-        {"study__grid": {"study.seeds": [[1], [2]]}},
-        "study.grid: 'study.seeds' can't be ... study",
-    ),
-    (
-        "grid-empty",
-        {"study__grid": {"partition.alpha": []}},
-        "study.grid.partition.alpha: ... empty",
-    ),
+    ("grid-of-seeds", {"study__grid": {"study.seeds": [[1], [2]]}}, "study.grid: 'study.seeds' can't be ... study"),
+    ("grid-empty", {"study__grid": {"partition.alpha": []}}, "study.grid.partition.alpha: ... empty"),
     (
         "grid-twice",
         {"study__grid": {"partition.alpha": [0.1, 0.1]}},
@@ -635,11 +531,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"evaluation__protocols": ["global-on-global", "global-on-global"]},
         "evaluation.protocols: 'global-on-global' is listed twice",
     ),
-    (
-        "list-too-short",
-        {"model": {"name": "cnn", "channels": [16]}},
-        "model.channels: [16] ... at least 2 items",
-    ),
+    ("list-too-short", {"model": {"name": "cnn", "channels": [16]}}, "model.channels: [16] ... at least 2 items"),
     (
         "list-too-long",
         {"model": {"name": "cnn", "channels": [16, 32, 64]}},
@@ -939,7 +831,7 @@ def test_a_packaged_model_takes_what_the_data_set_has(name: str, other: str, in_
     np.savez("rows.npz", x=np.random.default_rng(0).random((20, 5)), y=np.arange(20) % 2)
     rows = {"name": "npz", "path": "rows.npz", "sha256": files.compute_file_sha256(Path("rows.npz")), "split": "pooled"}
     data = {"name": "imdb"} if name == "mlp" else rows
-    download.obtain_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
+    download.load_and_save_dataset(parser.parse_dataset(rows).effective_dataset, parser.parse_dataset(rows).fetcher)
     kind = "token ids" if name == "mlp" else "numbers"
     with pytest.raises(SettingsError, match=rf"^model\.name: '{name}' .*{kind} .*{other}"):
         parser.parse_params({"dataset": data, "model": {"name": name}, "federation": {"clients": 2}})
@@ -1020,6 +912,6 @@ def test_the_error_for_a_table_of_numbers_advises_to_standardize_the_file() -> N
     np.savez("own.npz", x=np.ones((10, 4)), y=np.arange(10) % 2)
     dataset = {"name": "npz", "path": "own.npz", "split": "pooled"}
     studies.write(study(dataset=dataset, federation__clients=2, transforms__mean=0.5), Path())
-    download.declare_dataset(None, Path("params.yaml"))
+    download.write_dataset_facts_into_study(None, Path("params.yaml"))
     with pytest.raises(SettingsError, match=r"^transforms\.mean: \[0\.5\] .*\(4,\)\. Remove it\. .*standardize them"):
         planner.make_plan(Path("params.yaml"))

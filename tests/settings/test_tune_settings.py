@@ -43,13 +43,13 @@ def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_range_has_a_value_for_each_fraction(range_settings: dict[str, Any], values: list[Any]) -> None:
     section = Range.model_validate(range_settings)
-    found = [section.get_value(fraction) for fraction in (0.0, 0.25, 0.999)]
+    found = [section.interpolate_value(fraction) for fraction in (0.0, 0.25, 0.999)]
     assert found == values
     assert [type(value) for value in found] == [type(value) for value in values]
 
 
 def test_each_integer_is_as_likely_as_the_others() -> None:
-    values = [Range(linear=(1, 4)).get_value((index + 0.5) / 400) for index in range(400)]
+    values = [Range(linear=(1, 4)).interpolate_value((index + 0.5) / 400) for index in range(400)]
     assert [values.count(value) for value in (1, 2, 3, 4)] == [100] * 4
 
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from fedpipe import testing
-from fedpipe.cli import app
 from fedpipe.testing import checks
+from tests.small_studies import RunFedpipe
 
 HEAD = """
 from dataclasses import dataclass
@@ -239,20 +239,10 @@ def write(folder: Path, body: str, base: str = "FedAvg") -> None:
     )
 
 
-def run_check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[int, str, str]:
-    """Status, output and errors of `fedpipe check` in this process."""
-    monkeypatch.setattr(sys, "argv", ["fedpipe", "check", *args])
-    with pytest.raises(SystemExit) as end:
-        app.main()
-    return int(end.value.code or 0), *capsys.readouterr()
-
-
 @pytest.mark.parametrize("body", BREACHES, ids=range(len(BREACHES)))
-def test_a_breach_is_told_in_a_sentence(
-    body: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_breach_is_told_in_a_sentence(body: str, project: Path, run_fedpipe: RunFedpipe) -> None:
     write(project, body)
-    status, said, errors = run_check(capsys, monkeypatch, "own.Own")
+    status, said, errors = run_fedpipe("check", "own.Own")
     assert status == 1
     assert BREACHES[body] in said, said
     assert all(line.startswith("own.Own") and line.endswith((".", "?")) for line in said.splitlines()), said
@@ -283,9 +273,7 @@ def fedpipe(folder: Path, *args: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_a_studys_method_is_checked_with_its_parameters(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_studys_method_is_checked_with_its_parameters(project: Path, run_fedpipe: RunFedpipe) -> None:
     """What else the study says, also of the method, is not asked for: its data need not be here."""
     write(
         project, "size: int = 1\n def upload(self, client):\n  return {'model': client['model'], 'n': self.size * 0.5}"
@@ -293,7 +281,7 @@ def test_a_studys_method_is_checked_with_its_parameters(
     entries = {"mine": {"algorithm": "own.Own", "size": 3, "title": "Mine", "overrides": {"federation.momentum": 0.5}}}
     (project / "params.yaml").write_text(yaml.safe_dump({"dataset": {"name": "nowhere"}, "algorithms": entries}))
     for more, number in (((), "1.5"), (("--set", "size=4"), "2.0")):
-        status, said, _ = run_check(capsys, monkeypatch, "mine", "--params", "params.yaml", *more)
+        status, said, _ = run_fedpipe("check", "mine", "--params", "params.yaml", *more)
         assert status == 1
         assert f"own.Own.upload (own.py, line 36) returned 'n' as {number}, a Python float" in said
 
@@ -309,14 +297,10 @@ def test_a_studys_method_is_checked_with_its_parameters(
     ],
 )
 def test_what_a_study_does_not_say(
-    args: tuple[str, ...],
-    sentence: str,
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...], sentence: str, project: Path, run_fedpipe: RunFedpipe
 ) -> None:
     (project / "params.yaml").write_text("algorithms: {mine: {algorithm: fedprox, mu: -1}, none: }\n")
-    status, said, errors = run_check(capsys, monkeypatch, *args, "--params", "params.yaml")
+    status, said, errors = run_fedpipe("check", *args, "--params", "params.yaml")
     assert (status, errors) == (1, "")
     assert said.startswith(sentence)
 
@@ -353,11 +337,9 @@ def test_a_method_with_nothing_to_learn_from_one_class_keeps_the_contract(body: 
     assert fedpipe(project, "check", "own.Own") == (0, "own.Own passes all checks.\n")
 
 
-def test_all_breaches_are_told_at_once(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_breaches_are_told_at_once(project: Path, run_fedpipe: RunFedpipe) -> None:
     write(project, "def agregate(self, server, uploads):\n  return server\n def sends(self):\n  pass")
-    status, said, _ = run_check(capsys, monkeypatch, "own.Own")
+    status, said, _ = run_fedpipe("check", "own.Own")
     assert status == 1
     assert said == (
         "own.Own.agregate is never used, because no hook has that name. Did you mean 'aggregate'?\n"
@@ -391,11 +373,9 @@ def test_all_breaches_are_told_at_once(
         ),
     ],
 )
-def test_what_cannot_be_made(
-    text: str, sentence: str, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_made(text: str, sentence: str, project: Path, run_fedpipe: RunFedpipe) -> None:
     (project / "own.py").write_text(text)
-    status, said, errors = run_check(capsys, monkeypatch, "own.Own")
+    status, said, errors = run_fedpipe("check", "own.Own")
     assert (status, errors) == (1, "")
     assert sentence in said
     assert "Traceback" not in said
@@ -410,14 +390,8 @@ def test_what_cannot_be_made(
         (("fedprox", "--set", "mu"), 1, "--set: 'mu' can't be used. Use KEY=VALUE, such as mu=0.1."),
     ],
 )
-def test_what_is_typed_wrong(
-    args: tuple[str, ...],
-    status: int,
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert run_check(capsys, monkeypatch, *args) == (status, f"{sentence}\n", "")
+def test_what_is_typed_wrong(args: tuple[str, ...], status: int, sentence: str, run_fedpipe: RunFedpipe) -> None:
+    assert run_fedpipe("check", *args) == (status, f"{sentence}\n", "")
 
 
 def import_module(folder: Path, body: str) -> ModuleType:
@@ -427,7 +401,7 @@ def import_module(folder: Path, body: str) -> ModuleType:
     return own  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("check", [checks.check_blocks, checks.check_resuming], ids=testing.get_title)
+@pytest.mark.parametrize("check", [checks.check_training_in_blocks, checks.check_resuming], ids=testing.get_check_title)
 def test_what_is_hidden_from_all_states_is_found_by_its_effect(check: testing.Check, project: Path) -> None:
     body = (
         "def keep(self, client):\n  HIDDEN.calls += 1\n  return {}\n"
@@ -462,21 +436,19 @@ class Own(FedAvg):
 """
 
 
-def test_a_class_that_raises_an_error_does_not_block_others(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_that_raises_an_error_does_not_block_others(project: Path, run_fedpipe: RunFedpipe) -> None:
     (project / "own.py").write_text(HEAD + BROKEN_CLASSES)
-    status, output, _ = run_check(capsys, monkeypatch, "own.Own")
+    status, output, _ = run_fedpipe("check", "own.Own")
     assert (status, "own.Own passes all checks." in output) == (0, True)
-    status, output, _ = run_check(capsys, monkeypatch, "own.Unfrozen")  # in the process that has imported own.Own
+    status, output, _ = run_fedpipe("check", "own.Unfrozen")  # in the process that has imported own.Own
     assert (status, "Write `@dataclass(frozen=True, kw_only=True)` above class Unfrozen." in output) == (1, True)
-    status, output, _ = run_check(capsys, monkeypatch, "own.Derived")
+    status, output, _ = run_fedpipe("check", "own.Derived")
     assert (status, "name 'Unfrozen' is not defined, own.py, line" in output) == (1, True)
 
 
 def test_a_statement_that_needs_a_broken_class_names_the_error_of_the_class(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    project: Path, run_fedpipe: RunFedpipe
 ) -> None:
     (project / "own.py").write_text(f"{HEAD}{BROKEN_CLASSES}\nMETHODS = [Unfrozen, Own]\n")
-    status, output, _ = run_check(capsys, monkeypatch, "own.Own")
+    status, output, _ = run_fedpipe("check", "own.Own")
     assert (status, "above class Unfrozen." in output) == (1, True)

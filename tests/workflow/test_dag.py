@@ -72,7 +72,7 @@ def list_run_input(graph: Dag, path: str) -> dict[str, str]:
 def test_a_run_is_one_job() -> None:
     graph = build_dag()
     path, names = get_first_run(graph)
-    assert (graph.has_run_jobs, graph.participants_per_job) == (True, None)
+    assert (graph.has_one_job_per_run, graph.participants_per_job) == (True, None)
     job_input = graph.get_segment_input(make_wildcards(**names, stop="0004"))
     assert job_input == list_run_input(graph, path)
     assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
@@ -91,7 +91,7 @@ def test_a_segment_follows_the_one_before_it() -> None:
     """A run also stops at each number of rounds in a table, and merging waits for smaller numbers."""
     graph = build_dag(rounds=7, execution={"rounds_per_job": 3}, study={"grid": {"federation.rounds": [4, 7]}})
     path, names = get_first_run(graph)
-    assert not graph.has_run_jobs
+    assert not graph.has_one_job_per_run
     assert graph.get_segment_ends(graph.plan.runs[path]) == [3, 4, 6, 7]
     assert graph.get_segment_input(make_wildcards(**names, stop="0003")) == list_run_input(graph, path)
     for stop, previous in (("0004", "0003"), ("0006", "0004"), ("0007", "0006")):
@@ -356,7 +356,7 @@ def test_jobs_and_work_are_described_by_the_names_of_runs() -> None:
     graph = build_dag(study={"grid": {"federation.learning_rate": [0.1, 0.2]}})
     _, run = get_first_run(graph)
     (partition,) = graph.plan.partitions
-    assert graph.describe_work() == "2 of 2 runs to do"
+    assert graph.describe_remaining_runs() == "2 of 2 runs to do"
     assert graph.describe_job("segment", run | {"stop": "0004"}) == "segment FedAvg learning_rate=0.1 seed 0"
     assert graph.describe_job("diagnostic", run | {"round": "0004", "diagnostic": "drift-0123456789ab"}) == (
         "diagnostic FedAvg learning_rate=0.1 seed 0, round 4, drift"

@@ -158,7 +158,7 @@ def test_time_left_is_that_of_long_jobs_and_counts_parallel_ones() -> None:
 
 def test_the_total_has_the_jobs_that_a_search_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     class Study:
-        def describe_work(self) -> str:
+        def describe_remaining_runs(self) -> str:
             return "2 of 2 runs to do"
 
         def describe_job(self, rule: str, wildcards: Mapping[str, str]) -> str:

@@ -10,14 +10,14 @@ if STUDY_DAG.participants_per_job is None:
             unpack(STUDY_DAG.get_segment_input),
         output:
             "results/runs/{algorithm}/{key}/segments/{stop}.json",
-            dag.MERGED_PATTERN if STUDY_DAG.has_run_jobs else [],
+            dag.MERGED_PATTERN if STUDY_DAG.has_one_job_per_run else [],
         log:
             "results/logs/segment/{algorithm}-{key}-{stop}.log",
         conda:
             CONDA
         params:
             stop=lambda wildcards: int(wildcards.stop),
-            collect="--collect" if STUDY_DAG.has_run_jobs else "",
+            collect="--collect" if STUDY_DAG.has_one_job_per_run else "",
         shell:  # exec, so that SIGTERM reaches the segment, which stops at the end of a round
             "exec fedpipe segment results/runs/{wildcards.algorithm}/{wildcards.key} --stop {params.stop} "
             "--threads {threads} {params.collect} > {log} 2>&1"
@@ -87,7 +87,7 @@ else:
             "--threads {threads} > {log} 2>&1"
 
 
-if not STUDY_DAG.has_run_jobs:
+if not STUDY_DAG.has_one_job_per_run:
 
     rule collect:
         input:

@@ -12,10 +12,12 @@ for PLAN in STUDY_DAG.plan.plans:
         name:
             f"table{SUFFIX}"
         input:
-            STUDY_DAG.after_search(PLAN, STUDY_DAG.get_table_input, checkpoints),
+            STUDY_DAG.get_input_after_search(
+                PLAN, STUDY_DAG.get_table_input, checkpoints
+            ),
         output:
             report(
-                str(FILES.result_table("html")),
+                str(FILES.get_result_table_path("html")),
                 caption="../report/table.rst",
                 category="Results",
                 labels={"shows": "table of accuracies"},
@@ -23,7 +25,7 @@ for PLAN in STUDY_DAG.plan.plans:
             [
                 path
                 for path in dag.get_table_output(PLAN)
-                if path != str(FILES.result_table("html"))
+                if path != str(FILES.get_result_table_path("html"))
             ],
         log:
             f"{FILES.path}/logs/table.log",
@@ -46,18 +48,18 @@ for PLAN in STUDY_DAG.plan.plans:
             name:
                 f"{FIGURE}{SUFFIX}"
             input:
-                STUDY_DAG.after_search(
+                STUDY_DAG.get_input_after_search(
                     PLAN, partial(dag.get_figure_input, name=FIGURE), checkpoints
                 ),
             output:
                 report(
-                    f"{FILES.figures}/{FIGURE}.svg",
+                    f"{FILES.figures_folder}/{FIGURE}.svg",
                     caption=f"../report/{FIGURE.partition('_')[0]}.rst",
                     category="Results",
                     labels={"shows": LABEL},
                 ),
-                f"{FILES.figures}/{FIGURE}.pdf",
-                f"{FILES.figures}/{FIGURE}.png",
+                f"{FILES.figures_folder}/{FIGURE}.pdf",
+                f"{FILES.figures_folder}/{FIGURE}.png",
             log:
                 f"{FILES.path}/logs/{FIGURE}.log",
             localrule: True
@@ -81,15 +83,15 @@ for PLAN in STUDY_DAG.plan.plans:
             ),
         output:
             report(
-                f"{FILES.partition_figure('{partition}')}.svg",
+                f"{FILES.get_partition_figure_path('{partition}')}.svg",
                 caption="../report/partition.rst",
                 category="Partitions",
                 labels=dag.convert_to_wildcards_function(
                     PLAN, PLAN.describe_partition
                 ),
             ),
-            f"{FILES.partition_figure('{partition}')}.pdf",
-            f"{FILES.partition_figure('{partition}')}.png",
+            f"{FILES.get_partition_figure_path('{partition}')}.pdf",
+            f"{FILES.get_partition_figure_path('{partition}')}.png",
         log:
             f"{FILES.path}/logs/partition-figure/{{partition}}.log",
         localrule: True

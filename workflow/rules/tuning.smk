@@ -11,7 +11,7 @@ for PLAN in STUDY_DAG.plan.plans:
             input:
                 STUDY_DAG.get_rung_input(PLAN, checkpoints),
             output:
-                f"{PLAN.study_files.tables}/tuning-{{rung}}.json",
+                f"{PLAN.study_files.tables_folder}/tuning-{{rung}}.json",
             log:
                 f"{PLAN.study_files.path}/logs/tuning-{{rung}}.log",
             localrule: True
@@ -21,7 +21,7 @@ for PLAN in STUDY_DAG.plan.plans:
                 rounds=lambda wildcards: int(wildcards.rung),
                 study=str(PLAN.params),
                 preset=PLAN.preset,
-                search=PLAN.search,
+                search=PLAN.search_digest,
             shell:
                 "fedpipe rank --rounds {params.rounds} --params {params.study:q} --preset {params.preset} "
                 "--search {params.search} > {log:q} 2>&1"

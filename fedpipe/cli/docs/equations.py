@@ -70,7 +70,7 @@ SUBSCRIPTS = dict(zip("0123456789+-=()aehijklmnoprstuvxβγρφχ", "₀₁₂�
 TOKEN_PATTERN = re.compile(r"\\([a-zA-Z]+|.)|([{}_^&])|(\s+)|(.)", re.S)
 
 
-def render_docstring(text: str) -> str:
+def render_docstring_equations(text: str) -> str:
     """Render a docstring with its equations as plain text, displayed equations on separate lines."""
 
     def render_displayed_equation(match: re.Match[str]) -> str:
@@ -86,23 +86,23 @@ def render_docstring(text: str) -> str:
 
 def render_equation(tex: str) -> str:
     """Render an equation as plain text."""
-    text, _ = _parse_sequence(list(TOKEN_PATTERN.finditer(tex)), 0, is_top_level=True)
+    text, _ = _parse_tex_sequence(list(TOKEN_PATTERN.finditer(tex)), 0, is_top_level=True)
     text = re.sub(r" {4,}", "\t", text)  # wide spaces separate formulas
     return re.sub(r" *\n *", "\n", re.sub(r" +", " ", text).replace("\t", "    "))
 
 
-def _parse_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bool) -> tuple[str, int]:
+def _parse_tex_sequence(tokens: list[re.Match[str]], position: int, is_top_level: bool) -> tuple[str, int]:
     """Parse up to the closing brace or the end. Return the text and the position."""
     parts: list[str] = []
     while position < len(tokens):
         if tokens[position][2] == "}" and not is_top_level:
             return "".join(parts), position + 1
-        part, position = _parse_token(tokens, position)
+        part, position = _parse_tex_token(tokens, position)
         parts.append(part)
     return "".join(parts), position
 
 
-def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
+def _parse_tex_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
     """Parse one symbol, group, or command with its arguments."""
     command, sign, space, character = tokens[position].groups()
     position += 1
@@ -111,28 +111,28 @@ def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
     if character:
         return character, position
     if sign == "{":
-        return _parse_sequence(tokens, position, is_top_level=False)
+        return _parse_tex_sequence(tokens, position, is_top_level=False)
     if sign in {"_", "^"}:
-        argument, position = _parse_argument(tokens, position)
+        argument, position = _parse_tex_argument(tokens, position)
         return _format_sub_or_superscript(sign, argument), position
     if sign:  # an alignment sign or an extra brace
         return "", position
     if command in IGNORED_COMMANDS:
         return "", position
     if command in {"frac", "tfrac", "dfrac"}:
-        numerator, position = _parse_argument(tokens, position)
-        denominator, position = _parse_argument(tokens, position)
+        numerator, position = _parse_tex_argument(tokens, position)
+        denominator, position = _parse_tex_argument(tokens, position)
         return f"{_add_parentheses(numerator)}/{_add_parentheses(denominator)}", position
     if command == "sqrt":
-        argument, position = _parse_argument(tokens, position)
+        argument, position = _parse_tex_argument(tokens, position)
         return f"√{_add_parentheses(argument)}", position
     if command in ACCENTS:
-        argument, position = _parse_argument(tokens, position)
+        argument, position = _parse_tex_argument(tokens, position)
         return unicodedata.normalize("NFC", argument[:1] + ACCENTS[command] + argument[1:]), position
     if command in {"mathrm", "text", "mathbf", "mathcal", "operatorname"}:
-        return _parse_argument(tokens, position)
+        return _parse_tex_argument(tokens, position)
     if command == "mathbb":
-        argument, position = _parse_argument(tokens, position)
+        argument, position = _parse_tex_argument(tokens, position)
         return {"R": "ℝ", "E": "𝔼", "1": "𝟙"}.get(argument, argument), position
     if command in SYMBOLS:
         return SYMBOLS[command], position
@@ -146,10 +146,10 @@ def _parse_token(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
         return command, position
 
 
-def _parse_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
+def _parse_tex_argument(tokens: list[re.Match[str]], position: int) -> tuple[str, int]:
     while position < len(tokens) and tokens[position][3]:
         position += 1
-    return _parse_token(tokens, position) if position < len(tokens) else ("", position)
+    return _parse_tex_token(tokens, position) if position < len(tokens) else ("", position)
 
 
 def _format_sub_or_superscript(sign: str, argument: str) -> str:

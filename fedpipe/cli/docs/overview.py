@@ -31,7 +31,7 @@ PERSONAL_HOOKS = (
 
 def render_methods_overview() -> str:
     """Render the table and its explanation."""
-    other_libraries = read_other_libraries()
+    other_libraries = read_methods_of_other_libraries()
     links = ", ".join(
         f"[{name}](https://github.com/{library['repository']}/tree/{library['commit']}) ({library['commit'][:7]})"
         for name, library in other_libraries.items()
@@ -48,7 +48,7 @@ def render_methods_overview() -> str:
     return "\n".join([text, "", head, *rows])
 
 
-def read_other_libraries() -> dict[str, Any]:
+def read_methods_of_other_libraries() -> dict[str, Any]:
     """The other libraries by name, each with its repository, commit and methods."""
     other_libraries: dict[str, Any] = read_yaml(PEERS_FILE.read_text(), PEERS_FILE)
     return other_libraries

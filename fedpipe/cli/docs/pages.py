@@ -77,13 +77,13 @@ def write_docs() -> None:
     if not Path("docs").is_dir():
         raise SettingsError("docs: the folder does not exist. Type `fedpipe docs` in the folder of a clone.")
     pages = {Path(f"docs/{kind.plural}.md"): render_components_page(kind) for kind in COMPONENT_KINDS}
-    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_schema()}
+    pages |= {Path("docs/settings.md"): render_settings_page(), Path("params.schema.json"): render_json_schema()}
     pages |= {Path("docs/cli.md"): render_commands_page()}
     for path, text in (pages | {Path(".dvc/plots/page.html"): render_plots_page()}).items():
         files.write_bytes(path, text.encode())
 
 
-def render_schema() -> str:
+def render_json_schema() -> str:
     """Render the JSON Schema of params.yaml."""
     return json.dumps(build_json_schema(), indent=1) + "\n"
 
@@ -99,7 +99,7 @@ def render_components_page(kind: ComponentKind) -> str:
     )
     components_without_common = [name for name in documented_components if not common <= fields[name]]
     contents = [
-        f"- [{name}](#{name}): {convert_inline_to_markdown(get_docstring_summary(component))}"
+        f"- [{name}](#{name}): {convert_inline_markup_to_markdown(get_docstring_summary(component))}"
         for name, component in documented_components.items()
     ]
     subject = (
@@ -117,8 +117,8 @@ def render_components_page(kind: ComponentKind) -> str:
             filter(
                 None,
                 (
-                    _render_docstring(component),
-                    convert_inline_to_markdown(get_inherited_new_client_sentence(component)),
+                    _render_component_docstring(component),
+                    convert_inline_markup_to_markdown(get_inherited_new_client_sentence(component)),
                     render_deviations_table(component),
                     render_parameter_table(component, _select_own_parameters(component, common, common_docs)),
                 ),
@@ -147,8 +147,8 @@ def render_settings_page() -> str:
         "that differ. An unknown key is an error.",
     ]
     for name, entry in schema["properties"].items():
-        section, kind = _resolve_reference(entry, schema), kinds.get(name)
-        paragraphs += [f"## {name}", convert_inline_to_markdown(section.get("description", ""))]
+        section, kind = _resolve_schema_reference(entry, schema), kinds.get(name)
+        paragraphs += [f"## {name}", convert_inline_markup_to_markdown(section.get("description", ""))]
         if kind:
             selector_text = "Each entry" if kind is ALGORITHM else f"`{kind.selector}`"
             paragraphs.append(
@@ -162,10 +162,10 @@ def render_settings_page() -> str:
             common = {key: {"description": parameter_docs.get(key, "")} | entry for key, entry in common.items()}
         paragraphs.append(_render_keys_table(common, schema))
         for choices in section.get("patternProperties", {}).values():
-            for choice in (_resolve_reference(choice, schema) for choice in choices.get("oneOf", ())):
+            for choice in (_resolve_schema_reference(choice, schema) for choice in choices.get("oneOf", ())):
                 paragraphs += [
                     f"### {choice['properties']['kind']['const']}",
-                    convert_inline_to_markdown(choice.get("description", "")),
+                    convert_inline_markup_to_markdown(choice.get("description", "")),
                 ]
                 paragraphs.append(_render_keys_table(choice["properties"], schema))
     return "\n\n".join(filter(None, paragraphs)) + "\n"
@@ -183,12 +183,12 @@ def describe_diagnostic(kind: str) -> str:
         for diagnostic_class in get_args(diagnostics.Diagnostic)
         if get_args(diagnostic_class.model_fields["kind"].annotation) == (kind,)
     )
-    lines = [f"{kind} (diagnostic)", "", equations.render_docstring(_read_diagnostic_docstring(kind)), ""]
+    lines = [f"{kind} (diagnostic)", "", equations.render_docstring_equations(_read_diagnostic_docstring(kind)), ""]
     lines += ["In params.yaml, in an entry of diagnostics, whose name you choose:", f"  kind: {kind}"]
     for name, field in section.model_fields.items():
         if name != "kind":
             value = json.dumps(field.get_default(call_default_factory=True))
-            lines.append(f"  {name}: {value}    # {equations.render_docstring(field.description or '')}")
+            lines.append(f"  {name}: {value}    # {equations.render_docstring_equations(field.description or '')}")
     schema = re.search(r"^SCHEMA = .*?^\)", _find_diagnostic_module(kind).read_text(), re.M | re.S)
     lines += ["", f"Columns of its table, results/diagnostics/ALGORITHM/KEY/ROUND/{kind}-KEY.parquet:"]
     for name, meaning in re.findall(r'^ +"(\w+)": pa\..*?,(?:  #: (.*))?$', schema[0] if schema else "", re.M):
@@ -228,7 +228,7 @@ def render_plots_page() -> str:
     return PLOTS_PAGE.format(licenses="\n\n".join(licenses).replace("</", "<\\/"), scripts="\n".join(scripts))
 
 
-def _resolve_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _resolve_schema_reference(entry: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Resolve a reference in a JSON Schema, also that of an optional key. The entry's own values take precedence."""
     references = [choice["$ref"] for choice in (entry, *entry.get("anyOf", ())) if "$ref" in choice]
     definition = schema["$defs"][references[0].rpartition("/")[2]] if len(references) == 1 else {}
@@ -255,14 +255,14 @@ def _iter_key_rows(entries: dict[str, Any], schema: dict[str, Any], prefix: str)
     for name, entry in entries.items():
         if "const" in entry:  # key with a component's name
             continue
-        resolved_entry = _resolve_reference(entry, schema)
+        resolved_entry = _resolve_schema_reference(entry, schema)
         nested_entries = resolved_entry.get("properties", {})
         default = f"`{json.dumps(entry['default'])}`" if "default" in entry and not nested_entries else ""
         description = " ".join(
             filter(
                 None,
                 (
-                    convert_inline_to_markdown(resolved_entry.get("description", "")),
+                    convert_inline_markup_to_markdown(resolved_entry.get("description", "")),
                     _describe_allowed_values(resolved_entry),
                 ),
             )
@@ -289,7 +289,9 @@ def format_default(field: dataclasses.Field[Any]) -> str:
 
 def render_parameter_table(component: type[Component], names: set[str]) -> str:
     """Render a table of parameters in the order of the class. Empty without parameters."""
-    descriptions = {name: convert_inline_to_markdown(text) for name, text in _get_parameter_docs(component).items()}
+    descriptions = {
+        name: convert_inline_markup_to_markdown(text) for name, text in _get_parameter_docs(component).items()
+    }
     rows = [
         f"| `{name}` | `{value}` | {descriptions.get(name, '').replace('|', chr(92) + '|')} |"
         for name, value in _get_parameter_defaults(component).items()
@@ -334,13 +336,13 @@ def get_inherited_new_client_sentence(component: type) -> str:
     return "" if sentence in " ".join((component.__doc__ or "").split()) else sentence
 
 
-def convert_blocks_to_markdown(text: str) -> str:
+def convert_docstring_to_markdown(text: str) -> str:
     """Convert paragraphs, displayed equations and literal blocks from reStructuredText to Markdown."""
     converted_blocks = []
     for block in re.split(r"\n\n(?! )", text.strip()):
         paragraph, directive, equation = block.partition(".. math::")
         if paragraph.strip():
-            converted_blocks.append(convert_inline_to_markdown(paragraph.strip()))
+            converted_blocks.append(convert_inline_markup_to_markdown(paragraph.strip()))
         if directive:
             lines = [line.strip() for line in equation.strip().splitlines() if line.strip()]
             if re.search(r"(?<!\\)&|\\\\$", "\n".join(lines), re.M):
@@ -349,7 +351,7 @@ def convert_blocks_to_markdown(text: str) -> str:
     return "\n\n".join(converted_blocks)
 
 
-def convert_inline_to_markdown(text: str) -> str:
+def convert_inline_markup_to_markdown(text: str) -> str:
     """Convert roles and literals in running text, and escape Markdown markup."""
     segments = re.split(r"((?::\w+:)?`[^`]+`|``[^`]+``)", text)
     for index, segment in enumerate(segments):
@@ -363,9 +365,9 @@ def convert_inline_to_markdown(text: str) -> str:
     return "".join(segments)
 
 
-def _render_docstring(component: type[Component]) -> str:
+def _render_component_docstring(component: type[Component]) -> str:
     """Render the part of a docstring before its first section."""
-    return convert_blocks_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
+    return convert_docstring_to_markdown(SECTION_HEADING.split(inspect.getdoc(component) or "")[0])
 
 
 def render_deviations_table(component: type[Component]) -> str:
@@ -376,7 +378,9 @@ def render_deviations_table(component: type[Component]) -> str:
         cells = {label: cell[0].upper() + cell[1:] for label, cell in zip(parts[::2], parts[1::2], strict=True)}
         row = [subject, *(cells.get(label, "–") for label in ("Paper", "Code", "Here"))]
         rows.append(
-            "| " + " | ".join(convert_inline_to_markdown(cell).replace("|", chr(92) + "|") for cell in row) + " |"
+            "| "
+            + " | ".join(convert_inline_markup_to_markdown(cell).replace("|", chr(92) + "|") for cell in row)
+            + " |"
         )
     return "\n".join(["| deviation | paper | authors' code | fedpipe |", "|---|---|---|---|", *rows]) if rows else ""
 

@@ -39,7 +39,7 @@ from fedpipe.core.storage.files import compute_file_sha256
 SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.engine.run", "Run"),
     ("fedpipe.engine.run", "open_run"),
-    ("fedpipe.planning.download", "obtain_dataset"),
+    ("fedpipe.planning.download", "load_and_save_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )
 DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
@@ -51,13 +51,7 @@ DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
 }
 DIGEST_DIGITS = 12
 INTROSPECTION_ATTRIBUTES = {"__globals__", "__subclasses__"}  #: attributes that reach objects without a name
-DYNAMIC_BUILTINS = {
-    "globals",
-    "locals",
-    "vars",
-    "eval",
-    "exec",
-}  #: functions that may read any name of a module
+DYNAMIC_BUILTINS = {"globals", "locals", "vars", "eval", "exec"}  #: functions that may read any name of a module
 
 
 @dataclass(frozen=True)
@@ -218,7 +212,7 @@ class _DependencyWalk:
                 if any(self._has_import_side_effects(source, statement) for statement in statements):
                     self._visit_name(module, name)
         if DATA_FILES_VARIABLE in source.bindings and module.partition(".")[0] != PACKAGE:
-            for path in dict.fromkeys(_find_files_in_source(source)):
+            for path in dict.fromkeys(_find_declared_data_files(source)):
                 self.files.add(path)
                 self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
 
@@ -235,7 +229,7 @@ class _DependencyWalk:
     def _visit_statement(self, source: syntax.ParsedModule, location: str, statement: ast.stmt) -> None:
         if location in self.texts:
             return
-        self.texts[location] = syntax.to_canonical_text(statement)
+        self.texts[location] = syntax.convert_node_to_canonical_text(statement)
         statement_imports, is_user_code = (
             source.imports_by_statement[statement],
             source.name.partition(".")[0] != PACKAGE,
@@ -387,7 +381,7 @@ class _DependencyWalk:
                 )
                 is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
                 if (is_import and has_followed_import) or (is_used and not syntax.is_inert_on_import(statement)):
-                    statement_texts.append(syntax.to_canonical_text(statement))
+                    statement_texts.append(syntax.convert_node_to_canonical_text(statement))
             if len(statement_texts) > 1:
                 self.texts[f"{module}#"] = "\n".join(statement_texts)
 
@@ -417,9 +411,9 @@ class _DependencyWalk:
             self._visit_complete_module(module)
 
 
-def _find_files_in_source(source: syntax.ParsedModule) -> Iterator[Path]:
+def _find_declared_data_files(source: syntax.ParsedModule) -> Iterator[Path]:
     """Data files in a user module's ``FILES``, which must be one literal list that is never changed."""
-    for node in itertools.chain.from_iterable(map(syntax.list_descendants, source.effect_statements)):
+    for node in itertools.chain.from_iterable(map(syntax.list_descendant_nodes, source.effect_statements)):
         if (
             isinstance(node, ast.Attribute)
             and node.attr in LIST_ADDERS

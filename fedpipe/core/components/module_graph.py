@@ -58,19 +58,19 @@ def _reject_stale_bytecode(path: Path) -> None:
         cached_code = marshal.loads(cached_bytes[16:])
     except (EOFError, ValueError, TypeError):
         raise SettingsError(f"{bytecode_path} is damaged. Delete it.") from None
-    if not _is_same_code(cached_code, compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
+    if not _is_same_bytecode(cached_code, compile(path.read_bytes(), str(path), "exec", dont_inherit=True)):
         raise SettingsError(f"{bytecode_path} contains an earlier {path.name}, which Python would execute. Delete it.")
 
 
-def _is_same_code(one: Any, other: Any) -> bool:
+def _is_same_bytecode(one: Any, other: Any) -> bool:
     """Whether two code objects are equal, apart from column numbers (`PYTHONNODEBUGRANGES`)."""
     if type(one) is not type(other):
         return False
     if isinstance(one, CodeType):
         bare, others = (each.replace(co_consts=(), co_linetable=b"") for each in (one, other))
-        return bare == others and _is_same_code(one.co_consts, other.co_consts)
+        return bare == others and _is_same_bytecode(one.co_consts, other.co_consts)
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_is_same_code, one, other))
+        return len(one) == len(other) and all(map(_is_same_bytecode, one, other))
     if isinstance(one, frozenset):
         return sorted(map(repr, one)) == sorted(map(repr, other))
     return repr(one) == repr(other)  # also equal for NaN
@@ -192,7 +192,7 @@ def is_shared_module(module: str) -> bool:
 def find_dynamic_imports(statement: ast.stmt, source: syntax.ParsedModule) -> Iterator[str]:
     """Modules imported by an alias of ``import_module``."""
     others = {name for name, targets in source.imports.items() if "importlib.import_module" in targets}
-    for node in syntax.list_descendants(statement) if others - {"import_module"} else ():
+    for node in syntax.list_descendant_nodes(statement) if others - {"import_module"} else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in others:
             for part in node.args[:1]:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):

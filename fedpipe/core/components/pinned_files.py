@@ -66,7 +66,7 @@ def compute_stat_fingerprint(path: Path) -> str:
     return f"{STAT_PREFIX}{digest.hexdigest()[:16]}"
 
 
-def has_changed(path: Path, fingerprint: str) -> bool:
+def has_file_changed(path: Path, fingerprint: str) -> bool:
     """Whether a file has changed or is missing, compared with its stat fingerprint or its SHA-256."""
     return (
         compute_stat_fingerprint(path) != fingerprint

@@ -30,7 +30,7 @@ from fedpipe.core.components.component import (
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
 from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers, suggest_name
-from fedpipe.core.user_code import import_member
+from fedpipe.core.user_code import import_user_object
 
 
 @functools.cache
@@ -58,11 +58,11 @@ def find_component(kind: ComponentKind, name: str, key: str | None = None) -> ty
         def is_component_class(value: Any) -> bool:
             return inspect.isclass(value) and issubclass(value, base_class)
 
-        candidate = import_member(
+        candidate = import_user_object(
             key,
             name,
             lambda value: is_component_class(value) or _is_network_function(kind, value),
-            _advise_on_dotted_path(kind),
+            _format_dotted_path_advice(kind),
         )
         if _is_network_function(kind, candidate):
             family: type[Component] = importlib.import_module(kind.function_module).make_model_class(candidate)
@@ -120,7 +120,7 @@ def _has_model_arguments(function: Any) -> bool:
     return True
 
 
-def _advise_on_dotted_path(kind: ComponentKind) -> str:
+def _format_dotted_path_advice(kind: ComponentKind) -> str:
     """Advice for a dotted path without a component."""
     if kind.function_module:
         return (
@@ -170,7 +170,7 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     return build_component(kind, name, parameters, key, other_keys)
 
 
-def component_to_key_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
+def get_component_key_settings(kind: ComponentKind, component: Component) -> dict[str, Any]:
     """Name, code digest and parameters of a component for keys and run settings, as JSON values."""
     identity = {
         kind.run_selector: get_component_name(kind, type(component)),
@@ -180,8 +180,8 @@ def component_to_key_settings(kind: ComponentKind, component: Component) -> dict
     return run_settings
 
 
-def component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
-    """Make the component from the settings of a run (see :func:`component_to_key_settings`)."""
+def build_component_from_run_settings(kind: ComponentKind, run_settings: Mapping[str, Any]) -> Component:
+    """Make the component from the settings of a run (see :func:`get_component_key_settings`)."""
     parameters = {name: value for name, value in run_settings.items() if name not in {kind.run_selector, "code"}}
     return build_component(kind, run_settings[kind.run_selector], parameters)
 
@@ -221,10 +221,7 @@ def build_component(
         component = get_type_adapter(cast(Hashable, component_class)).validate_python(dict(parameters))
         reject_booleans_and_huge_numbers(parameters, component)
     except ValidationError as error:
-        known_keys = [
-            *other_keys,
-            *(field.name for field in list_parameters(add_dw_parameter(kind, component_class))),
-        ]
+        known_keys = [*other_keys, *(field.name for field in list_parameters(add_dw_parameter(kind, component_class)))]
         raise SettingsError(
             "\n".join(format_validation_errors(error, dict(parameters), key, lambda _: known_keys))
         ) from None

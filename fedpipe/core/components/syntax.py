@@ -14,7 +14,7 @@ from typing import Any
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def to_canonical_text(node: ast.AST) -> str:
+def convert_node_to_canonical_text(node: ast.AST) -> str:
     """Convert a syntax tree to text that is equal for all Python versions, without docstrings and comments."""
     if isinstance(node, ast.Constant):
         value = node.value.hex() if isinstance(node.value, (float, bytes)) else ascii(node.value)
@@ -25,15 +25,15 @@ def to_canonical_text(node: ast.AST) -> str:
         if field_value is None or name in {"kind", "ctx", "type_comment"}:
             continue
         if not isinstance(field_value, list):
-            parts.append(f"{name}={_value_to_text(field_value)}")
+            parts.append(f"{name}={_format_field_value(field_value)}")
         elif field_value:
             items = _merge_adjacent_constants(field_value) if isinstance(node, ast.JoinedStr) else field_value
-            parts.append(f"{name}=[{','.join([_value_to_text(item) for item in items if not is_noop(item)])}]")
+            parts.append(f"{name}=[{','.join([_format_field_value(item) for item in items if not is_noop(item)])}]")
     return f"{type(node).__name__}({' '.join(parts)})"
 
 
-def _value_to_text(value: Any) -> str:
-    return to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
+def _format_field_value(value: Any) -> str:
+    return convert_node_to_canonical_text(value) if isinstance(value, ast.AST) else ascii(value)
 
 
 def _merge_adjacent_constants(values: list[ast.expr]) -> list[ast.expr]:
@@ -50,7 +50,7 @@ def _merge_adjacent_constants(values: list[ast.expr]) -> list[ast.expr]:
     return parts
 
 
-def _list_children(node: ast.AST) -> list[ast.AST]:
+def _list_child_nodes(node: ast.AST) -> list[ast.AST]:
     """Child nodes without contexts (load, store). `ast.iter_child_nodes` takes three times as long."""
     children: list[ast.AST] = []
     for name in node._fields:
@@ -62,11 +62,11 @@ def _list_children(node: ast.AST) -> list[ast.AST]:
     return children
 
 
-def list_descendants(root: ast.AST) -> list[ast.AST]:
+def list_descendant_nodes(root: ast.AST) -> list[ast.AST]:
     """List a node and all its descendants."""
     nodes = [root]
     for node in nodes:
-        nodes += _list_children(node)
+        nodes += _list_child_nodes(node)
     return nodes
 
 
@@ -104,10 +104,7 @@ class ParsedModule:
             if name == "*":
                 self.star_imports.append(target)
                 continue
-            for names in (
-                statement_imports,
-                self.imports,
-            ):  # any branch of `try` or `if` may be executed
+            for names in (statement_imports, self.imports):  # any branch of `try` or `if` may be executed
                 if target not in names.setdefault(name, []):
                     names[name].append(target)
         if (
@@ -133,7 +130,7 @@ def _list_bound_names(statement: ast.stmt) -> Iterator[str]:
     if isinstance(statement, DEFINITIONS):
         yield statement.name
         return
-    for node in list_descendants(statement):
+    for node in list_descendant_nodes(statement):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         elif isinstance(node, DEFINITIONS):
@@ -144,12 +141,14 @@ def _is_plain_assignment(statement: ast.stmt) -> bool:
     """Whether a statement only assigns values to names, such as ``SIZE = 3``."""
     if isinstance(statement, ast.Assign):
         names = [
-            node for target in statement.targets for node in list_descendants(target) if isinstance(node, ast.expr)
+            node for target in statement.targets for node in list_descendant_nodes(target) if isinstance(node, ast.expr)
         ]
         is_plain = all(isinstance(node, (ast.Name, ast.Tuple, ast.List)) for node in names)
     else:
         is_plain = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    return is_plain and not any(isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_descendants(statement))
+    return is_plain and not any(
+        isinstance(node, (ast.Call, ast.NamedExpr)) for node in list_descendant_nodes(statement)
+    )
 
 
 def _is_type_checking_block(statement: ast.stmt) -> bool:
@@ -162,7 +161,7 @@ def _is_type_checking_block(statement: ast.stmt) -> bool:
 
 def find_imports(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
     """Imports anywhere in a statement: pairs of a local name and the dotted name that it refers to."""
-    for child in list_descendants(node):
+    for child in list_descendant_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
@@ -200,7 +199,7 @@ def find_used_names(statement: ast.AST) -> Iterator[tuple[str, list[str]]]:
         elif inner is not node:
             stack.append(inner)
         else:
-            stack += _list_children(node)
+            stack += _list_child_nodes(node)
 
 
 def is_inert_on_import(statement: ast.stmt) -> bool:
@@ -212,5 +211,5 @@ def is_inert_on_import(statement: ast.stmt) -> bool:
 
 def has_external_assignment(statement: ast.stmt) -> bool:
     """Whether a statement changes another object: ``helper.table = 3``, ``TABLE["mu"] = 3``."""
-    nodes = list_descendants(statement)
+    nodes = list_descendant_nodes(statement)
     return any(isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store) for node in nodes)

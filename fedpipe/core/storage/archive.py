@@ -40,14 +40,14 @@ def get_pack_path(folder: Path) -> Path:
     return Path(f"{folder}.zip")
 
 
-def locate_member(path: Path) -> tuple[Path, str]:
+def locate_pack_member(path: Path) -> tuple[Path, str]:
     """Get the pack that may contain a file, and its member name."""
     return get_pack_path(path.parent.parent), f"{path.parent.name}/{path.name}"
 
 
 def is_packable(path: Path) -> bool:
     """Whether a pack may contain this file."""
-    return bool(MEMBER_PATTERN.fullmatch(locate_member(path)[1]))
+    return bool(MEMBER_PATTERN.fullmatch(locate_pack_member(path)[1]))
 
 
 def build_pack(files: Mapping[str, bytes]) -> bytes:
@@ -59,7 +59,7 @@ def build_pack(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def list_members(archive: Path) -> list[str]:
+def list_pack_members(archive: Path) -> list[str]:
     """List the members of a pack. Empty if there is no pack.
 
     Raises
@@ -81,7 +81,7 @@ def is_pack_intact(archive: Path) -> bool:
         return False
 
 
-def read_member(path: Path) -> bytes:
+def read_pack_member(path: Path) -> bytes:
     """Read a file from its folder's pack.
 
     Raises
@@ -93,7 +93,7 @@ def read_member(path: Path) -> bytes:
     PackError
         The pack is damaged.
     """
-    archive, name = locate_member(path)
+    archive, name = locate_pack_member(path)
     zip_file = _open_pack(archive)
     if name not in zip_file.NameToInfo:
         raise FileNotFoundError(path)
@@ -103,7 +103,7 @@ def read_member(path: Path) -> bytes:
         raise zipfile.BadZipFile(str(error)) from error
 
 
-def read_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, bytes]:
+def read_pack_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, bytes]:
     """Read all members of a pack except some.
 
     Raises
@@ -112,7 +112,7 @@ def read_members(archive: Path, exclude: Collection[str] = ()) -> dict[str, byte
         The pack has another format, or one of these members is damaged.
     """
     members = {}
-    for name in list_members(archive):
+    for name in list_pack_members(archive):
         if name not in exclude:
             try:
                 members[name] = _open_pack(archive).read(name)

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 RESULTS = Path("results")
 RESTORE_ADVICE = "`dvc checkout` restores what DVC has recorded, and `fedpipe run` computes the rest"
 WRITE_ATTEMPTS = 5  #: attempts to write a file while other processes clean its folder
-TENSOR_FILES = (
-    "server.pt",
-    "clients.pt",
-)  #: files of a round that are memory-mapped, so packs do not contain them
+TENSOR_FILES = ("server.pt", "clients.pt")  #: files of a round that are memory-mapped, so packs do not contain them
 _T = TypeVar("_T")
 
 
@@ -162,7 +159,7 @@ def read_pt(path: Path, sha256: str | None = None) -> dict[str, Any]:
         raise _make_missing_file_error(path)
     if sha256 is not None and (actual_sha256 := compute_file_sha256(path)) != sha256:
         raise _make_damaged_file_error(path, actual_sha256, sha256)
-    tree: dict[str, Any] = _call_reader(
+    tree: dict[str, Any] = _call_file_reader(
         path, lambda: torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     )
     if not isinstance(tree, dict) or not _is_tensor_tree(tree):
@@ -182,7 +179,7 @@ def _is_tensor_tree(value: Any) -> bool:
 def read_json(path: Path, sha256: str | None = None) -> Any:
     """Read a JSON file, checked."""
     data = read_verified_bytes(path, sha256)
-    return _call_reader(path, lambda: json.loads(data))
+    return _call_file_reader(path, lambda: json.loads(data))
 
 
 def read_parquet(path: Path, sha256: str | None = None, columns: Sequence[str] | None = None) -> pa.Table:
@@ -190,7 +187,7 @@ def read_parquet(path: Path, sha256: str | None = None, columns: Sequence[str] |
     import pyarrow as pa
 
     data = read_verified_bytes(path, sha256)
-    return _call_reader(path, lambda: decode_parquet(pa.BufferReader(data), columns))
+    return _call_file_reader(path, lambda: decode_parquet(pa.BufferReader(data), columns))
 
 
 def decode_parquet(source: Any, columns: Sequence[str] | None = None) -> pa.Table:
@@ -211,19 +208,19 @@ def table_to_frame(table: pa.Table) -> pd.DataFrame:
 
 def is_stored(path: Path) -> bool:
     """Whether a file exists, loose or packed."""
-    pack_file, name = archive.locate_member(path)
-    return path.is_file() or name in archive.list_members(pack_file)
+    pack_file, name = archive.locate_pack_member(path)
+    return path.is_file() or name in archive.list_pack_members(pack_file)
 
 
 def format_display_path(path: Path) -> str:
     """Describe the location of a file: its path, or a member of its pack."""
-    pack_file, name = archive.locate_member(path)
+    pack_file, name = archive.locate_pack_member(path)
     return f"{pack_file}/{name}" if _is_packed(path) else str(path)
 
 
 def find_containing_file(path: Path) -> Path:
     """Find the file that contains it: itself or its pack."""
-    return archive.locate_member(path)[0] if _is_packed(path) else path
+    return archive.locate_pack_member(path)[0] if _is_packed(path) else path
 
 
 def compute_file_sha256(path: Path) -> str:
@@ -234,7 +231,7 @@ def compute_file_sha256(path: Path) -> str:
     except FileNotFoundError:
         pass
     try:
-        return hashlib.sha256(archive.read_member(path)).hexdigest()
+        return hashlib.sha256(archive.read_pack_member(path)).hexdigest()
     except zipfile.BadZipFile as error:
         raise make_unreadable_file_error(path, error) from error
 
@@ -249,7 +246,7 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     """
     record_path = path.with_name(record) if record else path.with_suffix(".json")
     try:
-        sha256: str = read_record(record_path)[path.name]
+        sha256: str = read_hash_record(record_path)[path.name]
     except (LookupError, TypeError):
         raise ArtifactError(
             f"{record_path} does not record the SHA-256 of {path.name}. Delete both and run again."
@@ -257,7 +254,7 @@ def read_recorded_sha256(path: Path, record: str | None = None) -> str:
     return sha256
 
 
-def read_record(path: Path) -> Any:
+def read_hash_record(path: Path) -> Any:
     """Read a JSON file that records several files. Cached until it changes, because each file is looked up in it."""
     try:
         stat = path.stat()
@@ -293,7 +290,7 @@ def read_bytes(path: Path) -> bytes:
         with suppress(FileNotFoundError):
             return path.read_bytes()
         with suppress(FileNotFoundError):
-            return archive.read_member(path)
+            return archive.read_pack_member(path)
     raise FileNotFoundError(path)
 
 
@@ -315,21 +312,21 @@ def _make_missing_file_error(path: Path) -> ArtifactError:
 
 
 def _make_damaged_file_error(path: Path, actual_sha256: str, sha256: str) -> ArtifactError:
-    subject = f"the SHA-256 of {archive.locate_member(path)[1]}" if _is_packed(path) else "its SHA-256"
+    subject = f"the SHA-256 of {archive.locate_pack_member(path)[1]}" if _is_packed(path) else "its SHA-256"
     reason = f"{subject} begins with {actual_sha256[:12]} instead of {sha256[:12]}"
     return ArtifactError(f"{find_containing_file(path)} is damaged: {reason}. {_format_repair_advice(path)}.")
 
 
 def make_unreadable_file_error(path: Path, reason: object) -> ArtifactError:
     """Make the error about a file that can't be read."""
-    member_prefix = f"{archive.locate_member(path)[1]}: " if _is_packed(path) else ""
+    member_prefix = f"{archive.locate_pack_member(path)[1]}: " if _is_packed(path) else ""
     return ArtifactError(
         f"{find_containing_file(path)} can't be read ({member_prefix}{reason}). {_format_repair_advice(path)}."
     )
 
 
 def _is_packed(path: Path) -> bool:
-    return archive.is_packable(path) and not path.exists() and archive.locate_member(path)[0].exists()
+    return archive.is_packable(path) and not path.exists() and archive.locate_pack_member(path)[0].exists()
 
 
 def _format_repair_advice(path: Path) -> str:
@@ -340,7 +337,7 @@ def _format_repair_advice(path: Path) -> str:
     return f"Delete {run / 'segments'} and run again. Complete rounds are not recomputed"
 
 
-def _call_reader(path: Path, read: Callable[[], _T]) -> _T:
+def _call_file_reader(path: Path, read: Callable[[], _T]) -> _T:
     try:
         return read()
     except Exception as error:  # any error of a reader means that the file is damaged

@@ -20,9 +20,9 @@ from fedpipe.core.storage.files import (
     RESULTS,
     TENSOR_FILES,
     make_unreadable_file_error,
+    read_hash_record,
     read_json,
     read_parquet,
-    read_record,
     read_recorded_sha256,
     read_verified_bytes,
 )
@@ -101,13 +101,13 @@ class RoundFiles:
         """Marker of a complete round."""
         return self.path / "round.json"
 
-    def block_uploads(self, index: int) -> Path:
+    def get_block_uploads_path(self, index: int) -> Path:
         """Uploads of one job's participants (only in the DAG of single rounds, until aggregated)."""
         return self.path / f"block-{index:04d}.pt"
 
 
 @dataclass(frozen=True)
-class MergedFiles:
+class MergedRoundFiles:
     """The first rounds of a run merged into one file per kind, for tables with that number of rounds.
 
     The name of their folder is the number of rounds, so that studies of other lengths have their own files.
@@ -160,7 +160,7 @@ class MergedFiles:
             The record is missing, damaged, or has another number of rounds.
         """
         recorded_sha256 = read_recorded_sha256(path, self.marker.name)
-        if (recorded_rounds := read_record(self.marker).get("rounds")) != self.round_count:
+        if (recorded_rounds := read_hash_record(self.marker).get("rounds")) != self.round_count:
             raise ArtifactError(
                 f"{self.marker} contains {recorded_rounds} rounds instead of {self.round_count}. Delete "
                 f"{self.path} and run again."
@@ -200,23 +200,23 @@ class RunFiles:
         """Folder of the rounds, whose small files are packed at the end of a segment."""
         return self.path / "rounds"
 
-    def round(self, round_number: int) -> RoundFiles:
+    def get_round_files(self, round_number: int) -> RoundFiles:
         """The files of one round."""
         return RoundFiles(self.rounds_folder / f"{round_number:04d}")
 
     def list_complete_rounds(self) -> list[int]:
         """List the complete rounds, ascending, including 0."""
         markers = [
-            *archive.list_members(archive.get_pack_path(self.rounds_folder)),
+            *archive.list_pack_members(archive.get_pack_path(self.rounds_folder)),
             *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
         return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
 
-    def segment_manifest(self, stop: int) -> Path:
+    def get_segment_manifest_path(self, stop: int) -> Path:
         """Manifest of the segment that ends with round ``stop``."""
         return self.path / "segments" / f"{stop:04d}.json"
 
-    def replay_record(self, round_number: int, shared_digest: str) -> Path:
+    def get_replay_record_path(self, round_number: int, shared_digest: str) -> Path:
         """Result of repeating a round before the run resumed with other shared code."""
         return self.path / "continued" / f"{round_number:04d}-{shared_digest}.json"
 
@@ -224,13 +224,13 @@ class RunFiles:
         """List the manifests of all segments, ascending."""
         return sorted(self.path.glob("segments/*.json"))
 
-    def merged_files(self, rounds: int) -> MergedFiles:
+    def get_merged_files(self, rounds: int) -> MergedRoundFiles:
         """The merged files of the rounds 1 to ``rounds``."""
-        return MergedFiles(self.path / "joined" / f"{rounds:04d}")
+        return MergedRoundFiles(self.path / "joined" / f"{rounds:04d}")
 
-    def list_merged_files(self) -> list[MergedFiles]:
+    def list_merged_files(self) -> list[MergedRoundFiles]:
         """List the merged files of any number of rounds, ascending."""
-        return [MergedFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
+        return [MergedRoundFiles(path.parent) for path in sorted(self.path.glob("joined/[0-9]*/joined.json"))]
 
 
 @dataclass(frozen=True)
@@ -320,17 +320,17 @@ class StudyFiles:
         return self.path / "metrics.json"
 
     @property
-    def tables(self) -> Path:
+    def tables_folder(self) -> Path:
         """Folder of the tables."""
         return self.path / "tables"
 
     @property
-    def plots(self) -> Path:
+    def plots_folder(self) -> Path:
         """Folder of the plots' numbers."""
         return self.path / "plots"
 
     @property
-    def figures(self) -> Path:
+    def figures_folder(self) -> Path:
         """Folder of the figures."""
         return self.path / "figures"
 
@@ -338,41 +338,41 @@ class StudyFiles:
         """Keys of all runs of an algorithm, each with its number of rounds."""
         return self.path / "keys" / f"{label}.json"
 
-    def result_table(self, file_format: str) -> Path:
+    def get_result_table_path(self, file_format: str) -> Path:
         """Result table as ``csv``, ``md`` or ``html``."""
-        return self.tables / f"results.{file_format}"
+        return self.tables_folder / f"results.{file_format}"
 
     @property
     def statistics_table(self) -> Path:
         """The table of all statistics."""
-        return self.tables / "statistics.csv"
+        return self.tables_folder / "statistics.csv"
 
     @property
     def ranks_table(self) -> Path:
         """The table of mean ranks and p-values, if the study has a rank test."""
-        return self.tables / "ranks.csv"
+        return self.tables_folder / "ranks.csv"
 
-    def rung_result(self, rounds: int) -> Path:
+    def get_rung_result_path(self, rounds: int) -> Path:
         """Result of the rung of section `tune` with this number of rounds."""
-        return self.tables / f"tuning-{rounds:04d}.json"
+        return self.tables_folder / f"tuning-{rounds:04d}.json"
 
     @property
     def times_table(self) -> Path:
         """The table of times."""
-        return self.tables / "times.csv"
+        return self.tables_folder / "times.csv"
 
     def get_plot_data_path(self, name: str) -> Path:
         """Numbers of one of the `PLOTS`."""
-        return self.plots / f"{name}.csv"
+        return self.plots_folder / f"{name}.csv"
 
-    def partition_figure(self, name: str) -> Path:
+    def get_partition_figure_path(self, name: str) -> Path:
         """Figure of the partition with this name, without suffix."""
-        return self.figures / f"partition-{name}"
+        return self.figures_folder / f"partition-{name}"
 
     def list_table_files(self, algorithm_labels: Iterable[str]) -> list[Path]:
         """List all files of rule `table` for these algorithms."""
         return [
-            *map(self.result_table, ("csv", "md", "html")),
+            *map(self.get_result_table_path, ("csv", "md", "html")),
             self.statistics_table,
             self.times_table,
             self.metrics,
@@ -380,9 +380,9 @@ class StudyFiles:
             *map(self.get_run_keys_path, algorithm_labels),
         ]
 
-    def figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
+    def list_figure_files(self, names: Iterable[str], partition_names: Iterable[str]) -> list[Path]:
         """Figures with these names and of these partitions, in each format."""
-        stems = [*(self.figures / name for name in names), *map(self.partition_figure, partition_names)]
+        stems = [*(self.figures_folder / name for name in names), *map(self.get_partition_figure_path, partition_names)]
         return [stem.with_name(f"{stem.name}.{file_format}") for stem in stems for file_format in FIGURE_FORMATS]
 
 
@@ -452,7 +452,7 @@ def get_heterogeneity_path(key: str) -> Path:
 
 def read_merged_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a merged table, or some columns, checked against its ``joined.json``."""
-    return read_parquet(path, MergedFiles(path.parent).read_recorded_sha256(path), columns)
+    return read_parquet(path, MergedRoundFiles(path.parent).read_recorded_sha256(path), columns)
 
 
 def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:

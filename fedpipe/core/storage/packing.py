@@ -28,10 +28,10 @@ def pack_folder(folder: Path) -> None:
     with _lock_packs():
         loose_files = {path: read_bytes(path) for path in sorted(folder.glob("*/*")) if archive.is_packable(path)}
         if loose_files:
-            members = {archive.locate_member(path)[1]: data for path, data in loose_files.items()}
+            members = {archive.locate_pack_member(path)[1]: data for path, data in loose_files.items()}
             write_bytes(
                 archive.get_pack_path(folder),
-                archive.build_pack(archive.read_members(archive.get_pack_path(folder), members) | members),
+                archive.build_pack(archive.read_pack_members(archive.get_pack_path(folder), members) | members),
             )
             fsync_files(archive.get_pack_path(folder))
         for path, data in loose_files.items():
@@ -67,12 +67,12 @@ def unpack_folder(folder: Path) -> None:
         return
     with _lock_packs(), suppress(FileNotFoundError):  # another process has unpacked it
         mtime_ns = pack_file.stat().st_mtime_ns
-        for name, data in archive.read_members(pack_file).items():
+        for name, data in archive.read_pack_members(pack_file).items():
             path = folder / name
             if not path.exists():
                 write_bytes(path, data)
                 os.utime(path, ns=(mtime_ns, mtime_ns))
-        fsync_files(*(folder / name for name in archive.list_members(pack_file)))
+        fsync_files(*(folder / name for name in archive.list_pack_members(pack_file)))
         remove_path(pack_file)
 
 

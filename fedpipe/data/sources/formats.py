@@ -94,11 +94,11 @@ def load_table(path: Path) -> pa.Table:
     try:
         return decode_parquet(path)
     except Exception as error:  # any error of Arrow or the system
-        advice = _advise_on_csv(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
+        advice = _format_csv_advice(path) if path.suffix.lower() in CSV_SEPARATORS else "Use a Parquet file."
         raise ArtifactError(f"{path} can't be read as Parquet ({format_error(error)}). {advice}") from error
 
 
-def _advise_on_csv(path: Path) -> str:
+def _format_csv_advice(path: Path) -> str:
     """Command that converts a text table to Parquet. A sentence."""
     parquet_path, separator = str(path.with_suffix(".parquet")), CSV_SEPARATORS[path.suffix.lower()]
     code = f"import pandas; pandas.read_csv({str(path)!r}{separator}).to_parquet({parquet_path!r})"

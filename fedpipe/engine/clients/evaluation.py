@@ -27,7 +27,16 @@ from fedpipe.algorithms.base import Algorithm, one_hot
 from fedpipe.algorithms.batch import State
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract
-from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, has_same_bits, start_client
+from fedpipe.engine.clients.executor import (
+    FIRST,
+    ClientTask,
+    Executor,
+    Phase,
+    Score,
+    Test,
+    has_same_bits,
+    make_client_start_state,
+)
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.clients.metrics import compute_probability_metrics
 from fedpipe.engine.server.device import create_tensors_on_device_of
@@ -270,7 +279,7 @@ def has_common_model(
         for client in clients.ids:
             kept_state = move_state(get_kept_state(client), clients.device)
             info = clients.get_client_info(client, round_number, kept_state[FIRST])
-            client_model = start_client(round_algorithm, kept_state, received_state, info).get("model")
+            client_model = make_client_start_state(round_algorithm, kept_state, received_state, info).get("model")
             if not isinstance(client_model, Tensors) or client_model.keys() != model.keys():
                 return False
             if any(client_model[name] is not value for name, value in received_state["model"].items()):

@@ -116,7 +116,7 @@ class ClientTask:
     metrics: Sequence[Metric] = ()
     samples_round: int | None = None
 
-    def select_samples(self, clients: FederatedData) -> FederatedData:
+    def select_round_samples(self, clients: FederatedData) -> FederatedData:
         """Select the clients with the samples of the task."""
         return clients.select_round_samples(self.round if self.samples_round is None else self.samples_round)
 
@@ -176,20 +176,20 @@ def init_client(algorithm: Algorithm, server: State, initial_model: Callable[[in
     return initial_state | ({BUFFERS: algorithm.net.client_buffers} if algorithm.net.client_buffers else {})
 
 
-def start_client(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
+def make_client_start_state(algorithm: Algorithm, kept_state: State, received_state: State, info: ClientInfo) -> State:
     """Make a client's state at the start of a phase."""
     buffers = {BUFFERS: kept_state[BUFFERS], TEACHER_BUFFERS: kept_state[BUFFERS]} if BUFFERS in kept_state else {}
     kept_parts = {part: value for part, value in kept_state.items() if part != FIRST}
     return contract.validate_state(algorithm, "start", algorithm.start(kept_parts, received_state, info)) | buffers
 
 
-def make_kept_state(algorithm: Algorithm, state: State) -> State:
+def make_kept_client_state(algorithm: Algorithm, state: State) -> State:
     """Make the state that a client keeps."""
     kept_state = contract.validate_state(algorithm, "keep", algorithm.keep(state))
     return kept_state | {part: state[part] for part in (BUFFERS,) if part in state}
 
 
-def make_upload(algorithm: Algorithm, state: State) -> State:
+def make_client_upload(algorithm: Algorithm, state: State) -> State:
     """Make the upload of a client."""
     return contract.validate_state(algorithm, "upload", algorithm.upload(state))
 
@@ -273,28 +273,30 @@ class ClientPass:
         can_overwrite: bool = False,
     ) -> None:
         self._algorithm, self._training = algorithm, training
-        self._differentiate, self._can_overwrite = differentiate, can_overwrite
+        self._compute_gradient_and_loss, self._can_overwrite = differentiate, can_overwrite
         self._optimizer, self._optimizer_part = build_optimizer(algorithm.federation), f"optimizer/{training.stream}"
         buffer_names = set(algorithm.net.buffer_names)
         names = training.get_trained_tensors(client) if training.only is None else training.only
         self._names = tuple(name for name in names if name.rpartition("/")[2] not in buffer_names)
-        contract.validate_pull(algorithm, training, self._names, client)
+        contract.validate_pull_target(algorithm, training, self._names, client)
 
     def add_optimizer_state(self, client: State) -> State:
         """Add the state of the optimizer, which the passes of a stream share."""
         if self._optimizer_part in client:
             return client
         return client | {
-            self._optimizer_part: self._optimizer.init(self._training.get_trained_tensors(client).only(self._names))
+            self._optimizer_part: self._optimizer.init_slots(
+                self._training.get_trained_tensors(client).only(self._names)
+            )
         }
 
-    def step(self, client: State, batch: Batch) -> State:
+    def take_step(self, client: State, batch: Batch) -> State:
         """Take a step on a batch, and update the running statistics."""
         gradient = _BatchGradient(self, batch)
         if self._training.step is not None:
             client = contract.update_client(self._algorithm, self._training.step, client, batch, gradient)
         else:
-            client = self.descend(client, gradient(client), self._can_overwrite)
+            client = self.apply_gradient(client, gradient(client), self._can_overwrite)
         part = BUFFERS if BUFFERS in client else self._training.first_trained_part
         statistics = {name: value for name, value in gradient.statistics.items() if name in client[part]}
         return client | {part: client[part] | statistics} if gradient.statistics else client
@@ -303,7 +305,7 @@ class ClientPass:
         """Whether the client trains another epoch. Always true for a pass without a condition."""
         if self._training.when is None:
             return torch.tensor(True)
-        return contract.compute_condition(self._algorithm, self._training.when, client)
+        return contract.compute_pass_condition(self._algorithm, self._training.when, client)
 
     def finish_epoch(self, client: State) -> State:
         """Apply the pass's `after` at the end of an epoch."""
@@ -315,12 +317,12 @@ class ClientPass:
         training, group = self._training, self._training.get_trained_tensors(client)
 
         def compute_loss(parameters: Tensors) -> tuple[Tensor, Statistics]:
-            with self._activate_mode(client, batch) as statistics:
+            with self._activate_network_mode(client, batch) as statistics:
                 loss = training.loss(training.replace_trained_tensors(client, parameters), batch)
             contract.validate_loss(self._algorithm, training, loss)
             return loss, statistics
 
-        gradient, results = self._differentiate(compute_loss, group.only(self._names))
+        gradient, results = self._compute_gradient_and_loss(compute_loss, group.only(self._names))
         if training.pull is not None and training.pull.strength:
             target, out_tensors = client[training.pull.to], gradient if self._can_overwrite else {}
             alpha = training.pull.strength
@@ -330,14 +332,16 @@ class ClientPass:
             )
         return gradient.clipped(training.clip, self._can_overwrite), results
 
-    def descend(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
+    def apply_gradient(self, client: State, gradient: Tensors, can_overwrite: bool = False) -> State:
         """Take a step of the federation's optimizer, which may overwrite the gradient."""
         group, part = self._training.get_trained_tensors(client), self._optimizer_part
         gradient = gradient.clipped(self._algorithm.federation.clip_norm, can_overwrite)
-        parameters, slots = self._optimizer.update(group.only(gradient), gradient, client[part], can_overwrite)
+        parameters, slots = self._optimizer.update_parameters(
+            group.only(gradient), gradient, client[part], can_overwrite
+        )
         return self._training.replace_trained_tensors(client, parameters) | {part: slots}
 
-    def _activate_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
+    def _activate_network_mode(self, client: State, batch: Batch) -> AbstractContextManager[Statistics]:
         """Set the pass's mode for calls of the network. Gives the statistics that they record."""
         net = self._algorithm.net
         if self._training.eval_mode:
@@ -364,4 +368,4 @@ class _BatchGradient(Gradient):
 
     @override
     def descend(self, client: State, gradient: Tensors) -> State:
-        return self._pass.descend(client, gradient)
+        return self._pass.apply_gradient(client, gradient)

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import files, packing
 from fedpipe.core.storage.files import RESULTS
 from fedpipe.data import store
@@ -30,13 +30,17 @@ BATCH_SIZE = 250  #: samples per call of the base
 def get_features_path(settings: RunSettings) -> Path:
     """Path of a run's features, with a hash of the base, the data set and the transforms."""
     key_settings = {
-        "dataset": store.locate_dataset(settings.dataset).stem,
+        "dataset": store.get_stored_dataset_path(settings.dataset).stem,
         "model": settings.model,
         "transforms": settings.transforms,
         "dtype": settings.federation["dtype"],
     }
-    key = digest_json(key_settings)
-    return RESULTS / "features" / f"{store.locate_dataset(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
+    key = compute_json_digest(key_settings)
+    return (
+        RESULTS
+        / "features"
+        / f"{store.get_stored_dataset_path(settings.dataset).stem}-{settings.model['name']}-{key}.pt"
+    )
 
 
 def replace_inputs_by_features(

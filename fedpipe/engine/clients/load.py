@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedpipe.core.hashing import digest_json
+from fedpipe.core.hashing import compute_json_digest
 from fedpipe.core.storage import layout
 from fedpipe.core.storage.files import read_parquet, read_recorded_sha256
 from fedpipe.data import store
@@ -17,15 +17,15 @@ from fedpipe.planning.run_settings import RunSettings
 from fedpipe.settings.dataset import NOISE_KEYS
 
 
-def get_input_paths(settings: RunSettings) -> dict[str, Path]:
+def get_data_paths(settings: RunSettings) -> dict[str, Path]:
     """Get the paths of a run's data set and partition."""
-    partition_path = layout.get_assignment_path(digest_json(settings.partition_settings))
-    return {"data set": store.locate_dataset(settings.dataset), "partition": partition_path}
+    partition_path = layout.get_assignment_path(compute_json_digest(settings.partition_settings))
+    return {"data set": store.get_stored_dataset_path(settings.dataset), "partition": partition_path}
 
 
 def load_federated_data(settings: RunSettings, dtype: torch.dtype, device: torch.device) -> FederatedData:
     """Load a run's data set and partition to the device."""
-    dataset_path, partition_path = get_input_paths(settings).values()
+    dataset_path, partition_path = get_data_paths(settings).values()
     samples = store.load_samples(dataset_path, read_recorded_sha256(dataset_path))
     table = read_parquet(partition_path, read_recorded_sha256(partition_path))
     assignment = Assignment.from_table(table)

@@ -39,11 +39,11 @@ from fedpipe.engine.clients.executor import (
     get_passes,
     get_personal_passes,
     has_same_bits,
-    make_kept_state,
-    make_upload,
+    make_client_start_state,
+    make_client_upload,
+    make_kept_client_state,
     measure_seconds_since,
     needs_noise_key,
-    start_client,
     take_next_epochs,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
@@ -73,7 +73,7 @@ class PersonalizedState(NamedTuple):
         return is_same_task and has_same_bits(self.initial_state, state)
 
 
-class Loop(Executor):
+class LoopExecutor(Executor):
     """Trains one client at a time on each thread, which has its own module.
 
     Parameters
@@ -129,17 +129,19 @@ class Loop(Executor):
         algorithm = worker.bind_round(task.round, self._clients.seed)
         try:
             with torch.no_grad(), contract.explain_user_errors(algorithm):
-                return self._make_outcome(algorithm, task, client)
+                return self._make_client_outcome(algorithm, task, client)
         finally:
             self._idle_workers.append(worker)
 
-    def _make_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
-        clients, device = task.select_samples(self._clients), self._clients.device
+    def _make_client_outcome(self, algorithm: Algorithm, task: ClientTask, client: int) -> Outcome:
+        clients, device = task.select_round_samples(self._clients), self._clients.device
         common, client_parts = contract.validate_download(algorithm, task.send([client]))
         received_state = move_state(common | unstack_client(client_parts, 0), device)
         kept_state = task.get_kept_state(client)
         info = clients.get_client_info(client, task.round, kept_state[FIRST])
-        state = optimize_layout(start_client(algorithm, move_state(kept_state, device), received_state, info))
+        state = optimize_layout(
+            make_client_start_state(algorithm, move_state(kept_state, device), received_state, info)
+        )
         client_run, start_time = ClientRun(algorithm, clients, task.round, client), time.perf_counter()
         passes, earlier_seconds = get_passes(algorithm, task.phase, self._finetune_epochs), 0.0
         if personal_passes := get_personal_passes(algorithm, task.phase):
@@ -155,7 +157,7 @@ class Loop(Executor):
             return Outcome(client, down, 0, {}, {}, scores)
         upload, next_kept_state = (
             move_state(make_contiguous(make_state(algorithm, state)), self._storage_device)
-            for make_state in (make_upload, make_kept_state)
+            for make_state in (make_client_upload, make_kept_client_state)
         )
         up = count_bytes(algorithm.traffic(upload))
         return Outcome(client, down, up, upload, next_kept_state, scores, seconds)
@@ -222,7 +224,7 @@ class ClientRun:
     def _run_train_pass(self, training: Train, state: State) -> State:
         clients, client = self.clients, self.client
         epochs, steps = take_next_epochs(self.algorithm, training, self.epochs, self._local_steps)
-        client_pass = ClientPass(self.algorithm, training, state, _differentiate, can_overwrite=True)
+        client_pass = ClientPass(self.algorithm, training, state, _compute_gradient_and_loss, can_overwrite=True)
         state = client_pass.add_optimizer_state(state)
         size = clients.resolve_batch_size(self.algorithm.federation.batch_size) * training.batches
         has_noise = needs_noise_key(self.algorithm, training, clients.transforms)
@@ -237,7 +239,7 @@ class ClientRun:
                     if not steps:
                         return state
                     steps -= 1
-                state = client_pass.step(state, batch)
+                state = client_pass.take_step(state, batch)
             state = client_pass.finish_epoch(state)
         return state
 
@@ -257,7 +259,7 @@ class ClientRun:
         key = clients.get_noise_key(client, self.round, "measure", 0) if measuring.is_augmented else None
         with activate_eval_mode(self.algorithm, state):
             for batch in self._make_batches(indices, MEASURE_BATCH, key):
-                terms = contract.compute_sums(self.algorithm, measuring, state, batch)
+                terms = contract.compute_measure_pass_sums(self.algorithm, measuring, state, batch)
                 sums = {name: sums[name] + term if sums else term for name, term in terms.items()}
             return contract.update_client(self.algorithm, measuring.then, state, sums)
 
@@ -288,7 +290,7 @@ class ClientRun:
             yield Batch(to_channels_last(inputs), y[first : first + size], None, noise)
 
 
-def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
+def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
     """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     leaves = parameters.map(lambda value: value.detach().requires_grad_())
     with torch.enable_grad():

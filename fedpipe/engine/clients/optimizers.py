@@ -21,10 +21,10 @@ Slots = dict[str, Any]
 class Optimizer(Protocol):
     """An update rule for parameters. Its slots (such as momentum) are reset in every round."""
 
-    def init(self, parameters: Tensors) -> Slots:
+    def init_slots(self, parameters: Tensors) -> Slots:
         """Make the initial slots."""
 
-    def update(
+    def update_parameters(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """Take a step. With ``can_overwrite_gradient`` the result may reuse the gradient's memory."""
@@ -39,12 +39,12 @@ class SGD(Optimizer):
     weight_decay: float = 0.0
 
     @override
-    def init(self, parameters: Tensors) -> Slots:
+    def init_slots(self, parameters: Tensors) -> Slots:
         """Make a momentum buffer of zeros. Empty without momentum."""
         return {"buffer": parameters.zeros()} if self.momentum else {}
 
     @override
-    def update(
+    def update_parameters(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """Update ``buffer = momentum * buffer + gradient``, and step along -buffer."""
@@ -74,13 +74,13 @@ class Adam(Optimizer):
     epsilon: float = 1e-8
 
     @override
-    def init(self, parameters: Tensors) -> Slots:
+    def init_slots(self, parameters: Tensors) -> Slots:
         """Make moments of zeros."""
         step = next(iter(parameters.values())).new_zeros(())
         return {"first": parameters.zeros(), "second": parameters.zeros(), "step": step}
 
     @override
-    def update(
+    def update_parameters(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """Update the moments, and step along their bias-corrected ratio."""
@@ -100,14 +100,14 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, like ``torch.optim.AdamW`` (Loshchilov and Hutter, ICLR 2019)."""
 
     @override
-    def update(
+    def update_parameters(
         self, parameters: Tensors, gradient: Tensors, slots: Slots, can_overwrite_gradient: bool = False
     ) -> tuple[Tensors, Slots]:
         """Shrink the parameters, and take a step of Adam without weight decay."""
         adam = Adam(self.learning_rate, 0.0, self.beta1, self.beta2, self.epsilon)
         if self.weight_decay:
             parameters = (1 - self.learning_rate * self.weight_decay) * parameters
-        return adam.update(parameters, gradient, slots, can_overwrite_gradient)
+        return adam.update_parameters(parameters, gradient, slots, can_overwrite_gradient)
 
 
 def build_optimizer(federation: Federation) -> Optimizer:

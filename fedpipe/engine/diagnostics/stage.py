@@ -30,7 +30,7 @@ def run_diagnostic(path: Path, execution: Execution, threads: int = 1) -> None:
     run, number = Run(RunFiles.from_key(label, key), execution, threads), settings["round"]
     if number not in run.files.list_complete_rounds():
         raise ArtifactError(f"{run.files.path}: round {number} is not complete. Type `fedpipe run` to complete it.")
-    if not run.files.round(number).server_state.exists():
+    if not run.files.get_round_files(number).server_state.exists():
         from fedpipe.engine.diagnostics import local_models
 
         raise local_models.make_pruned_state_error(run, number)

@@ -17,7 +17,7 @@ from fedpipe.settings.federation import Server
 M, V = "server/m", "server/v"  #: parts of the server's state: moments of its optimizer
 
 
-def init_server(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -> State:
+def make_initial_server_state(algorithm: Algorithm, initial_model: Callable[[int], Tensors]) -> State:
     """Make the initial server state: the algorithm's parts and the moments of the server's optimizer."""
     state = contract.validate_state(algorithm, "init", algorithm.init(initial_model))
     rule, part = algorithm.federation.server, algorithm.server_optimizer_part

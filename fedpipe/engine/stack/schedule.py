@@ -36,7 +36,7 @@ def get_allowed_stack_widths(width: int) -> tuple[int, ...]:
     )
 
 
-def make_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
+def group_clients_into_stacks(sizes: Integers, ids: Iterable[int], width: int) -> list[list[int]]:
     """Group clients into stacks, the largest first. Clients of equal size are in the order of their ids."""
     ordered_clients = sorted(ids, key=lambda client: (-int(sizes[client]), client))
     return [ordered_clients[first : first + width] for first in range(0, len(ordered_clients), width)]
@@ -48,7 +48,7 @@ def count_batches(num_samples: int, batch_size: int, max_batches: int | None = N
     return batches if max_batches is None else min(batches, max_batches)
 
 
-def make_step_ranges(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
+def split_steps_by_stack_width(counts: Sequence[int], allowed_widths: Sequence[int]) -> list[StepRange]:
     """Make the step ranges of a stack, each as narrow as its unfinished clients allow.
 
     Parameters
@@ -85,7 +85,7 @@ def describe_stacks(
             "clients": stack_clients,
             "widths": [
                 [step_range.width, step_range.stop - step_range.first]
-                for step_range in make_step_ranges(
+                for step_range in split_steps_by_stack_width(
                     [
                         fixed_steps.get(client) or count_batches(int(sizes[client]), batch_size)
                         for client in stack_clients
@@ -94,11 +94,11 @@ def describe_stacks(
                 )
             ],
         }
-        for stack_clients in make_stacks(sizes, ids, width)
+        for stack_clients in group_clients_into_stacks(sizes, ids, width)
     ]
 
 
-def make_index_table(
+def make_sample_index_table(
     sample_orders: Sequence[Integers], noise_keys: Sequence[int] | None, batch_size: int, num_steps: int, width: int
 ) -> Integers:
     """Plan an epoch, shape (num_steps, width, batch_size + 1): each row's samples and noise key at each step.
@@ -147,7 +147,7 @@ class BatchPlan(NamedTuple):
 
     @classmethod
     def from_table(cls, plan: Integers, has_noise: bool, dtype: torch.dtype, device: torch.device) -> BatchPlan:
-        """Send a table of :func:`make_index_table` to the device in one transfer."""
+        """Send a table of :func:`make_sample_index_table` to the device in one transfer."""
         plan_tensor = torch.from_numpy(plan)
         if device.type == "cuda":
             plan_tensor = plan_tensor.pin_memory()

@@ -29,10 +29,10 @@ from fedpipe.engine.clients.executor import (
     Outcome,
     count_local_steps,
     get_passes,
-    make_kept_state,
-    make_upload,
+    make_client_start_state,
+    make_client_upload,
+    make_kept_client_state,
     measure_seconds_since,
-    start_client,
 )
 from fedpipe.engine.clients.federated_data import FederatedData, Integers
 from fedpipe.engine.stack import schedule
@@ -41,27 +41,21 @@ from fedpipe.engine.stack.stack_run import StackRun, explain_out_of_memory, get_
 from fedpipe.engine.torch_env.trees import count_bytes, make_contiguous, move_state, stack_states, unstack_client
 
 
-class Stack(Executor):
+class StackExecutor(Executor):
     """Trains up to ``width`` clients at a time, in stacks that depend only on the round's participants.
 
     The first rows are the largest clients. As other clients finish, the stack becomes narrower in fixed widths, and
     clients that finish in between are idle. Padding samples have no weight. A client's bits never depend on the other
     clients: if a job trains only some participants, the rows of the others are empty.
 
+    The other parameters are those of :class:`~fedpipe.engine.clients.loop.LoopExecutor`.
+
     Parameters
     ----------
-    algorithm
-        Algorithm that is bound to its network.
-    clients
-        Samples of the clients.
     width
         Maximum number of clients in a stack. Device memory grows with it.
-    finetune_epochs
-        Epochs of the phase ``finetune``.
     backend
         Backend that records steps. None: steps are not recorded.
-    storage_device
-        Device of outcomes. By default the training device.
     """
 
     def __init__(
@@ -96,21 +90,17 @@ class Stack(Executor):
 
     @override
     def run(self, task: ClientTask) -> Iterator[Outcome]:
-        self._prepare_round(task.round)
+        self._set_round_learning_rate(task.round)
         outcomes: dict[int, Outcome] = {}
         participants = self._clients.ids if task.participants is None else task.participants
-        for stack_clients in schedule.make_stacks(self._clients.sizes, participants, self._width):
+        for stack_clients in schedule.group_clients_into_stacks(self._clients.sizes, participants, self._width):
             if local_clients := [client for client in stack_clients if client in task.ids]:
-                with (
-                    torch.no_grad(),
-                    contract.explain_user_errors(self._algorithm),
-                    explain_out_of_memory(self._width),
-                ):
+                with torch.no_grad(), contract.explain_user_errors(self._algorithm), explain_out_of_memory(self._width):
                     stack_outcomes = self._run_stack(task, stack_clients, local_clients)
                 outcomes |= {outcome.client: outcome for outcome in stack_outcomes}
         return (outcomes.pop(client) for client in task.ids)
 
-    def _prepare_round(self, round_number: int) -> None:
+    def _set_round_learning_rate(self, round_number: int) -> None:
         """Set the round's learning rate. Recorded steps contain the rate, so they are discarded."""
         previous_federation, self._round_algorithm = (
             self._round_algorithm.federation,
@@ -120,7 +110,11 @@ class Stack(Executor):
             self._graph_cache = GraphCache(self._backend)
 
     def _run_stack(self, task: ClientTask, stack_clients: list[int], local_clients: list[int]) -> list[Outcome]:
-        algorithm, clients, device = self._round_algorithm, task.select_samples(self._clients), self._clients.device
+        algorithm, clients, device = (
+            self._round_algorithm,
+            task.select_round_samples(self._clients),
+            self._clients.device,
+        )
         allowed_widths = schedule.get_allowed_stack_widths(self._width)
         stack_run = StackRun(
             algorithm, clients, task.round, stack_clients, local_clients, allowed_widths, self._graph_cache
@@ -129,7 +123,7 @@ class Stack(Executor):
         axes = dict.fromkeys(common) | dict.fromkeys(client_parts, 0)
         kept_states = stack_states([task.get_kept_state(client) for client in stack_run.rows], device)
         client_infos = clients.get_client_info(stack_run.rows, task.round, kept_states[FIRST])
-        state: State = vmap(functools.partial(start_client, algorithm), in_dims=(0, axes, 0))(
+        state: State = vmap(functools.partial(make_client_start_state, algorithm), in_dims=(0, axes, 0))(
             kept_states, move_state(common | client_parts, device), client_infos
         )
         start_time = time.perf_counter()
@@ -140,7 +134,7 @@ class Stack(Executor):
         uploads, kept_stack = {}, {}
         if task.phase == "train":
             upload_state, kept_state = (
-                vmap(functools.partial(part, algorithm))(state) for part in (make_upload, make_kept_state)
+                vmap(functools.partial(part, algorithm))(state) for part in (make_client_upload, make_kept_client_state)
             )
             stop = stack_clients.index(local_clients[-1]) + 1
             uploads, kept_stack = (
@@ -172,3 +166,9 @@ class Stack(Executor):
                 self._clients.gather_test_batch(chunk, round_number, number) for number, chunk in enumerate(chunks)
             )
             return torch.cat([self._algorithm.net(model, x) for x in batches])
+
+
+def parse_stack_width(executor_name: str) -> int:
+    """Parse the width of a recorded executor. The loop has the width 1."""
+    width = executor_name.removeprefix("stack of ")
+    return int(width) if width.isdigit() else 1

@@ -105,7 +105,7 @@ class StackRun:
             case Update():
                 return vmap(functools.partial(contract.update_client, self._algorithm, pass_.then))(state)
 
-    def _map_clients(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
+    def _collect_client_values(self, get_value: Callable[[int], Any], default: Any) -> list[Any]:
         """Map a function over the rows. ``default`` for clients of another job."""
         return [default if client is None else get_value(client) for client in self._row_clients]
 
@@ -119,7 +119,11 @@ class StackRun:
         epochs, steps = client_epochs[self._stack_clients[0]]
         client_pass = self.make_client_pass(training, state)
         state = vmap(client_pass.add_optimizer_state)(state)
-        step, step_ranges, active = self.make_step(client_pass), self._split_steps_by_active_clients(training), None
+        step, step_ranges, active = (
+            self.make_stack_step(client_pass),
+            self._split_steps_by_active_clients(training),
+            None,
+        )
         epoch_groups = [[epoch] for epoch in epochs] if training.when is not None else [list(epochs)] if epochs else []
         for epoch_group in epoch_groups:
             if training.when is not None:
@@ -144,13 +148,13 @@ class StackRun:
 
     def make_client_pass(self, training: Train, state: State) -> ClientPass:
         """Make the pass of a client. The first row's client represents all, because names are equal."""
-        return ClientPass(self._algorithm, training, unstack_client(state, 0), _differentiate)
+        return ClientPass(self._algorithm, training, unstack_client(state, 0), _compute_gradient_and_loss)
 
-    def make_step(self, client_pass: ClientPass) -> StackStep:
+    def make_stack_step(self, client_pass: ClientPass) -> StackStep:
         """Make the step of a pass for a stack of any width."""
 
         def step_client(client: State, *batch: Tensor) -> State:
-            return client_pass.step(client, Batch(*batch))
+            return client_pass.take_step(client, Batch(*batch))
 
         return lambda state, stack_batch: _step_live_clients(
             step_client, state, stack_batch.live, *_gather_batch(self._clients, stack_batch)
@@ -169,12 +173,12 @@ class StackRun:
             shuffle = functools.partial(
                 clients.shuffle_indices, round_number=self._round, stream=training.stream, epoch=epoch
             )
-            orders = self._map_clients(functools.partial(shuffle, fraction=training.share), NO_SAMPLES)
+            orders = self._collect_client_values(functools.partial(shuffle, fraction=training.share), NO_SAMPLES)
             key = functools.partial(
                 clients.get_noise_key, round_number=self._round, stream=training.stream, epoch=epoch
             )
-            keys = self._map_clients(key, 0) if has_noise else None
-            plans.append(schedule.make_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
+            keys = self._collect_client_values(key, 0) if has_noise else None
+            plans.append(schedule.make_sample_index_table(orders, keys, size, step_ranges[-1].stop, len(self.rows)))
         return BatchPlan.from_table(np.concatenate(plans), has_noise, clients.dtype, clients.device)
 
     def make_fixed_step_batches(
@@ -187,7 +191,7 @@ class StackRun:
         columns = []
         for client in self._row_clients:
             if client is None:
-                columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, 1))
+                columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, 1))
                 continue
             epochs, steps = client_epochs[client][0], client_epochs[client][1] or 0
             length, column = self._count_epoch_steps(training, client), []
@@ -195,11 +199,11 @@ class StackRun:
                 random_context = self._round, training.stream, epoch
                 order = clients.shuffle_indices(client, *random_context, training.share)
                 keys = [clients.get_noise_key(client, *random_context)] if has_noise else None
-                column.append(schedule.make_index_table([order], keys, size, length, 1))
-            padding = schedule.make_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
+                column.append(schedule.make_sample_index_table([order], keys, size, length, 1))
+            padding = schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps - steps, 1)
             columns.append(np.concatenate([*column, padding])[[*range(steps), *range(-len(padding), 0)]])
         padding_rows = len(self.rows) - len(self._row_clients)
-        columns.append(schedule.make_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
+        columns.append(schedule.make_sample_index_table([], [] if has_noise else None, size, max_steps, padding_rows))
         return BatchPlan.from_table(np.concatenate(columns, axis=1), has_noise, clients.dtype, clients.device)
 
     def _get_batch_size(self, training: Train) -> int:
@@ -214,7 +218,7 @@ class StackRun:
             steps or self._count_epoch_steps(training, client)
             for steps, client in zip(fixed_steps, self._stack_clients, strict=True)
         ]
-        return schedule.make_step_ranges(counts, self._allowed_widths)
+        return schedule.split_steps_by_stack_width(counts, self._allowed_widths)
 
     def _count_epoch_steps(self, training: Train, client: int) -> int:
         """Count the steps of a client in an epoch."""
@@ -250,7 +254,9 @@ class StackRun:
                 return contract.update_client(self._algorithm, measuring.then, client, sums)
 
         samples = self._clients.train if measuring.on == "train" else self._clients.validation_or_train
-        noise_keys = self._map_clients(lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0)
+        noise_keys = self._collect_client_values(
+            lambda client: self._clients.get_noise_key(client, self._round, "measure", 0), 0
+        )
         sums = self._sum_over_samples(
             self.make_sums_function(measuring), state, samples, noise_keys if measuring.is_augmented else None
         )
@@ -261,7 +267,7 @@ class StackRun:
 
         def compute_client_sums(client: State, *batch: Tensor) -> dict[str, Tensor]:
             with activate_eval_mode(self._algorithm, client, mask=batch[2]):
-                return contract.compute_sums(self._algorithm, measuring, client, Batch(*batch))
+                return contract.compute_measure_pass_sums(self._algorithm, measuring, client, Batch(*batch))
 
         return lambda state, stack_batch: vmap(compute_client_sums)(state, *_gather_batch(self._clients, stack_batch))
 
@@ -269,7 +275,9 @@ class StackRun:
         """Score every client on a test set."""
         clients, step_logits = self._clients, list[Tensor]()
         samples = [clients.get_evaluation_indices(client, test) for client in range(len(clients))]
-        noise_keys = self._map_clients(lambda client: clients.get_evaluation_noise_key(client, self._round, test), None)
+        noise_keys = self._collect_client_values(
+            lambda client: clients.get_evaluation_noise_key(client, self._round, test), None
+        )
         keys = [key or 0 for key in noise_keys] if any(key is not None for key in noise_keys) else None  # all or none
 
         def score_samples(client: State, *samples: Tensor) -> dict[str, Tensor]:
@@ -286,7 +294,7 @@ class StackRun:
             step_logits.extend([terms.pop("logits")] if metrics else [])
             return terms
 
-        def compute_row_metrics(row: int) -> dict[str, Any]:
+        def compute_client_metrics(row: int) -> dict[str, Any]:
             if not metrics:
                 return {}
             indices = samples[self.rows[row]]
@@ -295,7 +303,7 @@ class StackRun:
 
         sums = self._sum_over_samples(score_stack_batch, state, samples, keys)
         classes, loss = sums["classes"].cpu(), sums["loss"].tolist()
-        return [Score.from_counts(classes[row], loss[row], **compute_row_metrics(row)) for row in self._local_rows]
+        return [Score.from_counts(classes[row], loss[row], **compute_client_metrics(row)) for row in self._local_rows]
 
     def _sum_over_samples(
         self, terms: Terms, state: State, samples: Sequence[Integers], keys: list[int] | None
@@ -321,10 +329,10 @@ class StackRun:
         """Make the plan of an evaluation. A client without samples has one empty batch."""
         counts = [schedule.count_batches(len(samples[client]), MEASURE_BATCH) for client in self._stack_clients]
         step_ranges, orders = (
-            schedule.make_step_ranges(counts, self._allowed_widths),
-            self._map_clients(lambda client: samples[client], NO_SAMPLES),
+            schedule.split_steps_by_stack_width(counts, self._allowed_widths),
+            self._collect_client_values(lambda client: samples[client], NO_SAMPLES),
         )
-        plan = schedule.make_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
+        plan = schedule.make_sample_index_table(orders, keys, MEASURE_BATCH, step_ranges[-1].stop, len(self.rows))
         return step_ranges, BatchPlan.from_table(plan, keys is not None, self._clients.dtype, self._clients.device)
 
 
@@ -378,7 +386,7 @@ def _replace_first_rows(first_rows: Any, all_rows: Any) -> Any:
     )
 
 
-def _differentiate(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
+def _compute_gradient_and_loss(compute_loss: LossFunction, parameters: Tensors) -> GradientAndLoss:
     """Compute gradient, loss and statistics (:class:`~fedpipe.engine.clients.executor.ClientPass`)."""
     gradient_and_loss: GradientAndLoss = grad_and_value(compute_loss, has_aux=True)(parameters)
     return gradient_and_loss

@@ -35,10 +35,10 @@ def to_channels_last(value: Tensor) -> Tensor:
 def _optimize_tensor_layout(value: Tensor) -> Tensor:
     if value.dim() == 4:
         return value if has_large_kernels(value) else to_channels_last(value)
-    return value.t().contiguous().t() if value.dim() == 2 and _has_colliding_rows(*value.shape) else value
+    return value.t().contiguous().t() if value.dim() == 2 and _has_rows_colliding_in_cache(*value.shape) else value
 
 
-def _has_colliding_rows(row_count: int, column_count: int) -> bool:
+def _has_rows_colliding_in_cache(row_count: int, column_count: int) -> bool:
     """Whether the rows of a linear layer's weight are a multiple of a page apart, and its columns are not.
 
     Addresses that are a multiple of a page apart share the same few lines of the first cache. So the gradient of a

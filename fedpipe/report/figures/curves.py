@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -21,7 +20,7 @@ from fedpipe.report import results
 from fedpipe.report.curves import build_figure_curves
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.words import METRICS, format_metric
+from fedpipe.report.words import METRICS, format_metric_label
 from fedpipe.settings.base import Metric
 
 MAX_LINES_PER_PANEL = 6  #: with more lines, each has its own panel
@@ -30,10 +29,11 @@ MIN_TITLE_WIDTH = 8.0  #: in em. Titles of narrower panels are smaller
 REFERENCE_STYLE = {"color": "#A8A8A8", "zorder": 1.5}
 
 
-def draw_curves(data: StudyData, stem: Path, metric: Metric = "accuracy") -> None:
-    """Draw mean curves with bands of one standard deviation over seeds."""
-    figure = build_curves_figure(data.plan, build_figure_curves(data, metric), metric)
-    style.save_figure(figure, stem, style.PAGES[data.plan.report.figure_width])
+def write_curves_figure(data: StudyData, name: str = "curves") -> None:
+    """Draw a metric against round: the first of the study, or the one of the figure's name."""
+    plan, metric = data.plan, data.plan.metrics_by_curves_figure[name]
+    figure = build_curves_figure(plan, build_figure_curves(data, metric), metric)
+    style.save_figure(figure, plan.study_files.figures_folder / name, style.PAGES[plan.report.figure_width])
 
 
 def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accuracy") -> Figure:
@@ -59,22 +59,24 @@ def build_curves_figure(plan: Plan, frame: pd.DataFrame, metric: Metric = "accur
     )
     protocols = [name for name in results.list_evaluation_protocols(plan, frame) if name in set(frame["protocol"])]
     drawn_cells = tuple(cell for cell in plan.cells if cell.algorithm in set(frame["algorithm"]))
-    overrides = results.describe_overrides(dataclasses.replace(plan, cells=drawn_cells))
+    overrides = results.describe_method_overrides(dataclasses.replace(plan, cells=drawn_cells))
     page = style.PAGES[plan.report.figure_width]
-    build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_panels
-    with style.use_style(page):
-        sentences = [_describe_seeds(plan), *plan.held_out_notes, *plan.drift_notes, *overrides]
+    build = _build_small_multiples if len(lines) > MAX_LINES_PER_PANEL else _build_curve_panels
+    with style.use_matplotlib_style(page):
+        seeds = len(plan.seeds)
+        mean_note = f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
+        sentences = [mean_note, *plan.held_out_notes, *plan.drift_notes, *overrides]
         return style.add_notes(build(page, frame, lines, protocols, metric), sentences)
 
 
-def _build_panels(
+def _build_curve_panels(
     page: style.Page, frame: pd.DataFrame, lines: dict[str, str], protocols: list[str], metric: Metric
 ) -> Figure:
     """Build one panel per protocol and grid point, and a legend."""
     panels = list(itertools.product(frame["point"].unique(), protocols))
     max_columns = int(page.width / page.em_in_inches / 21)
     columns = len(protocols) if 1 < len(protocols) <= max_columns else max_columns
-    rows, columns, height = page.arrange_panels(len(panels), columns, 22, 6)
+    rows, columns, height = page.compute_panel_layout(len(panels), columns, 22, 6)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     for ax, (point, protocol) in zip(axes.flat, panels, strict=False):
@@ -86,14 +88,16 @@ def _build_panels(
             _draw_curve(ax, line_rows, name, metric, **line_style)
         ax.set_title(
             _wrap_title(
-                format_metric(protocol, metric).replace(" (", "\n("), point, page.characters_per_line // columns - 4
+                format_metric_label(protocol, metric).replace(" (", "\n("),
+                point,
+                page.characters_per_line // columns - 4,
             )
         )
         for group_index, group in enumerate(_find_coinciding_lines(panel)):
             text = textwrap.fill(" = ".join(lines[name] for name in group), 34)
             y = 0.02 + 0.09 * group_index
             ax.text(0.99, y, text, transform=ax.transAxes, ha="right", va="bottom", fontsize="small")
-    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
+    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(lines) > 1:
         style.add_legend(figure, page, [(lines[name], handles[name]) for name in lines])
@@ -107,7 +111,7 @@ def _build_small_multiples(
     panels = list(itertools.product(frame["point"].unique(), lines))
     reference = REFERENCE_ALGORITHM if REFERENCE_ALGORITHM in lines else next(iter(lines))
     reference_label = f"{lines[reference]} (gray, for comparison)"
-    rows, columns, height = page.arrange_panels(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
+    rows, columns, height = page.compute_panel_layout(len(panels), int(page.width / page.em_in_inches / 9), 11, 8)
     figure = Figure(figsize=(page.width, height))
     axes = figure.subplots(rows, columns, squeeze=False)
     marker = "" if frame["round"].nunique() > 1 else "o"  # one round has no line
@@ -120,7 +124,7 @@ def _build_small_multiples(
             if name != reference and len(protocol_rows):
                 gray_style = line_style | REFERENCE_STYLE | {"label": reference_label}
                 ax.plot(reference_curve["round"], reference_curve["mean"], **gray_style)
-            _draw_curve(ax, protocol_rows, format_metric(protocol, metric), metric, **line_style)
+            _draw_curve(ax, protocol_rows, format_metric_label(protocol, metric), metric, **line_style)
         is_same_as_reference = name != reference and any(
             {name, reference} <= {*group}
             for group in _find_coinciding_lines(_merge_protocols_into_one_line(point_rows))
@@ -129,10 +133,12 @@ def _build_small_multiples(
         size = style.get_small_font_size() * min(1, page.get_panel_width(columns) / MIN_TITLE_WIDTH)
         size = max(size, style.MIN_FONT_SIZE)
         ax.set_title(_wrap_title(title, point, page.characters_per_line // columns - 1), pad=3, fontsize=size)
-    _label_axes(figure, axes, len(panels), protocols, _choose_ticks(frame["round"], page, columns), metric)
+    _label_axes(figure, axes, len(panels), protocols, _choose_axis_ticks(frame["round"], page, columns), metric)
     handles = {name: handle for ax in axes.flat for handle, name in zip(*ax.get_legend_handles_labels(), strict=True)}
     names = [
-        name for name in (*(format_metric(name, metric) for name in protocols), reference_label) if name in handles
+        name
+        for name in (*(format_metric_label(name, metric) for name in protocols), reference_label)
+        if name in handles
     ]
     style.add_legend(figure, page, [(name, handles[name]) for name in names])
     return figure
@@ -167,7 +173,7 @@ def _label_axes(
     is_test = all(name.endswith(("-on-global", "-on-local")) for name in protocols)
     columns = axes.shape[1]
     if panels:
-        _set_equal_limits(axes.flat[:panels])
+        _set_equal_axis_limits(axes.flat[:panels])
     for index, ax in enumerate(axes.flat[:panels]):
         is_lowest = index >= panels - columns
         ax.set_xticks(ticks)
@@ -180,7 +186,7 @@ def _label_axes(
     figure.supylabel(label, fontsize=mpl.rcParams["axes.labelsize"])
 
 
-def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
+def _set_equal_axis_limits(axes: npt.NDArray[Any]) -> None:
     """Give all panels the limits of all data. matplotlib's shared axes take minutes for a hundred panels."""
     first = axes[0]
     boxes = [ax.dataLim for ax in axes if np.isfinite(ax.dataLim.get_points()).all()]  # others have no finite values
@@ -190,7 +196,7 @@ def _set_equal_limits(axes: npt.NDArray[Any]) -> None:
         ax.set(xlim=first.get_xlim(), ylim=first.get_ylim())
 
 
-def _choose_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
+def _choose_axis_ticks(rounds: pd.Series, page: style.Page, columns: int) -> list[float]:
     """Choose ticks among the rounds, with enough room for four digits."""
     max_ticks = 5 if columns <= 3 else 3 if page.get_panel_width(columns) >= MIN_TITLE_WIDTH else 2
     return style.choose_round_ticks(rounds, max_ticks)
@@ -204,12 +210,6 @@ def _draw_curve(ax: Axes, line_rows: pd.DataFrame, name: str, metric: Metric, **
     low, high = np.clip(mean - std, 0, maximum), np.clip(mean + std, 0, maximum)
     ax.fill_between(rounds, low, high, color=line_style["color"], alpha=0.15, linewidth=0)
     ax.plot(rounds, mean, label=name, **line_style)
-
-
-def _describe_seeds(plan: Plan) -> str:
-    """Describe a curve and its band."""
-    seeds = len(plan.seeds)
-    return f"Mean of {seeds} seeds. Band: one standard deviation." if seeds > 1 else "One seed."
 
 
 def _get_grid_points(frame: pd.DataFrame, names: list[str]) -> list[dict[str, str]]:

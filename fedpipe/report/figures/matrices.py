@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +23,7 @@ MATRIX_LABELS = {  #: content, rows and columns of each matrix
 MIN_NAMED_SIZE = 13  #: minimum size of a matrix with the names of classes, in em
 
 
-def draw_matrices(data: StudyData, stem: Path) -> None:
+def write_matrices_figure(data: StudyData) -> None:
     """Draw the matrices of FedAvg and FedDW, or of the first algorithms with a global model.
 
     They are of the first seed and grid point in the last round, on the global test set.
@@ -40,18 +39,18 @@ def draw_matrices(data: StudyData, stem: Path) -> None:
         f"Global models after round {rounds}, seed {plan.seeds[0]}.",
         *plan.held_out_notes,
         *plan.drift_notes,
-        *results.describe_overrides(dataclasses.replace(plan, cells=cells)),
+        *results.describe_method_overrides(dataclasses.replace(plan, cells=cells)),
     ]
     page = style.PAGES[plan.report.figure_width]
     figure = build_matrices_figure(dict(zip(names, selected_matrices.values(), strict=True)), sentences, page)
-    style.save_figure(figure, stem, page)
+    style.save_figure(figure, plan.study_files.figures_folder / "matrices", page)
 
 
 def build_matrices_figure(
     selected_matrices: dict[str, ModelMatrices], sentences: Sequence[str], page: style.Page
 ) -> Figure:
     """Build the figure of SL and CR matrices by algorithm, with notes. A note if there are none."""
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         if not selected_matrices:
             figure = Figure(figsize=(page.width, 5 * page.em_in_inches))
             return style.add_notes(figure, ["No algorithm of this study has a global model, so there are no matrices."])

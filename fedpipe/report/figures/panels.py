@@ -59,11 +59,11 @@ def typeset_exponents(text: str) -> str:
     ('ε = 10⁻⁵', '2.5·10⁷')
     """
 
-    def typeset(match: re.Match[str]) -> str:
+    def typeset_exponent(match: re.Match[str]) -> str:
         factor = "" if match[1] == "1" else f"{match[1]}·"
         return f"{factor}10{str(int(match[2])).translate(SUPERSCRIPTS)}"
 
-    return EXPONENT.sub(typeset, text)
+    return EXPONENT.sub(typeset_exponent, text)
 
 
 def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
@@ -71,7 +71,7 @@ def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
 
     @functools.wraps(draw)
     def render_svg(*args: _P.args, **kwargs: _P.kwargs) -> str:
-        with style.use_style(PAGE):
+        with style.use_matplotlib_style(PAGE):
             buffer = io.BytesIO()
             draw(*args, **kwargs).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
         return buffer.getvalue().decode().replace("'DejaVu Sans'", FONTS)
@@ -79,7 +79,7 @@ def make_svg_renderer(draw: Callable[_P, Figure]) -> Callable[_P, str]:
     return render_svg
 
 
-def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, list[Axes]]:
+def make_panel_figure(count: int, height: float, columns: int = 0) -> tuple[Figure, list[Axes]]:
     """A figure with this number of panels of this height in inches, in one row if they fit."""
     columns = columns or (count if count <= 4 else 4 if count <= 8 else 5)
     rows = -(-count // columns)
@@ -91,7 +91,7 @@ def make_panels(count: int, height: float, columns: int = 0) -> tuple[Figure, li
 
 
 @make_svg_renderer
-def render_lines(
+def draw_line_panels(
     frame: pd.DataFrame,
     x_label: str,
     y_label: str,
@@ -120,9 +120,9 @@ def render_lines(
     """
     frame = _fill_missing_columns(frame, panel="", measure=y_label, line="")
     frame = frame.assign(line=frame["line"].map(typeset_exponents))
-    groups = _group_panels(frame)
+    groups = _split_frame_by_panel(frame)
     styles = _choose_line_styles(frame, emphasis)
-    figure, axes = make_panels(len(groups), 0.78 if len(groups) > 10 else 2.2)
+    figure, axes = make_panel_figure(len(groups), 0.78 if len(groups) > 10 else 2.2)
     columns = _count_panel_columns(axes)
     for index, (ax, ((measure, panel), rows)) in enumerate(zip(axes, groups, strict=True)):
         ticks = sorted(rows["x"].astype(float).unique())
@@ -140,7 +140,7 @@ def render_lines(
         if is_log:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
-        labeled_ticks = ticks if is_log else _choose_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
+        labeled_ticks = ticks if is_log else _choose_axis_ticks(ticks, 0.0 if has_tick_per_value else 0.19, columns)
         ax.xaxis.set_major_locator(FixedLocator([tick or zero for tick in labeled_ticks]))
         ax.xaxis.set_ticklabels([format_number(tick) for tick in labeled_ticks])
         has_title = bool(x_label) and frame["panel"].nunique() > 1
@@ -149,7 +149,10 @@ def render_lines(
         ax.set_xlabel((x_label or panel) if is_bottom else "")
         ax.set_ylabel(measure if is_first else "")
         ax.tick_params(labelbottom=is_bottom or bool(not x_label))
-    _share_vertical_axes(axes, [(measure, _extract_dataset_name(panel)) for (measure, panel), _ in groups], columns)
+    dataset_matches = [(measure, DATASETS.search(panel)) for (measure, panel), _ in groups]
+    _share_vertical_axes(
+        axes, [(measure, match.group() if match else "") for measure, match in dataset_matches], columns
+    )
     _add_legend(figure, axes, styles)
     gray_lines = [line for line, line_style in styles.items() if line_style["color"] == GRAY]
     gray = f"Gray: {', '.join(gray_lines)}." if 2 < len(gray_lines) <= MAX_GRAY_NAMES else ""
@@ -157,14 +160,14 @@ def render_lines(
 
 
 @make_svg_renderer
-def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached", note: str = "") -> Figure:
+def draw_bar_panels(frame: pd.DataFrame, x_label: str, missing: str = "not reached", note: str = "") -> Figure:
     """Horizontal bars by ``category``, ``panel`` and, in several colors, ``line``, with ``mean`` and ``std``.
 
     Without a mean, the text ``missing`` replaces the bar.
     """
     frame = _fill_missing_columns(frame, panel="", line="", category="")
     panels, lines, categories = (list(frame[name].unique()) for name in ("panel", "line", "category"))
-    figure, axes = make_panels(len(panels), 0.5 + 0.13 * len(categories) * max(1.6, len(lines)))
+    figure, axes = make_panel_figure(len(panels), 0.5 + 0.13 * len(categories) * max(1.6, len(lines)))
     height = 0.75 / len(lines)
     for ax, panel in zip(axes, panels, strict=True):
         for index, line in enumerate(lines):
@@ -193,7 +196,7 @@ def render_bars(frame: pd.DataFrame, x_label: str, missing: str = "not reached",
 
 
 @make_svg_renderer
-def render_heatmaps(
+def draw_heatmap_panels(
     frame: pd.DataFrame, x_label: str, y_label: str, z_label: str, gamma: float = 1.0, note: str = ""
 ) -> Figure:
     """Heat maps with one color scale. Zero is white.
@@ -203,9 +206,9 @@ def render_heatmaps(
     """
     frame = _fill_missing_columns(frame, panel="", measure=z_label, row_label=y_label)
     measures = list(frame["measure"].unique())
-    groups = sorted(_group_panels(frame), key=lambda group: measures.index(group[0][0]))
+    groups = sorted(_split_frame_by_panel(frame), key=lambda group: measures.index(group[0][0]))
     columns = -(-len(groups) // len(measures)) if len(measures) > 1 else 0
-    figure, axes = make_panels(len(groups), 1.75, columns)
+    figure, axes = make_panel_figure(len(groups), 1.75, columns)
     columns = _count_panel_columns(axes)
     for measure in measures:
         measure_axes = [(ax, rows) for ax, ((name, _), rows) in zip(axes, groups, strict=True) if name == measure]
@@ -231,10 +234,10 @@ def render_heatmaps(
 
 
 @make_svg_renderer
-def render_points(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
+def draw_point_panels(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "") -> Figure:
     """Points at ``x`` and ``y`` in panels. Those that are ``contrary`` are red."""
     panels = list(frame["panel"].unique())
-    figure, axes = make_panels(len(panels), 2.0)
+    figure, axes = make_panel_figure(len(panels), 2.0)
     for ax, panel in zip(axes, panels, strict=True):
         for contrary, color, label in (
             (False, style.COLORS[0], "as claimed"),
@@ -250,9 +253,9 @@ def render_points(frame: pd.DataFrame, x_label: str, y_label: str, note: str = "
 
 
 @make_svg_renderer
-def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
+def draw_embedding_panels(frame: pd.DataFrame, note: str = "") -> Figure:
     """Features of samples as dots, and rows of the head as crosses, by class: ``x``, ``y``, ``class`` and ``kind``."""
-    figure, (ax,) = make_panels(1, 3.0)
+    figure, (ax,) = make_panel_figure(1, 3.0)
     for index, (label, rows) in enumerate(frame.groupby("class")):
         dots, crosses = (rows[rows["kind"] == kind] for kind in ("feature", "row"))
         color = style.COLORS[index % len(style.COLORS)]
@@ -271,14 +274,14 @@ def render_embedding(frame: pd.DataFrame, note: str = "") -> Figure:
 
 
 @make_svg_renderer
-def render_surface(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
+def draw_surface_panels(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     """Contours of ``value`` over ``x`` and ``y``, which are 0 at the model. Panels share their levels."""
     frame = _fill_missing_columns(frame, panel="")
     panels = list(frame["panel"].unique())
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = (finite.min(), np.quantile(finite, 0.95)) if len(finite) else (0.0, 1.0)  # corners are far above
     levels = MaxNLocator(12).tick_values(low, high if high > low else low + 1)
-    figure, axes = make_panels(len(panels), 0.75 * PAGE.width / max(len(panels), 2), max(len(panels), 2))
+    figure, axes = make_panel_figure(len(panels), 0.75 * PAGE.width / max(len(panels), 2), max(len(panels), 2))
     for ax, panel in zip(axes, panels, strict=True):
         grid = frame[frame["panel"] == panel].pivot(index="y", columns="x", values="value")
         contours = ax.contourf(grid.columns, grid.index, grid, levels=levels, cmap="Blues", extend="max")
@@ -291,7 +294,7 @@ def render_surface(frame: pd.DataFrame, z_label: str, note: str = "") -> Figure:
     return style.add_notes(figure, [note])
 
 
-def _group_panels(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
+def _split_frame_by_panel(frame: pd.DataFrame) -> list[tuple[tuple[str, str], pd.DataFrame]]:
     """The rows of each panel by measure and name."""
     groups = frame.groupby(["measure", "panel"], sort=False)
     return [((str(measure), str(panel)), rows) for (measure, panel), rows in groups]
@@ -323,7 +326,7 @@ def _compute_zero_position(ticks: Sequence[float]) -> float:
     return values[0] / (values[1] / values[0] if len(values) > 1 else 10.0) if values else 1.0
 
 
-def _choose_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
+def _choose_axis_ticks(values: Sequence[float], min_gap: float, columns: int) -> list[float]:
     """The values, from the last one down, whose labels fit, and that are this fraction of their span or more apart."""
     character_width = columns / PAGE.characters_per_line
     chosen_values = [values[-1]]
@@ -376,11 +379,6 @@ def _describe_equal_lines(frame: pd.DataFrame) -> str:
 def _count_panel_columns(axes: Sequence[Axes]) -> int:
     grid = axes[0].get_gridspec()
     return grid.ncols if grid else 1
-
-
-def _extract_dataset_name(panel_title: str) -> str:
-    match = DATASETS.search(panel_title)
-    return match.group() if match else ""
 
 
 def _fill_missing_columns(frame: pd.DataFrame, **defaults: str) -> pd.DataFrame:

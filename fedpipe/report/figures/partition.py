@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
+from fedpipe.core.errors import SettingsError, suggest_name
 from fedpipe.core.storage import files, layout
 from fedpipe.data import heterogeneity
 from fedpipe.data.assignment import Assignment
@@ -28,8 +28,10 @@ HELD_OUT_COLOR = "#999999"  #: gray for sizes of held-out clients
 MIN_ROW_HEIGHT = 1.25  #: height of a row with numbers in em
 
 
-def draw_partition(plan: Plan, key: str, stem: Path) -> None:
-    """Draw the partition with this key. Clients that are held out are marked."""
+def write_partition_figure(plan: Plan, key: str) -> None:
+    """Draw how many training samples of each class each client has. Clients that are held out are marked."""
+    if key not in plan.partitions:
+        raise SettingsError(f"'{key}' is not a partition of {plan.params}. {suggest_name(key, list(plan.partitions))}")
     path, dataset = layout.get_assignment_path(key), next(run.dataset for run in plan.runs if run.partition == key)
     assignment = Assignment.read(path, files.read_recorded_sha256(path))
     page, counts = style.PAGES[plan.report.figure_width], assignment.class_counts
@@ -42,7 +44,7 @@ def draw_partition(plan: Plan, key: str, stem: Path) -> None:
         held_out=plan.held_out.get(key, ()),
         notes=plan.drift_notes,
     )
-    style.save_figure(figure, stem, page)
+    style.save_figure(figure, plan.study_files.get_partition_figure_path(plan.partition_names[key]), page)
 
 
 def build_partition_figure(
@@ -67,10 +69,10 @@ def build_partition_figure(
     row_height = min(max_row_height, 1.7 if has_numbers else max(0.5, 20 / clients))
     height = min(max(row_height * clients, 10) + outer_height, page.max_height / page.em_in_inches)
     max_ticks = int(page.characters_per_line * CELLS_FRACTION / 4), int((height - outer_height) / MIN_ROW_HEIGHT)
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         figure = Figure(figsize=(page.width, height * page.em_in_inches))
         cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[3.2, 1])
-        image = draw_counts(cells, counts, max_ticks, has_numbers)
+        image = draw_count_heatmap(cells, counts, max_ticks, has_numbers)
         style.label_axis_with_names(cells.xaxis, class_names, int(page.characters_per_line * CELLS_FRACTION))
         style.label_axis_with_names(cells.yaxis, client_names, page.characters_per_line, max_names=max_ticks[1])
         colors = [HELD_OUT_COLOR if client in held_out else style.COLORS[0] for client in range(clients)]
@@ -87,7 +89,7 @@ def build_partition_figure(
         return style.add_notes(figure, [f"Training samples of each client. {note}".rstrip(), *notes, summary])
 
 
-def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
+def draw_count_heatmap(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numbers: bool = False) -> AxesImage:
     """Draw counts (N, C) as a heat map with at most so many ticks at the horizontal and vertical axis."""
     shade = PowerNorm(0.5, vmin=0, vmax=counts.max())  # few samples are visible next to many, and zero is white
     image = ax.imshow(
@@ -100,7 +102,7 @@ def draw_counts(ax: Axes, counts: Integers, max_ticks: tuple[int, int], has_numb
         axis.set_major_locator(MaxNLocator(min(20, max(1, limit)), integer=True))
     for (client, label), count in np.ndenumerate(counts):
         if count and has_numbers:
-            color = style.get_text_color(np.sqrt(count / counts.max()))
+            color = "white" if np.sqrt(count / counts.max()) > 0.55 else "#222222"  # the shade is the root
             ax.text(
                 label, client, str(count), ha="center", va="center", fontsize=style.get_small_font_size(), color=color
             )

@@ -5,20 +5,18 @@ Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 20
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from matplotlib.figure import Figure
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.report.data import StudyData
 from fedpipe.report.figures import style
-from fedpipe.report.ranks import RankComparison, build_ranked_table, describe_comparison
+from fedpipe.report.ranks import RankComparison, build_ranked_table, describe_rank_comparison
 
 MAX_LABELED_RANKS = 15  #: number of ranks up to which each has a label
 ROW_HEIGHT = 1.9  #: height of a method's name, and of a bar, in em
 
 
-def draw_ranks(data: StudyData, stem: Path) -> None:
+def write_ranks_figure(data: StudyData) -> None:
     """Draw the diagram of a study.
 
     Raises
@@ -35,16 +33,16 @@ def draw_ranks(data: StudyData, stem: Path) -> None:
         )
     titles = [table.titles[name] for name in comparison.names]
     sentences = [
-        *describe_comparison(data.plan, comparison, table.omitted_methods),
+        *describe_rank_comparison(data.plan, comparison, table.omitted_methods),
         "A bar connects methods that do not differ significantly.",
     ]
-    page = style.PAGES[data.plan.report.figure_width]
-    style.save_figure(build_ranks_figure(page, comparison, titles, sentences), stem, page)
+    page, path_stem = style.PAGES[data.plan.report.figure_width], data.plan.study_files.figures_folder / "ranks"
+    style.save_figure(build_ranks_figure(page, comparison, titles, sentences), path_stem, page)
 
 
 def build_ranks_figure(page: style.Page, comparison: RankComparison, titles: list[str], sentences: list[str]) -> Figure:
     """Build the diagram. The better half of the methods is named at the left, from the best down."""
-    with style.use_style(page):
+    with style.use_matplotlib_style(page):
         return style.add_notes(_build_critical_difference_diagram(page, comparison, titles), sentences)
 
 

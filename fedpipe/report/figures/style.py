@@ -74,7 +74,7 @@ class Page(NamedTuple):
         """Get the width of a panel in em if there are this many columns."""
         return self.width / self.em_in_inches / columns
 
-    def arrange_panels(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
+    def compute_panel_layout(self, count: int, columns: int, height: float, top: float = 0.0) -> tuple[int, int, float]:
         """Arrange panels in rows of equal length that fit the page.
 
         Parameters
@@ -137,7 +137,7 @@ FILE_FORMATS: dict[str, tuple[type[FigureCanvasBase], dict[str, Any]]] = {
 }
 
 
-def use_style(page: Page) -> AbstractContextManager[None]:
+def use_matplotlib_style(page: Page) -> AbstractContextManager[None]:
     """Use the style of figures on this page. Use it when you make a figure and when you save it."""
     return mpl.style.context(["default", page.rc_params])
 
@@ -198,11 +198,6 @@ def get_small_font_size() -> float:
     return float(mpl.rcParams["legend.fontsize"])
 
 
-def get_text_color(shade: float) -> str:
-    """Get the text color on a cell with this shade in [0, 1]."""
-    return "white" if shade > 0.55 else "#222222"
-
-
 def label_axis_with_names(
     axis: Axis, names: Sequence[str], max_letters: int, max_names: int = MAX_NAMED_CLASSES
 ) -> None:
@@ -220,7 +215,7 @@ def label_axis_with_names(
 
 def save_figure(figure: Figure, stem: Path, page: Page) -> None:
     """Write a figure as SVG, PDF and PNG (150 dpi), without date and program in the metadata."""
-    with use_style(page):
+    with use_matplotlib_style(page):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # the layout is final
         for file_format, (canvas, metadata) in FILE_FORMATS.items():

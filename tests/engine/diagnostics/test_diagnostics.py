@@ -65,11 +65,11 @@ def test_on_another_device_the_rounding_of_the_runs_precision_decides(
 ) -> None:
     """Steps that are 1 % longer simulate another device: less than bfloat16's rounding, more than float32's."""
     run = run_study(federation={"precision": precision})
-    update, environment = optimizers.SGD.update, run.get_environment()
+    update, environment = optimizers.SGD.update_parameters, run.get_environment()
     monkeypatch.setattr(Run, "get_environment", lambda self: environment | {"device": "another CPU"})
     monkeypatch.setattr(
         optimizers.SGD,
-        "update",
+        "update_parameters",
         lambda self, parameters, gradient, *rest: update(self, parameters, gradient * 1.01, *rest),
     )
     if is_accepted:
@@ -97,7 +97,7 @@ def test_models_are_those_that_the_protocols_have_measured(label: str, sections:
     run = run_with_stack(label, sections, stack)
     recorded = {
         (row["protocol"], row["client"]): row["correct"]
-        for row in layout.read_merged_table(run.files.merged_files(ROUNDS).metrics).to_pylist()
+        for row in layout.read_merged_table(run.files.get_merged_files(ROUNDS).metrics).to_pylist()
         if row["round"] == AT
     }
     models_by_protocol = {
@@ -137,7 +137,7 @@ def test_what_travels_is_what_a_diagnostic_finds_trained() -> None:
 
 def test_a_round_that_does_not_come_out_as_recorded_is_not_looked_into() -> None:
     run = run_study()
-    files = run.files.round(AT)
+    files = run.files.get_round_files(AT)
     packing.unpack_folder(run.files.rounds_folder)
     complete_states_marker, marker = read_json(files.complete_states_marker), read_json(files.marker)
     state = {"model": {name: 1.5 * value for name, value in read_pt(files.server_state)["model"].items()}}

@@ -104,10 +104,7 @@ def test_last_is_the_last_round_and_points_seeds_and_methods_can_be_chosen() -> 
         (NORMS | {"models": ["class"]}, r"^diagnostics\.n\.models: 'class' .*fedavg"),
         (NORMS | {"models": ["trained", "trained"]}, r"'trained' is listed twice"),
         (NORMS | {"modles": []}, r"^diagnostics\.n\.modles: unknown key.*'models'"),
-        (
-            {"kind": "head_norms"},
-            r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'",
-        ),
+        ({"kind": "head_norms"}, r"^diagnostics\.n\.kind: .*'head_norms'.*'head-norms'"),
         ({"rounds": [1]}, r"^diagnostics\.n.*kind.* missing"),
         ({"kind": "locals", "clients": [10]}, r"^diagnostics\.n\.clients: .*10"),
         ({"kind": "surface", "points": 2}, r"^diagnostics\.n\.points: 2 "),
@@ -137,7 +134,7 @@ def test_the_states_that_a_diagnostic_needs_stay(label: str) -> None:
     (run,) = studies.open_runs(plan)
     list(run.run_segment(6))
     collect.collect_rounds(run.files, 6, plan.keep_models)
-    retained_rounds = [number for number in range(7) if run.files.round(number).server_state.exists()]
+    retained_rounds = [number for number in range(7) if run.files.get_round_files(number).server_state.exists()]
     assert retained_rounds == [0, 2, 3, 5, 6]
     (diagnostic,) = plan.diagnostics
     run_command("diagnostic", str(diagnostic.files.settings))
