@@ -34,7 +34,7 @@ from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
 from fedpipe.engine import contract, replay
 from fedpipe.engine.blocks import Block
-from fedpipe.engine.checkpoint import Checkpoint, prune_states
+from fedpipe.engine.checkpoint import Checkpoint, StatePruner
 from fedpipe.engine.clients import drift, evaluation, frozen
 from fedpipe.engine.clients.executor import FIRST, ClientTask, Executor, Phase, Score, Test, init_client
 from fedpipe.engine.clients.federated_data import FederatedData
@@ -123,6 +123,7 @@ class Run:
         )
         self._initial_kept_state = move_state(initial_kept_state, self._storage_device)
         self.checkpoint = Checkpoint(files, self._initial_kept_state, self._storage_device)
+        self._pruner = StatePruner(files)
         self.executor = self.make_executor(self.algorithm)
         self.new_clients = NewClients(self, all_clients.select_clients(new_ids)) if new_ids else None
         self._code_objects = family.list_hashed_code(), unbound_algorithm.list_hashed_code()
@@ -437,7 +438,7 @@ class Run:
         for number in numbers:
             if number in damaged_rounds or not is_stored(self.files.round(number).marker):
                 self.run_round(number)  # unless another study has completed it
-            prune_states(self.files, number, self._keep_models)
+            self._pruner.prune(number, self._keep_models)
             yield number
         packing.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.round(number).marker for number in range(stop + 1)}
