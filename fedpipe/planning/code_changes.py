@@ -11,7 +11,7 @@ from typing import Any
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.layout import MergedFiles, RunFiles
 from fedpipe.planning.combined import read_plans
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -61,7 +61,10 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
 
 def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
     """Describe how many runs come from other shared code than the plan's."""
-    count = sum(has_other_shared_code(run.files, plan.shared) for run in plan.runs)
+    count = sum(
+        not _is_merged_from_code(run.merged_files, plan.shared) and has_other_shared_code(run.files, plan.shared)
+        for run in plan.runs
+    )
     if count:
         yield (
             f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
@@ -87,6 +90,13 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
         return False
     environments = read_json(files.round(rounds[-1]).complete_states_marker)["made_by"]
     return any(environment.get("shared") != shared for environment in environments)
+
+
+def _is_merged_from_code(files: MergedFiles, shared: str) -> bool:
+    """Whether this shared code made all merged rounds. Their times are read much faster than a pack is opened."""
+    with suppress(ArtifactError, LookupError, TypeError, AttributeError):
+        return all(environment["shared"] == shared for environment in read_json(files.times)["made_by"])
+    return False
 
 
 def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
