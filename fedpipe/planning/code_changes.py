@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,15 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
         )
 
 
-def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
-    """Describe how many runs come from other shared code than the plan's."""
+def describe_runs_from_other_code(plan: Plan, times_by_run: Mapping[MergedFiles, Any] | None = None) -> Iterator[str]:
+    """Describe how many runs come from other shared code than the plan's.
+
+    ``times_by_run`` has the merged times of runs, if they have been read.
+    """
+    times_by_run = times_by_run or {}
     count = sum(
-        not _is_merged_from_code(run.merged_files, plan.shared) and has_other_shared_code(run.files, plan.shared)
+        not _is_merged_from_code(run.merged_files, plan.shared, times_by_run.get(run.merged_files))
+        and has_other_shared_code(run.files, plan.shared)
         for run in plan.runs
     )
     if count:
@@ -92,10 +97,10 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
     return any(environment.get("shared") != shared for environment in environments)
 
 
-def _is_merged_from_code(files: MergedFiles, shared: str) -> bool:
+def _is_merged_from_code(files: MergedFiles, shared: str, times: Any = None) -> bool:
     """Whether this shared code made all merged rounds. Their times are read much faster than a pack is opened."""
     with suppress(ArtifactError, LookupError, TypeError, AttributeError):
-        return all(environment["shared"] == shared for environment in read_json(files.times)["made_by"])
+        return all(environment["shared"] == shared for environment in (times or read_json(files.times))["made_by"])
     return False
 
 
