@@ -11,7 +11,7 @@ from fedpipe.core.storage import packing
 from fedpipe.core.storage.files import compute_file_sha256, is_stored, write_json
 from fedpipe.core.storage.layout import RunFiles
 from fedpipe.engine import replay
-from fedpipe.engine.checkpoint import prune_states
+from fedpipe.engine.checkpoint import StatePruner
 from fedpipe.engine.environment import describe_job_environment
 from fedpipe.engine.rounds import Rounds
 from fedpipe.settings.execution import Execution
@@ -23,6 +23,7 @@ class Run(Rounds):
     def run_segment(self, stop: int) -> Iterator[int]:
         """Run the incomplete rounds up to ``stop``. Yield the number of complete rounds, then each new round."""
         packing.delete_temporary_files(self.files.path)
+        pruner = StatePruner(self.files)
         last_complete = self.checkpoint.find_last_complete_round(stop, self._keep_models)
         if last_complete < 0:
             self.write_initial_round()
@@ -36,7 +37,7 @@ class Run(Rounds):
         for number in numbers:
             if number in damaged_rounds or not is_stored(self.files.get_round_files(number).marker):
                 self.run_round(number)  # unless another study has completed it
-            prune_states(self.files, number, self._keep_models)
+            pruner.prune(number, self._keep_models)
             yield number
         packing.pack_folder(self.files.rounds_folder)
         markers = {number: self.files.get_round_files(number).marker for number in range(stop + 1)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage.files import read_json
-from fedpipe.core.storage.layout import RunFiles
+from fedpipe.core.storage.layout import MergedRoundFiles, RunFiles
 from fedpipe.planning.combined import read_plans
 from fedpipe.planning.plan import Plan
 from fedpipe.planning.planner import NewPlan
@@ -58,9 +58,17 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
         )
 
 
-def describe_runs_from_other_code(plan: Plan) -> Iterator[str]:
-    """Describe how many runs come from other shared code than the plan's."""
-    count = sum(has_other_shared_code(run.files, plan.shared) for run in plan.runs)
+def describe_runs_from_other_code(plan: Plan, times_by_run: Mapping[MergedRoundFiles, Any] | None = None) -> Iterator[str]:
+    """Describe how many runs come from other shared code than the plan's.
+
+    ``times_by_run`` has the merged times of runs, if they have been read.
+    """
+    times_by_run = times_by_run or {}
+    count = sum(
+        not _is_merged_from_code(run.merged_files, plan.shared, times_by_run.get(run.merged_files))
+        and has_other_shared_code(run.files, plan.shared)
+        for run in plan.runs
+    )
     if count:
         yield (
             f"{count} of {len(plan.runs)} run{'s' if len(plan.runs) > 1 else ''} "
@@ -86,6 +94,13 @@ def has_other_shared_code(files: RunFiles, shared: str) -> bool:
         return False
     environments = read_json(files.get_round_files(rounds[-1]).complete_states_marker)["made_by"]
     return any(environment.get("shared") != shared for environment in environments)
+
+
+def _is_merged_from_code(files: MergedRoundFiles, shared: str, times: Any = None) -> bool:
+    """Whether this shared code made all merged rounds. Their times are read much faster than a pack is opened."""
+    with suppress(ArtifactError, LookupError, TypeError, AttributeError):
+        return all(environment["shared"] == shared for environment in (times or read_json(files.times))["made_by"])
+    return False
 
 
 def _read_run_settings(folders: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]:

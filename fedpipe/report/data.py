@@ -165,7 +165,7 @@ class StudyData:
     @cached_property
     def shared_code_notes(self) -> list[str]:
         """Note about runs from other shared code than the plan's."""
-        return [*code_changes.describe_runs_from_other_code(self.plan)]
+        return [*code_changes.describe_runs_from_other_code(self.plan, self._times_by_run)]
 
     # -- the study's tables ------------------------------------------------------------------------------------------
 

@@ -242,6 +242,69 @@ def test_a_module_on_top_of_a_method_is_part_of_it() -> None:
     }
 
 
+# -- shared code -------------------------------------------------------------------------------------------------------
+
+#: Edits a copy of fedpipe and prints the digest of the shared code before and after each edit.
+EDITING = """
+import sys
+from pathlib import Path
+from fedpipe.core.components import code_digest
+print(code_digest.digest_shared_code().text)
+for file, old, new in zip(*[iter(sys.argv[1:])] * 3):
+    path = Path(file)
+    text = path.read_text()
+    assert text.count(old) == 1, file
+    path.write_text(text.replace(old, new))
+    print(code_digest.digest_shared_code().text)
+    path.write_text(text)
+"""
+#: Edits of code of the engine, its random streams and what it imports inside a function.
+NUMBER_EDITS = (
+    ("fedpipe/engine/clients/optimizers.py", "alpha=-self.learning_rate", "alpha=-2 * self.learning_rate"),
+    ("fedpipe/engine/checkpoint.py", "last = [round_number if client", "last = [-1 if client"),
+    ("fedpipe/engine/blocks.py", "def restore_state(", "def restore_state(_=None, *, "),
+    ("fedpipe/core/noise.py", "CHUNK = 2**14", "CHUNK = 2**13"),
+)
+#: Edits of texts, tables, plans and the command line.
+OTHER_EDITS = (
+    ("fedpipe/report/words.py", "METRICS: dict", "OTHER_METRICS: dict"),
+    ("fedpipe/report/tables.py", "import annotations\n", "import annotations\nprint(1)\n"),
+    ("fedpipe/planning/plan.py", "class Plan:", "class Plan(dict):"),
+    ("fedpipe/planning/combined.py", "sorted(RESULTS.glob", "list(RESULTS.glob"),
+    ("fedpipe/papers/pages.py", "import annotations\n", "import annotations\nprint(1)\n"),
+    ("fedpipe/analysis/load.py", "class Results:", "class Results(dict):"),
+    ("fedpipe/cli/app.py", "import annotations\n", "import annotations\nprint(1)\n"),
+    ("fedpipe/__init__.py", 'import_module("fedpipe.analysis.load")', 'import_module("fedpipe.analysis.load2")'),
+)
+
+
+def test_only_edits_that_may_change_numbers_change_the_shared_code(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "fedpipe", tmp_path / "fedpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    edits = [part for edit in (*NUMBER_EDITS, *OTHER_EDITS) for part in edit]
+    command = [sys.executable, "-B", "-c", EDITING, *edits]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    current, *edited = process.stdout.split()
+    assert current == code_digest.compute_shared_code_digest()
+    assert len({current, *edited[: len(NUMBER_EDITS)]}) == 1 + len(NUMBER_EDITS)
+    assert edited[len(NUMBER_EDITS) :] == [current] * len(OTHER_EDITS)
+
+
+def test_the_shared_code_is_what_jobs_import() -> None:
+    """A module of the engine is not part of it only if it does not train."""
+    modules = {
+        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in code_digest.digest_shared_code().files
+    }
+    engine = {
+        path.relative_to(ROOT / "fedpipe").with_suffix("").as_posix() for path in ROOT.glob("fedpipe/engine/**/*.py")
+    }
+    others = {name for name in engine - modules if not name.startswith("engine/diagnostics/")}
+    assert others == {"engine/collect", "engine/interrupts"}
+    packages = {name.partition("/")[0] for name in modules}
+    assert packages == {"__init__", "algorithms", "core", "data", "engine", "models", "planning", "settings"}
+
+
 # -- Python versions ---------------------------------------------------------------------------------------------------
 
 SAMPLE = r'''

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedpipe.core.storage import files
-from fedpipe.engine import collect
+from fedpipe.engine import checkpoint, collect
 from fedpipe.engine.checkpoint import prune_states
 from fedpipe.planning import planner
 from fedpipe.planning.plan import Plan
@@ -80,3 +80,30 @@ def test_a_plan_that_can_not_be_read_may_want_everything(run: Any) -> None:
     Path("results/studies/a/b/plan.json").unlink()
     prune_states(run.files, ROUNDS, "last")
     assert 1 not in list_server_rounds(run)
+
+
+@pytest.mark.parametrize("keep_models", ["last", 3])
+def test_a_round_looks_only_at_states_that_were_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_models: str | int
+) -> None:
+    """So the time of a run does not grow with the square of its rounds. The states are those of a complete search."""
+    monkeypatch.chdir(tmp_path)
+    settings = studies.settings(("scaffold",), ROUNDS, artifacts={"keep_models": keep_models})
+    (run,) = studies.open_runs(studies.prepare(settings))
+    removed_paths: list[Path] = []
+    remove_path = checkpoint.remove_path
+    monkeypatch.setattr(checkpoint, "remove_path", lambda path: removed_paths.append(path) or remove_path(path))
+    list(run.run_segment(ROUNDS))
+    assert len(removed_paths) == len(set(removed_paths)) >= 3
+    states = sorted(run.files.rounds_folder.glob("*/*.pt"))
+    prune_states(run.files, ROUNDS, keep_models)
+    assert sorted(run.files.rounds_folder.glob("*/*.pt")) == states
+
+
+def test_states_that_a_killed_process_left_are_deleted(run: Any) -> None:
+    """The next process lists the states again, also those of rounds before its own."""
+    (resumed,) = studies.open_runs(
+        studies.prepare(studies.settings(("scaffold",), ROUNDS + 1, artifacts={"keep_models": "last"}))
+    )
+    list(resumed.run_segment(ROUNDS + 1))
+    assert list_server_rounds(run) == [0, ROUNDS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ import torch
 from fedpipe.core.components import code_digest
 from fedpipe.core.errors import ArtifactError
 from fedpipe.core.storage import files
+from fedpipe.core.storage.layout import RunFiles
 from fedpipe.core.tensors import Tensors
-from fedpipe.engine import replay
+from fedpipe.engine import collect, replay
 from fedpipe.engine.clients import optimizers
 from fedpipe.engine.run import Run
+from fedpipe.planning import code_changes
 from fedpipe.planning.planner import NewPlan
 from tests import small_studies as studies
 
@@ -225,3 +228,17 @@ def test_a_file_that_changes_while_a_run_reads_it_ends_the_run(monkeypatch: pyte
     list(resumed_run.run_segment(4))
     assert resumed_run.files.list_complete_rounds() == [0, 1, 2, 3, 4]
     sys.modules.pop("late_reader")
+
+
+def test_merged_times_show_the_shared_code_without_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pack of a run with a thousand rounds takes long to open. It is read if the times differ or are damaged."""
+    plan = start_study()
+    (run,) = studies.open_runs(plan)
+    collect.collect_rounds(run.files, ROUNDS, "last")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFiles, "list_complete_rounds", lambda _: pytest.fail("the pack was opened"))
+        assert [*code_changes.describe_runs_from_other_code(plan)] == []
+    (message,) = code_changes.describe_runs_from_other_code(dataclasses.replace(plan, shared="f00d" * 3))
+    assert message.startswith("1 of 1 run comes from other shared code")
+    run.files.merged_files(ROUNDS).times.write_text("{}")
+    assert [*code_changes.describe_runs_from_other_code(plan)] == []

@@ -42,6 +42,8 @@ SHARED_ENTRY_POINTS = (  #: entry points of the shared code
     ("fedpipe.planning.download", "load_and_save_dataset"),
     ("fedpipe.planning.partition", "partition_dataset"),
 )
+#: Modules that jobs execute without an effect on numbers. Plans of other studies only decide which states are deleted.
+MODULES_WITHOUT_NUMBERS = ("fedpipe.planning.combined",)
 DIAGNOSTIC_MODULES = {  #: module that computes each kind of diagnostic
     "head-norms": "fedpipe.engine.diagnostics.head_norms",
     "features": "fedpipe.engine.diagnostics.features",
@@ -95,7 +97,15 @@ def recompute_code_digests(*object_groups: tuple[Any, ...]) -> list[str]:
 @functools.cache
 def compute_shared_code_digest() -> str:
     """Digest of the code that all runs share, such as executors, optimizers, random streams and base classes."""
-    return _digest_code_of_names([*SHARED_ENTRY_POINTS, *_list_shared_imports()], is_shared_module).text
+    return digest_shared_code().text
+
+
+def digest_shared_code() -> Digest:
+    """Digest of everything that the entry points of jobs reach and that components import, except for components."""
+    return _digest_code_of_names(
+        [*SHARED_ENTRY_POINTS, *_list_shared_imports()],
+        lambda module: is_shared_module(module) and module not in MODULES_WITHOUT_NUMBERS,
+    )
 
 
 def _list_shared_imports() -> Iterator[tuple[str, str]]:
@@ -201,10 +211,9 @@ class _DependencyWalk:
             self.files.add(source.path)
         if source.source:
             self.texts[module] = hashlib.sha256(source.source).hexdigest()
-        for target in [*itertools.chain(*source.imports.values()), *source.star_imports]:
-            imported_module = target if is_first_party_module(target) else target.rpartition(".")[0]
-            if imported_module and self._is_followed(imported_module):
-                self._visit_module(imported_module)
+        # Keys cover what an import inside a function may execute, shared code only what is executed.
+        for target in source.list_imported_names(on_import=is_shared_module(module)) + source.star_imports:
+            self._visit_imported_module(target)
         for number, statement in enumerate(source.effect_statements):
             self._visit_statement(source, f"{module}/{number}", statement)
         if module.partition(".")[0] != PACKAGE:
@@ -215,6 +224,12 @@ class _DependencyWalk:
             for path in dict.fromkeys(_find_declared_data_files(source)):
                 self.files.add(path)
                 self.texts[f"{module}:{path.as_posix()}"] = compute_file_sha256(path)
+
+    def _visit_imported_module(self, target: str) -> None:
+        """Visit the effects of importing a dotted name."""
+        imported_module = target if is_first_party_module(target) else target.rpartition(".")[0]
+        if imported_module and self._is_followed(imported_module):
+            self._visit_module(imported_module)
 
     def _visit_complete_module(self, module: str) -> None:
         """Visit a complete module, because any part of it may be used."""
@@ -234,6 +249,8 @@ class _DependencyWalk:
             source.imports_by_statement[statement],
             source.name.partition(".")[0] != PACKAGE,
         )
+        for target in itertools.chain(*statement_imports.values()):
+            self._visit_imported_module(target)
         for root, attributes in syntax.find_used_names(statement):
             imported_targets = source.imports.get(root, [])
             if is_user_code and (
@@ -391,6 +408,8 @@ class _DependencyWalk:
             self._visit_complete_module(module)
             return
         source, (first, *others) = parse_module(module), attributes
+        if first == "__file__" and module == PACKAGE:  # a path, no code
+            return
         if first in source.bindings or first in source.imports or source.star_imports:
             if first in source.imports and first not in source.bindings:
                 self._visit_module(module)

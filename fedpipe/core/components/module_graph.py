@@ -122,7 +122,7 @@ def parse_module(module: str) -> syntax.ParsedModule:
 @functools.cache
 def _parse_module_cached(module: str, path: Path | None, file_stat: tuple[int, ...]) -> syntax.ParsedModule:
     try:
-        parsed_module = syntax.ParsedModule(module, path)
+        parsed_module = syntax.ParsedModule(module, path, has_typing_imports=not is_shared_module(module))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise SettingsError(
             f"{path} can't be read as Python ({error}). Fix it, because a component imports it."

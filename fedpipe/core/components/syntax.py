@@ -6,6 +6,7 @@ The source is never executed. This module imports only the standard library.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,7 @@ class ParsedModule:
 
     name: str
     path: Path | None  #: None for a folder without ``__init__.py``
+    has_typing_imports: bool = True  #: whether imports in ``if TYPE_CHECKING:``, which never run, are included
     source: bytes = b""  #: bytes of a module that is not Python source
     bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, list[str]] = field(default_factory=dict)  #: by local name, the dotted names that it may refer to
@@ -99,6 +101,8 @@ class ParsedModule:
             self._index_statement(statement)
 
     def _index_statement(self, statement: ast.stmt) -> None:
+        if not self.has_typing_imports and _is_type_checking_block(statement):
+            return
         statement_imports = self.imports_by_statement.setdefault(statement, {})
         for name, target in find_imports(statement, self.package):
             if name == "*":
@@ -117,6 +121,15 @@ class ParsedModule:
             self.bindings.setdefault(name, []).append(statement)
         if not isinstance(statement, DEFINITIONS) and not _is_plain_assignment(statement):
             self.effect_statements.append(statement)
+
+    def list_imported_names(self, on_import: bool = False) -> list[str]:
+        """List the dotted names of all imports, or only of those that run when the module is imported."""
+        return [
+            target
+            for statement, imports in self.imports_by_statement.items()
+            if not (on_import and isinstance(statement, DEFINITIONS))
+            for target in itertools.chain(*imports.values())
+        ]
 
     @property
     def package(self) -> str:

