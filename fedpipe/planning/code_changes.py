@@ -58,7 +58,9 @@ def describe_invalidated_runs(plan: NewPlan) -> Iterator[str]:
         )
 
 
-def describe_runs_from_other_code(plan: Plan, times_by_run: Mapping[MergedRoundFiles, Any] | None = None) -> Iterator[str]:
+def describe_runs_from_other_code(
+    plan: Plan, times_by_run: Mapping[MergedRoundFiles, Any] | None = None
+) -> Iterator[str]:
     """Describe how many runs come from other shared code than the plan's.
 
     ``times_by_run`` has the merged times of runs, if they have been read.

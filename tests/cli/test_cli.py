@@ -347,12 +347,10 @@ def test_plan_takes_another_study() -> None:
         *("partition --preview", "check fedavg", "run -n", "run -S federation.rounds=2", "show", "status", "table"),
     ],
 )
-def test_no_command_accepts_a_study_outside_its_folder(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_command_accepts_a_study_outside_its_folder(run_fedpipe: RunFedpipe, command: str) -> None:
     """Its results would be in results/studies/other, like those of studies/other.yaml."""
     Path("other.yaml").write_text(yaml.safe_dump(studies.settings()))
-    error = read_error(monkeypatch, capsys, *command.split(), "--params", "other.yaml")
+    error = read_error(run_fedpipe, *command.split(), "--params", "other.yaml")
     assert error.startswith("other.yaml: not the path of a study")
     assert "studies/other.yaml" in error
     assert [path.name for path in Path().iterdir()] == ["other.yaml"], "nothing is written"

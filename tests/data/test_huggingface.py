@@ -207,7 +207,7 @@ def test_the_advice_for_a_column_on_the_command_line_works(has_dry_run: bool) ->
     def plan_with(column: str) -> tuple[str, Path]:
         study = DerivedStudy.from_options(Path("params.yaml"), [f"dataset.label={column}"])
         with pytest.raises(SettingsError) as error:
-            study.make_plan("full") if has_dry_run else study.write("full")
+            study.make_plan("full") if has_dry_run else study.write_study("full")
         return str(error.value), study.path
 
     for column in ("kinds", "kind"):
@@ -215,6 +215,6 @@ def test_the_advice_for_a_column_on_the_command_line_works(has_dry_run: bool) ->
         assert f"Run `fedpipe download --params {path}`" in message
         if column == "kinds":
             with pytest.raises(ArtifactError, match=r"^dataset\.label: 'kinds' .*: text, kind\."):
-                download.declare_dataset(None, path)
-    download.declare_dataset(None, path)
+                download.write_dataset_facts_into_study(None, path)
+    download.write_dataset_facts_into_study(None, path)
     assert planner.make_plan(path).runs

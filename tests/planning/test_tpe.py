@@ -138,7 +138,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     assert count_later_jobs(plan, plan.execution) == {"segment": 4 * (7 + 5) + 4}
     # Later draws of TPE, and winners, with two methods and seeds. The plan, the jobs and the status count them alike.
     later_runs = "at most 28 later runs"
-    assert f". {later_runs.capitalize()} " in search.describe_bound(plan)
+    assert f". {later_runs.capitalize()} " in search.describe_largest_search_size(plan)
     progress = status.describe_search_progress(plan)
     assert progress == ["tune: rung 1 of 3, 8 of 14 draws of each method until round 1", f"tune: {later_runs}"]
     graph = Dag.from_selection(StudySelection.from_config({}))
@@ -175,7 +175,7 @@ def test_each_rung_adds_a_batch_until_the_winners_run() -> None:
     assert not resolved.is_searching
     assert resolved.tuning is not None
     assert [len(planned.draws) for planned in resolved.tuning.searches] == [14, 14]
-    assert "later runs" not in search.describe_bound(resolved)
+    assert "later runs" not in search.describe_largest_search_size(resolved)
     new_draws = [line for line in resolved.run_descriptions if "tuning=draw 13" in line]
     assert len(new_draws) == 4
     assert all("federation.learning_rate=" in line for line in new_draws), "also the values of TPE's draws"

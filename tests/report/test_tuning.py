@@ -92,7 +92,10 @@ def test_a_search_in_the_table_and_in_python(tmp_path: Path, monkeypatch: pytest
     by_row = means.set_index(["algorithm", "tuning"])["mean"]
     assert by_row["fedavg", "tuned"] == by_row["fedavg", "default"]
     assert isinstance(by_row, pd.Series)
-    latex, frame = wide.render_latex(StudyData(plan)), pd.read_csv(io.StringIO(wide.render_csv(StudyData(plan))))
+    latex, frame = (
+        wide.render_latex_table(StudyData(plan)),
+        pd.read_csv(io.StringIO(wide.render_wide_csv(StudyData(plan)))),
+    )
     _, winners = latex.split("% The winners of the search:")
     assert "algorithm & mu & draws & validation accuracy (\\%) \\\\" in winners
     assert "FedAvg & -- & 0 & -- \\\\" in winners

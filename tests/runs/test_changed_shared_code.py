@@ -240,5 +240,5 @@ def test_merged_times_show_the_shared_code_without_the_pack(monkeypatch: pytest.
         assert [*code_changes.describe_runs_from_other_code(plan)] == []
     (message,) = code_changes.describe_runs_from_other_code(dataclasses.replace(plan, shared="f00d" * 3))
     assert message.startswith("1 of 1 run comes from other shared code")
-    run.files.merged_files(ROUNDS).times.write_text("{}")
+    run.files.get_merged_files(ROUNDS).times.write_text("{}")
     assert [*code_changes.describe_runs_from_other_code(plan)] == []
