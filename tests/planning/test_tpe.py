@@ -142,7 +142,7 @@ def test_the_plan_has_the_first_batch_and_a_bound() -> None:
     progress = status.describe_search_progress(plan)
     assert progress == ["tune: rung 1 of 3, 8 of 14 draws of each method until round 1", f"tune: {later_runs}"]
     graph = Dag.from_selection(StudySelection.from_config({}))
-    assert graph.describe_work() == f"36 of 36 runs to do, {later_runs}"
+    assert graph.describe_remaining_runs() == f"36 of 36 runs to do, {later_runs}"
     sentence = "Optuna's TPE drew 4 after round 1 and 2 after round 2 from the ranking until then, and the others are"
     assert sentence in describe_hyperparameter_search(plan)
 
