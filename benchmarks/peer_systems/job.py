@@ -61,7 +61,7 @@ CASES = {
 def read_images(case: Case, mirror: str | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Images in bytes and classes of a case's data set."""
     dataset, fetcher = case.dataset, Fetcher(mirror)
-    sha256 = dataset.find_missing_sha256(fetcher)  # of the mirror's substitute file, if there is one
+    sha256 = dataset.compute_unpinned_sha256(fetcher)  # of the mirror's substitute file, if there is one
     samples = (replace(dataset, sha256=sha256) if sha256 else dataset).load(fetcher)
     return samples.x, samples.y
 
