@@ -31,13 +31,13 @@ rule all:
     default_target: True
     input:
         STUDY_DAG.get_all_results(),
-        *STUDY_DAG.get_winner_output(checkpoints),
+        *STUDY_DAG.get_tuned_run_output(checkpoints),
 
 
 rule runs:
     input:
         STUDY_DAG.get_run_output(),
-        *STUDY_DAG.get_winner_output(checkpoints),
+        *STUDY_DAG.get_tuned_run_output(checkpoints),
 
 
 rule partitions:

@@ -60,7 +60,7 @@ def diff_runs(first: RunFiles, second: RunFiles) -> str:
             lines.append(f"{name:<36}{values[0]:<24}{values[1]}")
     if len(lines) == 1:
         lines.append("The settings are the same.")
-    return "\n".join([*lines, "", _compare_states(first, second), *_compare_accuracies(first, second)])
+    return "\n".join([*lines, "", _describe_first_state_difference(first, second), *_compare_accuracies(first, second)])
 
 
 def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -74,7 +74,7 @@ def flatten_settings(value: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _compare_states(first: RunFiles, second: RunFiles) -> str:
+def _describe_first_state_difference(first: RunFiles, second: RunFiles) -> str:
     """Find the first round with different server states, from their recorded hashes."""
     number = 0
     while True:

@@ -148,7 +148,7 @@ class Results:
                 frame = table_to_frame(read_parquet(path, read_recorded_sha256(path)))
                 frame.insert(0, "partition", run.partition)
                 names = dict(enumerate(stored_files.get_class_names(run.dataset)))
-                client_names = frame["client"].map(self._data.client_names[run.partition])
+                client_names = frame["client"].map(self._data.client_names_by_partition[run.partition])
                 frames.append(frame.assign(class_name=frame["label"].map(names), client_name=client_names))
         all_partitions: pd.DataFrame = pd.concat(frames, ignore_index=True)
         return all_partitions

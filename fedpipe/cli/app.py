@@ -30,7 +30,7 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)  #: errors of a full disk or an 
 
 
 @functools.cache
-def build_command() -> Callable[[], object]:
+def build_command_line() -> Callable[[], object]:
     """Build the command line from all functions. The job server does this once for all jobs."""
     return typer.main.get_command(app)
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Run the command line. A user error prints one message and exits with status 2."""
     sys.path.insert(0, str(Path.cwd()))  # for custom algorithms next to params.yaml
     try:
-        build_command()()
+        build_command_line()()
     except UserError as error:
         typer.echo(f"fedpipe: {error}", err=True)
         sys.exit(2)

@@ -54,7 +54,7 @@ def delegate_command_to_server(snakemake_pid: int) -> None:
     if len(request) > MAX_MESSAGE_BYTES:
         return
     try:
-        server = _connect_to_server(snakemake_pid)
+        server = _connect_or_start_server(snakemake_pid)
         socket.send_fds(server, [request], [0, 1, 2])
         _, jobs, _, _ = socket.recv_fds(server, 1, 1)
         if not jobs:  # the server can't import, so this process shows why
@@ -74,7 +74,7 @@ def delegate_command_to_server(snakemake_pid: int) -> None:
     os._exit(status if status >= 0 else 128 - status)  # like a shell if a signal has ended the job
 
 
-def _connect_to_server(snakemake_pid: int) -> socket.socket:
+def _connect_or_start_server(snakemake_pid: int) -> socket.socket:
     """Return a connection to the server for processes like this one, after starting it if there is none."""
     os.makedirs(SOCKET_FOLDER, exist_ok=True)
     os.chmod(SOCKET_FOLDER, 0o700)  # no other user may send commands
@@ -144,7 +144,7 @@ def main() -> None:
     gc.disable()  # imports would spend a fifth of their time on looking for garbage
     for name in PRELOADED_MODULES:
         import_module(name)
-    import_module("fedpipe.cli.app").build_command()
+    import_module("fedpipe.cli.app").build_command_line()
     import_module(
         "fedpipe.core.components.code_digest"
     ).compute_shared_code_digest()  # reads the code, once for all jobs

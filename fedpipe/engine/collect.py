@@ -73,7 +73,7 @@ def _merge_round_files(files: RunFiles, numbers: range) -> MergedRounds:
     for number in numbers:
         round_files = files.get_round_files(number)
         round_state = read_json(round_files.complete_states_marker)
-        rows.append({"round": number, **layout.summarize_round(round_files, round_state)})
+        rows.append({"round": number, **layout.summarize_participation(round_files, round_state)})
         times.append({"round": number, **read_json(round_files.times)})
         made_by += [maker for maker in round_state["made_by"] if maker not in made_by]
     return MergedRounds(

@@ -186,10 +186,10 @@ def _compute_state_distance(run: Rounds, copy: Rounds, round_number: int) -> flo
     return math.sqrt(gap / change) if change and math.isfinite(gap) else math.inf
 
 
-def _collect_state_tensors(run: Rounds, round_number: int, state_round: int) -> dict[str, torch.Tensor]:
+def _collect_state_tensors(run: Rounds, participants_round: int, state_round: int) -> dict[str, torch.Tensor]:
     """Get all tensors after round ``state_round`` by name: the server's and the participants' kept states."""
     tensors = dict(_iter_tensors(run.load_server_state(state_round), "server/"))
-    for client in run.checkpoint.read_state_json(round_number)["participants"]:
+    for client in run.checkpoint.read_state_json(participants_round)["participants"]:
         tensors |= _iter_tensors(run.checkpoint.load_kept_state(client, state_round), f"{client}/")
     return tensors
 

@@ -259,9 +259,9 @@ def _iter_grid_datasets(settings: dict[str, Any]) -> Iterator[Data]:
             yield parser.parse_dataset(loader.override_settings(point_settings, *dataset_settings).get("dataset", {}))
 
 
-def _select_distinct_dataset_settings(name: str, values: Any) -> list[dict[str, Any]]:
+def _select_distinct_dataset_settings(axis_name: str, values: Any) -> list[dict[str, Any]]:
     """Select the distinct data set settings of a list or an axis."""
-    axis = values.values() if isinstance(values, dict) else [{name: value} for value in values]
+    axis = values.values() if isinstance(values, dict) else [{axis_name: value} for value in values]
     dataset_settings = [
         {key: value for key, value in entry.items() if grid.is_key_within_section(key, "dataset")} for entry in axis
     ]

@@ -64,7 +64,7 @@ def check_new_clients(params: Params, labels: Iterable[str]) -> None:
     if list_new_clients_protocols(protocols, has_personal_model=False):
         return
     for label in labels:
-        if not _has_trained_model(params, label):
+        if not _is_new_client_model_trained(params, label):
             raise SettingsError(
                 f"federation.held_out: {value} can't be used with {label} and evaluation.protocols {names}, because "
                 "the personal model of a new client is an initial model. Add finetuned-on-local to "
@@ -99,7 +99,7 @@ def check_reported_clients(params: Params, has_new_clients: bool) -> None:
             )
 
 
-def _has_trained_model(params: Params, label: str) -> bool:
+def _is_new_client_model_trained(params: Params, label: str) -> bool:
     """Whether the personal model of a method's new client is trained. True if it can't be computed here."""
     import torch
 

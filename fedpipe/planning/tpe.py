@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PlanDraw = Callable[[int, int, dict[str, Any]], Candidate]
 
 
-def draw_next_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
+def add_draws_of_next_batch(tuning: PlannedTuning, rungs: Sequence[Rung], plan_draw: PlanDraw) -> Rung:
     """Add the draws that enter the next rung to the last of these complete rungs. There are none without TPE."""
     tuning, rung, batch = tuning.add_draws_of_rungs(rungs), rungs[-1], tuning.get_batch_draws(len(rungs))
     seed = rng.derive_entropy(tuning.seeds[0], "tune", rung.rounds) % 2**32

@@ -146,7 +146,7 @@ class StudyData:
         return summaries
 
     @cached_property
-    def client_names(self) -> dict[str, dict[int, str]]:
+    def client_names_by_partition(self) -> dict[str, dict[int, str]]:
         """Name of each client by number, by key of the partition. Client -1 is the server."""
         names_by_partition = {}
         for key in dict.fromkeys(run.partition for run in self.plan.runs):
@@ -158,7 +158,7 @@ class StudyData:
 
     def name_clients(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name the client of each row, given the columns ``key`` of its run and ``client``."""
-        names = {run.key: self.client_names[run.partition] for run in self.plan.runs}
+        names = {run.key: self.client_names_by_partition[run.partition] for run in self.plan.runs}
         client_names = [names[key][client] for key, client in zip(frame["key"], frame["client"], strict=True)]
         return pd.Series(pd.Categorical(client_names), index=frame.index)
 

@@ -1,4 +1,7 @@
-"""Statistics in addition to mean accuracy: fairness, cost to a target, classes, and differences to a baseline."""
+"""Statistics in addition to mean accuracy: fairness, cost to a target, classes, and differences to a baseline.
+
+To add one, follow the comment above `settings.report.Statistic`.
+"""
 
 from __future__ import annotations
 

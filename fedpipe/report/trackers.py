@@ -226,7 +226,7 @@ def read_round_numbers(files: RunFiles, round_number: int) -> dict[str, float]:
         scores = scores[(scores["average"] == "sample") & scores["score"].notna()]
         columns = scores[["metric", "protocol", "score"]].to_numpy()
         numbers = {f"{metric}/{protocol}": float(score) for metric, protocol, score in columns}
-    summary = layout.summarize_round(round_files, read_json(round_files.complete_states_marker))
+    summary = layout.summarize_participation(round_files, read_json(round_files.complete_states_marker))
     others = {name: float(number) for name, number in summary.items() if name != PARTICIPANTS}
     others = {name: number for name, number in others.items() if not math.isnan(number)}
     return {**numbers, **others, PARTICIPANTS: summary[PARTICIPANTS]}

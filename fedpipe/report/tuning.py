@@ -90,7 +90,7 @@ def rank_rung(plan: Plan, rounds: int, plan_draw: PlanDraw | None = None) -> Run
         stored = stored_tuning.searches[index].draws[draw]
         return stored if stored.values == values else replace(stored, values=values, keys=())
 
-    return tpe.draw_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
+    return tpe.add_draws_of_next_batch(tuning, [*earlier_rungs, rung], plan_draw or find_stored_draw)
 
 
 def build_rung_files(plan: Plan) -> dict[Path, bytes]:

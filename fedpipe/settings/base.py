@@ -65,7 +65,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _reject_invalid_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    def _reject_booleans_and_huge_numbers(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         parsed = handler(value)
         reject_booleans_and_huge_numbers(value, parsed)
         return parsed

@@ -182,17 +182,17 @@ def parse_algorithm(settings: Mapping[str, Any], label: str, changes: Mapping[st
     return _parse_algorithm_entry({**entry, **changes} if isinstance(entry, dict) else entry, label)
 
 
-def reject_display_name(key: str, name: str) -> None:
+def reject_display_name_as_label(key: str, name: str) -> None:
     """Raise a ValueError if an algorithm has its name in papers, such as FedProx, instead of that in params.yaml."""
     match = find_nearest_name(name, registry.list_components(ALGORITHM), cutoff=0.8)
     if match and not re.fullmatch(LABEL_PATTERN, name):
         raise ValueError(f"{key}: unknown algorithm '{name}'. Did you mean '{match}'?")
 
 
-def _reject_display_names(entries: Any) -> Any:
+def _reject_display_names_as_labels(entries: Any) -> Any:
     for label, entry in entries.items() if isinstance(entries, Mapping) else ():
         if not (isinstance(entry, Mapping) and ALGORITHM.selector in entry):
-            reject_display_name(f"algorithms.{label}", str(label))
+            reject_display_name_as_label(f"algorithms.{label}", str(label))
     return entries
 
 
@@ -228,7 +228,7 @@ ModelSection = Annotated[Any, *_make_component_annotations(MODEL)]
 #: Entries with an algorithm and its parameters, by label.
 AlgorithmSections = Annotated[
     dict[Label, Any],
-    BeforeValidator(_reject_display_names),
+    BeforeValidator(_reject_display_names_as_labels),
     AfterValidator(_parse_methods),
     PlainSerializer(lambda methods: {label: _dump_component(ALGORITHM, methods[label].algorithm) for label in methods}),
     Field(default_factory=dict),

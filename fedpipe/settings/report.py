@@ -15,7 +15,8 @@ FigureWidth = Literal["neurips", "icml", "column", "slides"]
 RankTest = Literal["nemenyi", "holm"]
 SIGNIFICANCE_LEVEL = 0.05  #: of rank tests
 #: A new statistic needs its name here, its values in `report.statistics.build_statistics_table`, its head and sentence
-#: in `report.tables._build_statistics_section`, and its format in `report.tables._format_statistic`.
+#: in `report.tables._build_statistics_section`, and its format in `report.tables._format_statistic_cell`. If its head
+#: is a fixed text, add that to `settings.study.TABLE_COLUMNS`.
 Statistic = Literal[
     "client_std",
     "worst_tenth",

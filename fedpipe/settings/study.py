@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 from pydantic import Discriminator, Field, Tag, field_validator
 
 from fedpipe.settings.base import Label, Section, convert_to_number, require_unique_values
-from fedpipe.settings.methods import reject_display_name
+from fedpipe.settings.methods import reject_display_name_as_label
 from fedpipe.settings.report import Statistic
 
 #: Columns of a study's tables. An axis can't have these names.
@@ -54,7 +54,7 @@ class Study(Section):
             if "." in name:
                 entry = f"{name.rpartition('.')[2].lower()}: {{algorithm: {name}}}"
                 raise ValueError(f"'{name}' needs a label. Add an entry such as `{entry}` to algorithms.")
-            reject_display_name("study.algorithms", name)
+            reject_display_name_as_label("study.algorithms", name)
         return algorithms
 
     @field_validator("seeds", mode="before")

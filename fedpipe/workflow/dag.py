@@ -260,7 +260,7 @@ class Dag:
 
         return list_input_of_winners
 
-    def get_winner_output(self, checkpoints: Any) -> list[Any]:
+    def get_tuned_run_output(self, checkpoints: Any) -> list[Any]:
         """List functions that list the runs of each study with `tune`, as `get_run_output` does for all others."""
         plans = [plan for plan in self.planned.plans_with_all_runs if plan.tuning]
         return [self.get_input_after_search(plan, self._list_run_output, checkpoints) for plan in plans]

@@ -442,7 +442,7 @@ def test_ctrl_c_before_a_job_has_begun_ends_without_a_traceback(monkeypatch: pyt
     def interrupted(snakemake: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job_server, "_connect_to_server", interrupted)
+    monkeypatch.setattr(job_server, "_connect_or_start_server", interrupted)
     with pytest.raises(SystemExit) as end:
         job_server.delegate_command_to_server(1)
     assert end.value.code == 130

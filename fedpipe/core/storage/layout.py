@@ -474,7 +474,7 @@ def read_round_digests(files: RoundFiles, record: Path) -> dict[str, str]:
     return digests
 
 
-def summarize_round(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
+def summarize_participation(files: RoundFiles, state: Mapping[str, Any]) -> dict[str, float]:
     """Summarize a round by name: participants, updates that were left out, mean bytes, and the method's own metrics.
 
     ``state`` is the content of its ``state.json``.
