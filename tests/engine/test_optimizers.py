@@ -27,9 +27,9 @@ def compute_gradient(parameters, step):
 
 def run_rule(rule):
     parameters = make_parameters()
-    slots = rule.init(parameters)
+    slots = rule.init_slots(parameters)
     for step in range(STEPS):
-        parameters, slots = rule.update(parameters, compute_gradient(parameters, step), slots)
+        parameters, slots = rule.update_parameters(parameters, compute_gradient(parameters, step), slots)
     return parameters
 
 
@@ -82,27 +82,27 @@ def test_adam_leaves_alone_what_never_had_a_gradient():
 
 @pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)])
 def test_an_update_changes_nothing_in_place(assert_same, rule):
-    parameters, slots = make_parameters(), rule.init(make_parameters())
+    parameters, slots = make_parameters(), rule.init_slots(make_parameters())
     result = compute_gradient(parameters, 0)
-    rule.update(parameters, result, slots)
+    rule.update_parameters(parameters, result, slots)
     assert_same(parameters, make_parameters())
     assert_same(result, compute_gradient(make_parameters(), 0))
-    assert_same(slots, rule.init(make_parameters()))
+    assert_same(slots, rule.init_slots(make_parameters()))
 
 
 @pytest.mark.parametrize(
     "rule", [SGD(0.1), SGD(0.1, 0.0, 0.01), SGD(0.1, 0.9), SGD(0.1, 0.9, 0.01), Adam(0.1, 0.01), AdamW(0.1, 0.01)]
 )
 def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(assert_same, rule):
-    parameters, slots = make_parameters(), rule.init(make_parameters())
+    parameters, slots = make_parameters(), rule.init_slots(make_parameters())
     result, expected = (
-        rule.update(parameters, compute_gradient(parameters, 0), slots, can_overwrite)
+        rule.update_parameters(parameters, compute_gradient(parameters, 0), slots, can_overwrite)
         for can_overwrite in (True, False)
     )
     assert_same(result, expected)
     assert_same(parameters, make_parameters())
-    assert_same(slots, rule.init(make_parameters()))
-    next_parameters, _ = rule.update(result[0], compute_gradient(result[0], 1), result[1], can_overwrite_gradient=True)
+    assert_same(slots, rule.init_slots(make_parameters()))
+    next_parameters, _ = rule.update_parameters(result[0], compute_gradient(result[0], 1), result[1], can_overwrite_gradient=True)
     assert_same(result, expected)
     assert not torch.equal(next_parameters["w"], result[0]["w"])
 
@@ -111,10 +111,10 @@ def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(ass
 def test_clients_in_a_stack_move_as_they_do_alone(assert_same, rule):
     parameters = make_parameters()
     stacked = parameters.map(lambda value: torch.stack([value, -2 * value]))
-    slots = torch.func.vmap(rule.init)(stacked)
-    stepped, _ = torch.func.vmap(rule.update)(stacked, stacked, slots)
+    slots = torch.func.vmap(rule.init_slots)(stacked)
+    stepped, _ = torch.func.vmap(rule.update_parameters)(stacked, stacked, slots)
     for row, gradient in enumerate((parameters, -2 * parameters)):
-        unstacked, _ = rule.update(gradient, gradient, rule.init(gradient))
+        unstacked, _ = rule.update_parameters(gradient, gradient, rule.init_slots(gradient))
         assert_same(stepped.map(lambda value, row=row: value[row]), unstacked, tolerance=1e-15)
 
 
