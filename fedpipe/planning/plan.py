@@ -325,9 +325,8 @@ class Plan:
     def search_digest(self) -> str:
         """Hash of the search, which its results contain."""
         tuning = self.to_dict().get("tuning")
-        return compute_json_digest(
-            [tuning, self.seeds, [[cell.key, cell.rounds] for cell in self.plan_without_tuning.cells]]
-        )
+        cells = [[cell.key, cell.rounds] for cell in self.plan_without_tuning.cells]
+        return compute_json_digest([tuning, self.seeds, cells])
 
     @property
     def rung_files(self) -> list[Path]:
@@ -371,13 +370,10 @@ class Plan:
         rungs = self.read_rungs() if rungs is None else rungs
         is_complete, tuning = len(rungs) == len(self.tuning.rungs), self.tuning.add_draws_of_rungs(rungs)
         cells: dict[tuple[Any, ...], Cell] = {}
-        runs = {(run.algorithm, run.key): run for run in self.plan_without_tuning.runs}
+        untuned_plan = self.plan_without_tuning
+        runs = {(run.algorithm, run.key): run for run in untuned_plan.runs}
         for index, search in enumerate(tuning.searches):
-            defaults = [
-                (cell, runs[cell.algorithm, cell.key])
-                for cell in self.plan_without_tuning.cells
-                if search.has_cell(cell)
-            ]
+            defaults = [(cell, runs[cell.algorithm, cell.key]) for cell in untuned_plan.cells if search.has_cell(cell)]
             results = [rung.searches[index] for rung in rungs]
             winners = list(self._list_winning_runs(search, defaults, results[-1])) if is_complete else []
             draws = list(self._list_draw_runs(tuning, search, results)) if has_draws else []

@@ -50,7 +50,7 @@ def build_plot_data_files(data: StudyData) -> FileContents:
     frames = {
         "clients": plots.build_client_accuracies(data),
         "matrices": plots.build_matrix_cells(data),
-        "partition": plots.build_partition_counts(data.plan),
+        "partition": plots.build_partition_counts(data),
     }
     return {
         data.plan.study_files.get_plot_data_path(name): plots.encode_plot_csv(frame) for name, frame in frames.items()

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedpipe.core.storage import files, layout
 from fedpipe.core.storage.layout import MergedRoundFiles
-from fedpipe.data import assignment
+from fedpipe.data.assignment import NO_CLIENT, Assignment
 from fedpipe.data.heterogeneity import HeterogeneitySummary
 from fedpipe.planning import code_changes
 from fedpipe.planning.plan import Cell, Plan
@@ -146,15 +146,19 @@ class StudyData:
         return summaries
 
     @cached_property
+    def assignments(self) -> dict[str, Assignment]:
+        """The samples of each client, by key of the partition, in the order of the runs."""
+        keys = dict.fromkeys(run.partition for run in self.plan.runs)
+        paths = {key: layout.get_assignment_path(key) for key in keys}
+        return {key: Assignment.read(path, files.read_recorded_sha256(path)) for key, path in paths.items()}
+
+    @cached_property
     def client_names_by_partition(self) -> dict[str, dict[int, str]]:
         """Name of each client by number, by key of the partition. Client -1 is the server."""
-        names_by_partition = {}
-        for key in dict.fromkeys(run.partition for run in self.plan.runs):
-            path = layout.get_assignment_path(key)
-            table = files.read_parquet(path, files.read_recorded_sha256(path))
-            names = assignment.read_client_names(table, int(table["client"].to_numpy().max()) + 1)
-            names_by_partition[key] = {assignment.NO_CLIENT: "server", **dict(enumerate(names))}
-        return names_by_partition
+        return {
+            key: {NO_CLIENT: "server", **dict(enumerate(assignment.names))}
+            for key, assignment in self.assignments.items()
+        }
 
     def name_clients(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Name the client of each row, given the columns ``key`` of its run and ``client``."""

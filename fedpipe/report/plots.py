@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fedpipe.core.storage import files, layout
-from fedpipe.data.assignment import Assignment
-from fedpipe.planning.plan import Plan, replace_html_tag_brackets
+from fedpipe.planning.plan import replace_html_tag_brackets
 from fedpipe.report import curves, matrices, results, statistics, table_notes, table_parts, tables
 from fedpipe.report.data import StudyData
 
@@ -76,7 +74,7 @@ def build_matrix_cells(data: StudyData) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["line", "matrix", "row", "column", "value"])
 
 
-def build_partition_counts(plan: Plan) -> pd.DataFrame:
+def build_partition_counts(data: StudyData) -> pd.DataFrame:
     """Build the training samples of each client and class.
 
     Returns
@@ -84,11 +82,10 @@ def build_partition_counts(plan: Plan) -> pd.DataFrame:
     pandas.DataFrame
         ``partition`` (data set, scheme and seed), ``client``, ``class``, ``samples``, without empty cells.
     """
-    rows, descriptions = [], table_notes.describe_partitions(plan)
-    for key, settings in table_parts.read_partition_settings_by_key(plan).items():
+    rows, descriptions = [], table_notes.describe_partitions(data.plan)
+    for key, settings in table_parts.read_partition_settings_by_key(data.plan).items():
         name = table_notes.append_partition_seed(settings, descriptions[key])
-        path = layout.get_assignment_path(key)
-        assignment = Assignment.read(path, files.read_recorded_sha256(path))
+        assignment = data.assignments[key]
         for client, classes in zip(assignment.names, assignment.class_counts, strict=True):
             for label, samples in enumerate(classes):
                 if samples:

@@ -141,7 +141,7 @@ def test_every_other_method_is_planned_with_one(run_fedpipe: RunFedpipe, name: s
     [
         ({"optimizer": "adm"}, "federation.server.optimizer: 'adm' can't be used. Use 'sgd', 'momentum',"),
         ({"optimiser": "adam"}, "federation.server.optimiser: unknown key. Did you mean 'optimizer'?"),
-        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key. Did you mean 'beta2'?"),
+        ({"optimizer": "adam", "beta3": 0.1}, "federation.server.beta3: unknown key. Did you mean 'beta2' or 'beta1'?"),
         ({"optimizer": "momentum", "tau": 0.1}, "federation.server.tau: 0.1 "),
         ({"beta1": 0.9}, "federation.server.beta1: 0.9 "),
         ({"optimizer": "adam", "tau": 0}, "federation.server.tau: 0 "),
