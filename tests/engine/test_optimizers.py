@@ -102,7 +102,9 @@ def test_a_donated_gradient_leads_to_the_same_bits_and_leaves_all_else_alone(ass
     assert_same(result, expected)
     assert_same(parameters, make_parameters())
     assert_same(slots, rule.init_slots(make_parameters()))
-    next_parameters, _ = rule.update_parameters(result[0], compute_gradient(result[0], 1), result[1], can_overwrite_gradient=True)
+    next_parameters, _ = rule.update_parameters(
+        result[0], compute_gradient(result[0], 1), result[1], can_overwrite_gradient=True
+    )
     assert_same(result, expected)
     assert not torch.equal(next_parameters["w"], result[0]["w"])
 
