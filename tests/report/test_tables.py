@@ -199,7 +199,7 @@ def test_each_metric_has_a_name_of_its_own_that_says_which_samples(two):
     assert names["personal-on-train"] == "Local training accuracy (personalized)"
     assert names["finetuned-on-validation"] == "Local validation accuracy (fine-tuned)"
     assert not set(names) & set(names.values())
-    assert format_metric_label("mean-on-global") == "mean-on-global", "what a method measures beside the protocols"
+    assert format_metric_label("mean-on-global") == "mean-on-global", "a model that a method adds to the protocols"
 
 
 def test_of_a_data_set_all_is_told_that_is_not_by_default():

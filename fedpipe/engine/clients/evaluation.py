@@ -13,7 +13,6 @@ result (``kept.parquet``) is used until the client trains again. So this model i
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -322,9 +321,9 @@ class ModelScorer:
         scores: dict[int, dict[Test, Score]] = {client: {} for client in self._clients.ids if tests}
         for test in tests:
             subsets = [self._clients.get_evaluation_indices(client, test) for client in scores]
-            distinct_subsets = subsets[:1] if test == "global" else subsets
-            subset_scores = itertools.cycle(self._score_subsets(distinct_subsets))
-            for client, score in zip(scores, subset_scores, strict=False):
+            copies = len(subsets) if test == "global" else 1  # all clients have the same samples
+            subset_scores = self._score_subsets(subsets[::copies]) * copies
+            for client, score in zip(scores, subset_scores, strict=True):
                 scores[client][test] = score
         return scores
 
