@@ -117,6 +117,11 @@ def run_studies(
     require_single_study(params, preset)
     if not params.is_file():
         raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
+    if not Path("Snakefile").is_file():
+        raise SettingsError(
+            "Snakefile: this folder has none, so it is not a project. Change to your project, or create one with "
+            "`fedpipe init NEW`."
+        )
     StudyFiles.from_params(params, preset)  # raises an error if the preset can't be part of a path
     snakemake_options = list(context.args)
     if snakemake_options and not snakemake_options[0].startswith("-"):

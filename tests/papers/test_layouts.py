@@ -145,4 +145,4 @@ def test_protocols_by_method():
     assert table.get_protocol("FedUV") == "trained-on-local"
     assert table.get_protocol("cwFedAvg") == "personal-on-local"
     assert PAPERS["FedDW"].tables["Table I"].get_protocol("FedPer") == "kept-on-global"
-    assert PAPERS["PFPS-LWC"].tables["Table 4"].get_protocol("FedProto") == "prototype-on-local"
+    assert PAPERS["PFPS-LWC"].tables["Table 4"].get_protocol("FedProto") == "personal-on-local"

@@ -280,6 +280,13 @@ def test_a_mistake_is_one_message_and_runs_nothing(project: Project, arguments: 
     assert not (project.folder / ".snakemake").exists()
 
 
+def test_a_folder_without_a_snakefile_is_not_a_project(project: Project) -> None:
+    (project.folder / "Snakefile").unlink()
+    done = run_command(project, "fedpipe", "run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch("fedpipe: Snakefile: .*`fedpipe init NEW`.\n", done.stderr)
+
+
 def test_without_snakemake_the_error_is_one_message(project: Project, tmp_path: Path) -> None:
     python = tmp_path / "bin/python"
     python.parent.mkdir()
