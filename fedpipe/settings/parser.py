@@ -85,16 +85,15 @@ def parse_params(
         }
         settings = settings | {"partition": partition}
     settings = replace_names_by_numbers(settings)
-    context = {
-        "download": download_command,
-        "labels": labels,
-        "obtain": obtain_command or download_command or DOWNLOAD_COMMAND,
-    }
+    obtain_command = obtain_command or download_command or DOWNLOAD_COMMAND
+    context = {"download": download_command, "labels": labels, "obtain": obtain_command}
     try:
         params = Params.model_validate(settings, context=context)
     except ValidationError as error:
         list_known_keys = partial(_list_known_keys, settings=settings)
-        raise SettingsError("\n".join(format_validation_errors(error, settings, "", list_known_keys))) from None
+        message = "\n".join(format_validation_errors(error, settings, "", list_known_keys))
+        # Models, data sets and partitions don't know their study's file.
+        raise SettingsError(message.replace(f"`{DOWNLOAD_COMMAND}`", f"`{obtain_command}`")) from None
     params._ignored_parameters = ignored_parameters
     return params
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,15 @@ def test_a_study_in_a_folder_has_its_derived_study_next_to_it() -> None:
     study = derive("federation.rounds=5", base="studies/a/b.yaml")
     assert study.path == Path("studies/a/b-federation.rounds=5.yaml")
     assert study.write_study("full")
+
+
+def test_the_command_that_fills_in_the_weights_names_the_derived_study(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(folder / "no-weights"))
+    weights = "{name: torchvision, architecture: resnet18, weights: IMAGENET1K_V1}"
+    study = derive("dataset.name=cifar10", f"model={weights}")
+    with pytest.raises(SettingsError, match=r"^model\.sha256: missing") as error:
+        study.make_plan("full")
+    assert f"`fedpipe download --params {shlex.quote(str(study.path))}`" in str(error.value)
+    assert study.path.is_file()  # the command reads it
