@@ -49,6 +49,7 @@ lint: setup
 	ruff check
 	ruff format --check
 	mypy --strict fedpipe snakemake_executor_plugin_fedpipe_slurm snakemake_logger_plugin_fedpipe
+	mypy --config-file tests/mypy.ini tests benchmarks
 	lint-imports
 	snakefmt --check Snakefile workflow
 	snakemake --lint

@@ -39,14 +39,14 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     datasets = importlib.import_module("data.utils.datasets")
     models = importlib.import_module("src.utils.models")
 
-    class Pixels(datasets.BaseDataset):
+    class Pixels(datasets.BaseDataset):  # type: ignore[name-defined]
         def __init__(self, root: Path, args: Any, **transforms: Any) -> None:
             x, y = job.arrays
             super().__init__(
                 torch.from_numpy(x / np.float32(255)), torch.from_numpy(y), list(range(CLASSES)), **transforms
             )
 
-    class Decoupled(models.DecoupledModel):
+    class Decoupled(models.DecoupledModel):  # type: ignore[name-defined]
         def __init__(self, dataset: str, pretrained: bool) -> None:
             super().__init__()
             network = job.build_network()

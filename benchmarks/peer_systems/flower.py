@@ -71,7 +71,7 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     simulation = importlib.import_module("flwr.simulation")
     case, results = job.case, []
 
-    class Strategy(strategies.FedAvg):
+    class Strategy(strategies.FedAvg):  # type: ignore[name-defined]
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
             clock.begin_round()
             nodes, participants = sorted(grid.get_node_ids()), job.plan["schedule"][server_round - 1]

@@ -44,7 +44,7 @@ def run(job: Job, clock: Clock) -> Sequence[Tensor]:
     sys.path.insert(0, str(Path.cwd()))
     models = importlib.import_module("flcore.trainmodel.models")
     server_class = importlib.import_module("flcore.servers.serveravg").FedAvg
-    models.FedAvgCNN = lambda **_: PFLlibNetwork(job.build_network())
+    models.FedAvgCNN = lambda **_: PFLlibNetwork(job.build_network())  # type: ignore[attr-defined]
     schedule, servers = iter(job.plan["schedule"]), []
 
     def select_clients(server: Any) -> list[Any]:

@@ -172,7 +172,7 @@ class Own(FedAvg):
 def test_a_method_with_a_parameter_of_its_name_has_only_that_parameter():
     for parameters, value in (({}, 0.5), ({"dw": 2.0}, 2.0)):
         method = registry.build_component(component.ALGORITHM, f"{__name__}.Own", parameters, "algorithms.mine")
-        assert (type(method), method.dw) == (Own, value)
+        assert (type(method), method.dw) == (Own, value)  # type: ignore[attr-defined]
     with pytest.raises(SettingsError, match=r"^algorithms\.mine\.dw: {'mu': 0\.1}"):
         registry.build_component(component.ALGORITHM, f"{__name__}.Own", {"dw": {"mu": 0.1}}, "algorithms.mine")
     assert registry.add_dw_parameter(component.ALGORITHM, Own) is Own

@@ -214,7 +214,7 @@ def test_a_head_that_is_no_linear_layer_is_refused():
 def test_it_stands_beside_a_batch(make_trial):
     """The global model's logits are those of the head as it was adapted."""
     algorithm = registry.build_component(component.ALGORITHM, "fednh", {"scale": 20.0})
-    net = FunctionalNetwork(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)
+    net = FunctionalNetwork(lambda: algorithm.adapt(Network(nn.Identity(), nn.Linear(2, 3))), f64)  # type: ignore[attr-defined]
     model = net.make_initial_model(0)
     assert float(model["head.scale"]) == 20
     batch = Batch(torch.ones(3, 2, dtype=f64), torch.tensor([0, 1, 2]))

@@ -36,7 +36,7 @@ def parse_generated(name: str = "mnist", **others: Any) -> Data:
 
 def make_mirror(folder: Path) -> Path:
     """Make a mirror with empty files that have the names of MNIST's."""
-    for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:
+    for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:  # type: ignore[attr-defined]
         (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         (folder / file.name).write_bytes(b"")
     return folder
@@ -120,7 +120,7 @@ def test_a_plan_stores_them_without_a_network() -> None:
 
 @pytest.mark.parametrize("name", [None, "mnist"])
 def test_who_asks_for_the_data_set_itself_gets_no_noise(name: str | None, tmp_path: Path) -> None:
-    first, *_ = parser.parse_dataset({"name": "mnist"}).configured_dataset.files
+    first, *_ = parser.parse_dataset({"name": "mnist"}).configured_dataset.files  # type: ignore[attr-defined]
     mirror_file = (
         tmp_path / "mirror" / first.name
     )  # the first of several files, damaged, so that the network is not used

@@ -116,7 +116,7 @@ def test_each_format_gives_each_writer_its_samples(write: Callable[[], dict[str,
     for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
         owned = np.sort(np.concatenate([train, test]))
         assert np.array_equal(owned, np.flatnonzero(column.codes == column.names.index(name)))
-        assert len(owned) == (name == WRITERS).sum()
+        assert len(owned) == (name == WRITERS).sum()  # type: ignore[attr-defined]
         assert np.bincount(samples.y[owned]).sum() == len(owned)
         assert sorted(samples.y[owned].tolist()) == sorted(LABELS[name == WRITERS].tolist())
 
@@ -214,7 +214,7 @@ def test_fewer_clients_are_drawn_with_the_seed() -> None:
 def test_official_tests_go_to_the_writers_themselves() -> None:
     assignment = assign(Natural(minimum=20), 6, official=True)
     for name, train, test in zip(assignment.names, assignment.train, assignment.test, strict=True):
-        (own,) = (name == WRITERS).nonzero()
+        (own,) = (name == WRITERS).nonzero()  # type: ignore[attr-defined]
         assert np.array_equal(train, own[own % 4 != 0])
         assert np.array_equal(test, own[own % 4 == 0])
     assert np.array_equal(assignment.global_test, np.arange(0, len(WRITERS), 4)), "also tests of writers not drawn"

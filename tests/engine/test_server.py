@@ -15,7 +15,7 @@ from fedpipe.engine.server.server import M, V, aggregate_uploads, apply_server_o
 from fedpipe.settings.federation import Server
 
 ALGORITHMS = registry.list_components(component.ALGORITHM)
-AVERAGING = [name for name in ALGORITHMS if registry.find_component(component.ALGORITHM, name).server_optimizer_part]
+AVERAGING = [name for name in ALGORITHMS if registry.find_component(component.ALGORITHM, name).server_optimizer_part]  # type: ignore[attr-defined]
 
 
 def build(name):

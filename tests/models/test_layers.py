@@ -210,7 +210,7 @@ def test_no_layer_has_in_a_batch_the_noise_that_another_has_in_the_next():
     for key in map(torch.tensor, range(7, 12)):
         noises.append(generate_uniform(key, (100,)) >= 0.5)
         with mode.activate(True, noise_key=key):
-            noises += [layer(torch.ones(100)) > 0 for _ in range(2) for layer in ours]
+            noises += [layer(torch.ones(100)) > 0 for _ in range(2) for layer in ours]  # type: ignore[attr-defined]
     assert len({tuple(draws.tolist()) for draws in noises}) == 5 * (1 + 2 * 4)
 
 

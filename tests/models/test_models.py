@@ -105,8 +105,8 @@ def test_parameters_of_cnn5() -> None:
     assert count_parameters("cnn5", CIFAR, 10, batch_norm=True) == 62_006 + 2 * (6 + 16 + 120 + 84)
     assert count_parameters("cnn5", CIFAR, 10, batch_norm="convolutions") == 62_006 + 2 * (6 + 16)
     plain, normalized = (build_model("cnn5", batch_norm=batch_norm).build(CIFAR, 10) for batch_norm in (False, True))
-    layers = [layer for layer in normalized.body if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]
-    assert [type(layer) for layer in plain.body] == [type(layer) for layer in layers]
+    layers = [layer for layer in normalized.body if not isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d))]  # type: ignore[attr-defined]
+    assert [type(layer) for layer in plain.body] == [type(layer) for layer in layers]  # type: ignore[attr-defined]
     previous_layers = [
         type(normalized.body[index - 1]) for index, layer in enumerate(normalized.body) if layer not in layers
     ]

@@ -47,8 +47,8 @@ UNSTACKABLE: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 STACKABLE = [
     name
     for name in registry.list_components(component.MODEL)
-    if registry.find_component(component.MODEL, name).is_stackable
-]  # type: ignore[attr-defined]
+    if registry.find_component(component.MODEL, name).is_stackable  # type: ignore[attr-defined]
+]
 
 
 def test_all_stackable_models_are_tested() -> None:

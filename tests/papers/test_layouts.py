@@ -136,7 +136,7 @@ def test_numbers_in_text_are_made_of_cells_that_are_there():
 def test_studies_are_files_of_one_table_or_figure():
     for paper in PAPERS.values():
         entries = [*paper.tables.values(), *paper.figures.values()]
-        assert all(re.fullmatch(r"(table|figure)\d+", entry.study) for entry in entries if entry.study)
+        assert all(re.fullmatch(r"(table|figure)\d+", entry.study) for entry in entries if entry.study)  # type: ignore[attr-defined]
         assert all(bool(figure.study) != (figure.form == "none") for figure in paper.figures.values())
 
 

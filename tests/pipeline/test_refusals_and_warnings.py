@@ -46,7 +46,7 @@ def test_data_that_came_meanwhile_take_the_place_of_noise(project: Project, monk
     studies.write(studies.settings(dataset={"name": "mnist", "subset": 300, "on_missing": "generate"}), project.folder)
     planner.write_plan(new_plan := planner.make_plan())
     assert [run.dataset.partition("-")[0] for run in new_plan.runs] == ["generated"]
-    for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:
+    for file in parser.parse_dataset({"name": "mnist"}).configured_dataset.files:  # type: ignore[attr-defined]
         (project.folder / "mirror" / file.name).parent.mkdir(parents=True, exist_ok=True)
         (project.folder / "mirror" / file.name).write_bytes(b"")  # nobody reads them yet
     planned = project.run("env", "FEDPIPE_MIRROR=mirror", "snakemake", "-n", "all", *LOCAL)

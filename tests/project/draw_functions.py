@@ -26,7 +26,7 @@ def list_functions(node: ast.AST, prefix: str) -> Iterator[str]:
             returns = f" -> {ast.unparse(child.returns)}" if child.returns else ""
             yield f"{prefix}{child.name}{arguments}{returns}"
         is_scope = isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        yield from list_functions(child, f"{prefix}{child.name}." if is_scope else prefix)
+        yield from list_functions(child, f"{prefix}{child.name}." if is_scope else prefix)  # type: ignore[attr-defined]
 
 
 def list_arguments(arguments: ast.arguments) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_contrast_without_common_seeds_is_welchs():
         ours, other = (chance.normal(50, 3, int(chance.integers(2, 8))) for _ in range(2))
         numbers = [RunMean(float(np.mean(x)), float(np.std(x, ddof=1)), len(x)) for x in (ours, other)]
         low, high = stats.ttest_ind(ours, other, equal_var=False).confidence_interval()
-        contrast = contrasts.compute_contrast(*numbers, None)
+        contrast = contrasts.compute_contrast(*numbers, None)  # type: ignore[call-arg]
         assert contrast[1:] == (pytest.approx(low), pytest.approx(high), False)
         assert contrast.sign == ("+" if low > 0 else "−" if high < 0 else "?")
 

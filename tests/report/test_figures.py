@@ -117,7 +117,7 @@ def test_no_labels_lie_on_top_of_each_other_at_27_panels(make, panels):
     ]
     assert len(inside) >= 6
     assert find_overlaps(inside, canvas.get_renderer()) == []
-    titles = [ax.title if ax.get_title() else ax._left_title for ax in drawn_axes]
+    titles = [ax.title if ax.get_title() else ax._left_title for ax in drawn_axes]  # type: ignore[attr-defined]
     assert find_overlaps(titles, canvas.get_renderer()) == []
 
 
@@ -217,7 +217,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_curves(make, algorithm
     assert figure.get_supxlabel() == "One seed.\nOverrides of other01: federation.local_epochs=15."
     figure.draw_without_rendering()
     axes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
-    assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "nothing overlaps it"
+    assert figure._supxlabel.get_window_extent().y1 <= min(box.y0 for box in axes), "nothing overlaps it"  # type: ignore[attr-defined]
     curves_figure.write_curves_figure(StudyData(tree.plan))
     assert ">Overrides of other01: federation.local_epochs=15.<" in Path("results/figures/curves.svg").read_text(
         encoding="utf-8"
@@ -357,7 +357,7 @@ def test_partition_shows_counts_and_sizes():
     figure = partition.build_partition_figure(np.array([[3, 0], [1, 4]]), SETTINGS, NEURIPS)
     cells, bars = figure.axes
     assert sorted(text.get_text() for text in cells.texts) == ["1", "3", "4"]
-    assert [bar.get_width() for bar in bars.patches] == [3, 5]
+    assert [bar.get_width() for bar in bars.patches] == [3, 5]  # type: ignore[attr-defined]
     assert figure.get_suptitle() == "digits: dirichlet, alpha = 0.3, seed 4"
     subset = partition.build_partition_figure(
         np.array([[3]]), SETTINGS | {"dataset": SETTINGS["dataset"] | {"subset": 3}}, NEURIPS

@@ -259,7 +259,7 @@ def test_failed_jobs_of_all_kinds_are_told(plan: NewPlan) -> None:
     write_records(
         *(
             FAILED
-            | {"time": BEGIN, "job": 1, "rule": rule, "output": [str(path) for path in paths]}
+            | {"time": BEGIN, "job": 1, "rule": rule, "output": [str(path) for path in paths]}  # type: ignore[attr-defined]
             | {"log": [f"results/logs/{rule}.log"]}
             for rule, paths in outputs.items()
         )

@@ -194,7 +194,7 @@ def test_bytes_of_a_tensor_file_do_not_depend_on_its_name_or_on_views() -> None:
 
 def test_float32_is_float32_on_a_gpu_too() -> None:
     """PyTorch's default there is TF32, for convolutions and recurrent layers."""
-    kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul
+    kinds = torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     with numerics.preserve_torch_flags():
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
         assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3

@@ -76,7 +76,7 @@ def test_a_late_field_is_in_no_key_while_it_is_off(tmp_path: Path, monkeypatch: 
     files = RunFiles.from_key("fedavg", default_key)
     planner.write_plan(planner.make_plan())
     monkeypatch.setattr(run_settings, "Federation", LaterFederation)
-    assert RunSettings.read(files.settings).build_federation_settings().prox == 0
+    assert RunSettings.read(files.settings).build_federation_settings().prox == 0  # type: ignore[attr-defined]
 
 
 def hash_states(run: Run) -> dict[str, str]:
