@@ -84,7 +84,7 @@ def describe_configuration(name: str, point: Mapping[str, str]) -> str:
 
 
 def describe_method_overrides(plan: Plan) -> list[str]:
-    """Describe the overrides of each method (and grid point) that has some.
+    """Describe the overrides of methods (and grid points). Methods with the same overrides share a sentence.
 
     Examples
     --------
@@ -97,14 +97,14 @@ def describe_method_overrides(plan: Plan) -> list[str]:
         points_by_overrides.setdefault(format_method_overrides(cell), []).append(
             describe_grid_point(format_grid_point(plan, cell))
         )
-    sentences = []
+    names_by_overrides: dict[str, list[str]] = {}
     for algorithm, points_by_overrides in points_by_algorithm.items():
         for overrides, points in points_by_overrides.items():
             points_text = "; ".join(dict.fromkeys(points)) if len(points_by_overrides) > 1 else ""
             title = plan.get_method_title(algorithm)
-            name = f"{title} ({points_text})" if points_text else title
-            sentences += [f"Overrides of {name}: {overrides}."] if overrides else []
-    return sentences
+            names_by_overrides.setdefault(overrides, []).append(f"{title} ({points_text})" if points_text else title)
+    names_by_overrides.pop("", None)
+    return [f"Overrides of {', '.join(names)}: {overrides}." for overrides, names in names_by_overrides.items()]
 
 
 def format_method_overrides(cell: Cell) -> str:

@@ -232,8 +232,7 @@ def test_settings_that_a_method_has_alone_stand_below_the_matrices(make):
     tree.change(cells=tuple(dataclasses.replace(cell, own={"federation.rounds": 9}) for cell in tree.plan.cells))
     matrices.write_matrices_figure(StudyData(tree.plan))
     svg = Path("results/figures/matrices.svg").read_text(encoding="utf-8")
-    has_note = [f">Overrides of {name}: federation.rounds=9.<" in svg for name in tree.plan.algorithms]
-    assert has_note == [True, True, False], "only for the drawn algorithms"
+    assert ">Overrides of fedavg, feddw: federation.rounds=9.<" in svg, "only of the drawn algorithms"
 
 
 def test_lines_of_one_name_are_two(make):

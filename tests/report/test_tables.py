@@ -307,8 +307,8 @@ def test_of_settings_at_some_points_alone_the_points_are_told(grid):
     grid.change(titles={"fedprox": "FedProx"})
     set_overrides(grid, lambda cell: {"federation.rounds": 9} if cell.grid["partition.alpha"] == 0.1 else {})
     text = tables.render_markdown_table(StudyData(grid.plan))
-    assert "\nOverrides of fedavg (alpha=0.1): federation.rounds=9.\n" in text
-    assert "\nOverrides of FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2): federation.rounds=9.\n" in text
+    names = "fedavg (alpha=0.1), FedProx (alpha=0.1, mu=1; alpha=0.1, mu=2)"
+    assert f"\nOverrides of {names}: federation.rounds=9.\n" in text
 
 
 FORMULA = '=HYPERLINK("https://example.org";"x")'

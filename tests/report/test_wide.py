@@ -85,7 +85,8 @@ def test_settings_that_a_method_has_alone_are_in_comments_and_below_the_table(on
 def test_settings_at_some_points_alone_are_a_note_of_their_numbers(one):
     set_overrides(one, lambda cell: {"federation.precision": "bfloat16"} if cell.grid["partition.alpha"] == 0.5 else {})
     result = latex(one)
-    assert "% Overrides of fedavg (alpha=0.5): federation.precision=bfloat16.\n" in result
+    names = "fedavg (alpha=0.5), fedprox (alpha=0.5), local (alpha=0.5)"
+    assert f"% Overrides of {names}: federation.precision=bfloat16.\n" in result
     assert [row[0] for row in lines(result)] == ["fedavg", "fedprox", "local"]
     assert ["textsuperscript{a}" in cell for cell in lines(result)[0]] == [False, False, True]
     _, rows = table(one)
