@@ -39,6 +39,7 @@ FIGURE_MODULES = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backen
 FORWARDED_SIGNALS = [
     signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "CONT")
 ]
+SENT_SIGNALS = {signal.SIGTSTP: signal.SIGSTOP, signal.SIGHUP: signal.SIGTERM}  #: signals that a job gets instead
 VARIABLE_PREFIX = "FEDPIPE_"  #: of variables that no import reads, so that they can come with each command
 MAX_MESSAGE_BYTES = 1 << 16  #: a longer command runs in its own process
 SERVER_LOST_MESSAGE = (
@@ -120,11 +121,11 @@ def _start_server(socket_path: str, snakemake_pid: int) -> None:
 
 
 def _forward_signals(job: int) -> None:
-    """From now on, send the signals of this process to a job, a pidfd."""
+    """From now on, send the signals of this process to a job, a pidfd. If the terminal is closed, the job stops."""
 
     def forward_signal(number: int, frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(job, signal.SIGSTOP if number == signal.SIGTSTP else number)
+            signal.pidfd_send_signal(job, SENT_SIGNALS.get(number, number))
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 

@@ -18,6 +18,16 @@ from tests.cli.test_job_server import OWN, list_processes, wait_for_end
 from tests.pipeline.conftest import ENVIRONMENT, LOCAL, Project, count_jobs
 from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
+#: Runs a shell in a terminal, which closes if this process is killed.
+TERMINAL = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp("bash", ["bash", "-c", "echo $$ > shell; fedpipe run; exit"])
+while os.read(terminal, 4096):
+    pass
+"""
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="fork servers need Linux")
 
 
@@ -133,6 +143,28 @@ def test_jobs_end_with_snakemake_and_the_same_command_goes_on(project: Project, 
     for run, rounds in complete.items():
         (log,) = project.folder.glob(f"results/logs/segment/{run.parent.name}-*-{max(complete.values()) + 1:04d}.log")
         assert f"{rounds} of {max(complete.values()) + 1} rounds are complete" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_ends_the_jobs_and_the_same_command_resumes(project: Project) -> None:
+    studies.write(studies.settings(("fedavg", "scaffold"), 400), project.folder)
+    with subprocess.Popen([sys.executable, "-c", TERMINAL], cwd=project.folder, env=ENVIRONMENT) as terminal:
+        wait_for_round(project, 2, terminal)
+        shell = (project.folder / "shell").read_text().strip()
+        (snakemake,) = Path(f"/proc/{shell}/task/{shell}/children").read_text().split()
+        processes = list_processes(int(snakemake))
+        assert len(processes) >= 2
+        terminal.kill()
+        wait_for_end(processes)
+    complete_rounds = [
+        RunFiles(run).list_complete_rounds()[-1]
+        for run in project.folder.glob("results/runs/*/*/")
+        if has_complete_round(run)
+    ]
+    assert 2 <= max(complete_rounds) < 400
+    assert "(2 stopped)" in project.run("fedpipe", "status")
+    project.edit(federation={"rounds": max(complete_rounds) + 1})
+    project.snakemake("runs")
 
 
 def has_complete_round(run: Path) -> bool:

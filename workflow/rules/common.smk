@@ -10,7 +10,7 @@ from pathlib import Path
 from fedpipe.cli.job_server import SNAKEMAKE_PID_VARIABLE
 from fedpipe.core.errors import UserError
 from fedpipe.core.storage.layout import PAPERS
-from fedpipe.workflow import dag, snakemake_patches
+from fedpipe.workflow import dag, hangup, snakemake_patches
 from fedpipe.workflow.dag import Dag
 from fedpipe.workflow.selection import StudySelection
 from snakemake_logger_plugin_fedpipe import progress
@@ -42,6 +42,7 @@ snakemake_patches.patch_parameter_records()
 
 # Several Snakemakes may share a folder. This only concerns the main process.
 if workflow.is_main_process:
+    hangup.handle_hangup()
     snakemake_patches.patch_scheduler_alarm()
     if not UNLOCKS:
         snakemake_patches.patch_lock_deletion()
