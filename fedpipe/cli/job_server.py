@@ -39,7 +39,10 @@ FIGURE_MODULES = ("matplotlib.backends.backend_pdf", "matplotlib.backends.backen
 FORWARDED_SIGNALS = [
     signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TSTP", "CONT")
 ]
-SENT_SIGNALS = {signal.SIGTSTP: signal.SIGSTOP, signal.SIGHUP: signal.SIGTERM}  #: signals that a job gets instead
+SENT_SIGNALS: dict[int, int] = {
+    signal.SIGTSTP: signal.SIGSTOP,
+    signal.SIGHUP: signal.SIGTERM,
+}  #: signals that a job gets instead
 VARIABLE_PREFIX = "FEDPIPE_"  #: of variables that no import reads, so that they can come with each command
 MAX_MESSAGE_BYTES = 1 << 16  #: a longer command runs in its own process
 SERVER_LOST_MESSAGE = (
