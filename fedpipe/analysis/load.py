@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pandas as pd
@@ -247,7 +247,7 @@ class Results:
         algorithm: str,
         seed: int | None = None,
         *,
-        client: int | None = None,
+        client: int | str | None = None,
         round: int | None = None,
         **grid: Any,
     ) -> FittedNetwork:
@@ -261,8 +261,8 @@ class Results:
         algorithm, seed, grid
             The run, as in :meth:`settings`.
         client
-            Load this client's personal model, after it received the server's state and before local training. By
-            default, the global model.
+            Load the personal model of this client (number or name), after it received the server's state and before
+            local training. By default, the global model.
         round
             The model after this round. By default, the last.
 
@@ -279,8 +279,8 @@ class Results:
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             stored_files.require_stored_state(cell.files, number)
             run = self._open_run(cell)
+            client = self._get_client_number(cell, client)
             if client is not None:
-                stored_files.require_existing_client(client, len(run.clients))
                 stored_files.require_stored_state(cell.files, number, client)
             names = stored_files.get_class_names(next(run.dataset for run in self.plan.runs if run.has_cell(cell)))
             state = cell.files.get_round_files(number)
@@ -303,7 +303,7 @@ class Results:
         algorithm: str,
         seed: int | None = None,
         *,
-        client: int | None = None,
+        client: int | str | None = None,
         round: int | None = None,
         **grid: Any,
     ) -> State:
@@ -318,7 +318,7 @@ class Results:
         algorithm, seed, grid
             The run, as in :meth:`settings`.
         client
-            Load this client's state. By default, the server's.
+            Load the state of this client (number or name). By default, the server's.
         round
             The state after this round, or 0 for the initial state. By default, the last.
 
@@ -332,8 +332,7 @@ class Results:
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
-            if client is not None:
-                stored_files.require_existing_client(client, len(run.clients))
+            client = self._get_client_number(cell, client)
             stored_files.require_stored_state(cell.files, number, client)
             return run.load_server_state(number) if client is None else run.checkpoint.load_kept_state(client, number)
 
@@ -359,7 +358,14 @@ class Results:
             return self._open_run(cell).participants(number)
 
     def batches(
-        self, algorithm: str, seed: int | None = None, *, client: int, round: int, stream: str = "batches", **grid: Any
+        self,
+        algorithm: str,
+        seed: int | None = None,
+        *,
+        client: int | str,
+        round: int,
+        stream: str = "batches",
+        **grid: Any,
     ) -> list[list[int]]:
         """The samples of each training step of a client in a round, as rows of :meth:`samples`.
 
@@ -373,7 +379,7 @@ class Results:
         algorithm, seed, grid
             The run, as in :meth:`settings`.
         client, round
-            The client, and the number of the round, from 1.
+            The client (number or name), and the number of the round, from 1.
         stream
             The ``stream`` of the Train passes. By default that of the local training.
 
@@ -387,8 +393,7 @@ class Results:
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round, first=1)
             run = self._open_run(cell)
-            stored_files.require_existing_client(client, len(run.clients))
-            return models.list_batches(run, client, number, stream)
+            return models.list_batches(run, self._get_client_number(cell, client), number, stream)
 
     def samples(self, algorithm: str, seed: int | None = None, **grid: Any) -> tuple[Tensor, Tensor]:
         """All samples of the run, without augmentation: inputs, shape ``(n, *shape)``, and classes, shape ``(n,)``.
@@ -405,7 +410,7 @@ class Results:
         algorithm: str,
         seed: int | None = None,
         *,
-        client: int | None = None,
+        client: int | str | None = None,
         round: int | None = None,
         **grid: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -416,13 +421,25 @@ class Results:
         with self._enter_folder():
             cell, number = self._find_cell_and_round(algorithm, seed, grid, round)
             run = self._open_run(cell)
+            client = self._get_client_number(cell, client)
             if client is None:
                 return run.clients.gather_samples(run.clients.global_test)
-            stored_files.require_existing_client(client, len(run.clients))
             clients: FederatedData = run.clients
             if run.new_clients and client in run.new_clients.clients.ids:
                 clients = run.new_clients.clients
             return clients.gather_samples(clients.select_round_samples(number).test[client])
+
+    @overload
+    def _get_client_number(self, cell: Cell, client: int | str) -> int: ...
+
+    @overload
+    def _get_client_number(self, cell: Cell, client: int | str | None) -> int | None: ...
+
+    def _get_client_number(self, cell: Cell, client: int | str | None) -> int | None:
+        if client is None:
+            return None
+        partition = next(run.partition for run in self.plan.runs if run.has_cell(cell))
+        return stored_files.get_client_number(client, self._data.assignments[partition].names)
 
     # -- finding runs ------------------------------------------------------------------------------------------------
 

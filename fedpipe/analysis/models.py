@@ -123,10 +123,6 @@ def _get_global_model(run: Run, round_number: int) -> Tensors:
 
 
 def _get_personal_model(run: Run, round_number: int, client: int) -> Tensors:
-    if not 0 <= client < len(run.clients):
-        raise SettingsError(
-            f"client: {client} is not a client of this run. Use a number from 0 to {len(run.clients) - 1}."
-        )
     task = run.make_task("receive", round_number + 1, [client], ["global"], samples_round=round_number)
     algorithm, clients = run.algorithm, run.clients
     if run.new_clients and client in run.new_clients.clients.ids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedpipe.core.components import pinned_files
@@ -56,10 +57,17 @@ def require_stored_state(files: RunFiles, round_number: int, client: int | None 
     )
 
 
-def require_existing_client(client: int, num_clients: int) -> None:
-    """Raise an error if a run has no such client."""
-    if not 0 <= client < num_clients:
-        raise SettingsError(f"client: {client} is not a client of this run. Use a number from 0 to {num_clients - 1}.")
+def get_client_number(client: int | str, names: Sequence[str]) -> int:
+    """Get the number of a client of a run, given its number or its name in the partition's column."""
+    if isinstance(client, str):
+        if client in names:
+            return names.index(client)
+    elif 0 <= client < len(names):
+        return client
+    raise SettingsError(
+        f"client: {client!r} is not a client of this run. Use a number from 0 to {len(names) - 1}, or a name in the "
+        "column client_name of `Results.clients`."
+    )
 
 
 def read_current_plan(params: Path) -> Plan:

@@ -28,6 +28,7 @@ from fedpipe.report.table_notes import (
 from fedpipe.report.table_parts import TextTable, escape_html
 from fedpipe.report.tuning import build_search_section
 from fedpipe.report.words import DASH, METRICS, explain_metrics, format_bytes, format_metric_label
+from fedpipe.settings.base import Metric
 
 PAGE_CSS = (  #: style of the page
     "body{font:15px/1.5 system-ui,sans-serif;margin:1.5rem;color:#222}p{max-width:60rem}"
@@ -130,8 +131,8 @@ def build_table_caption(plan: Plan) -> str:
     """Build the caption: reported round and average, seeds, rounds, data set and partition."""
     report = plan.report
     extra_sentences = (
-        f"Column `{get_reported_column_header(plan)}`: {format_metric_label(plan.protocols[0], plan.metrics[0])}, or "
-        "the metric in parentheses. "
+        f"Column `{get_reported_column_header(plan.metrics[0])}`: "
+        f"{format_metric_label(plan.protocols[0], plan.metrics[0])}, or the metric in parentheses. "
         if plan.method_protocols
         else ""
     )
@@ -168,9 +169,9 @@ def encode_table_csv(frame: pd.DataFrame, format_value: Callable[[str], str] = e
     return frame.assign(**texts).rename(columns=format_value).to_csv(index=False, lineterminator="\n").encode()
 
 
-def get_reported_column_header(plan: Plan) -> str:
+def get_reported_column_header(metric: Metric) -> str:
     """Get the head of the column with each method's number, if protocols differ."""
-    return f"reported {METRICS[plan.metrics[0]].name}"
+    return f"reported {METRICS[metric].name}"
 
 
 def format_score(cell: Mapping[Hashable, Any]) -> str:
@@ -190,7 +191,7 @@ def _format_reported_scores(plan: Plan, cells: list[dict[Hashable, Any]]) -> dic
     protocol = plan.method_protocols.get(algorithm, plan.protocols[0])
     (cell,) = (cell for cell in cells if (cell["protocol"], cell["metric"]) == (protocol, plan.metrics[0]))
     metric = f" ({format_metric_label(protocol, plan.metrics[0])})" if algorithm in plan.method_protocols else ""
-    return {get_reported_column_header(plan): f"{format_score(cell)}{metric}"}
+    return {get_reported_column_header(plan.metrics[0]): f"{format_score(cell)}{metric}"}
 
 
 def _build_statistics_section(data: StudyData) -> list[str | TextTable]:

@@ -215,8 +215,12 @@ def build_wide_table(data: StudyData, full_plan: Plan | None = None) -> WideTabl
         names = zip(column_names, point, strict=True)
         return [_format_grid_header(name, short_names[name], value) for name, value in names]
 
+    def format_metric_header(protocol: str, metric: Metric) -> str:
+        is_reported = protocol == plan.protocols[0] and any(name in plan.method_protocols for name, *_ in labels)
+        return tables.get_reported_column_header(metric) if is_reported else words.format_metric_label(protocol, metric)
+
     heads = [
-        (*format_grid_headers(point), words.format_metric_label(protocol_name, metric))
+        (*format_grid_headers(point), format_metric_header(protocol_name, metric))
         for point, protocol_name, metric in columns
     ]
     winners: dict[tuple[str, ...], dict[str, str]] = {}
@@ -356,6 +360,12 @@ def _build_caption_lines(data: StudyData, wide_table: WideTable) -> list[str]:
         table_notes.describe_reported_numbers(plan),
         f"Metrics: {', '.join(metric_labels)}. {table_notes.explain_missing_values(plan)}",
         words.explain_metrics(wide_table.protocols, plan.metrics),
+        *(
+            f"Column {tables.get_reported_column_header(metric)}: "
+            f"{words.format_metric_label(plan.protocols[0], metric)}, or the metric in a note."
+            for metric in plan.metrics
+            if plan.method_protocols
+        ),
         *(part for part in build_search_section(plan) if isinstance(part, str)),
         *results.describe_method_overrides(plan),
         "In each column, the best number is bold and the second best is underlined.",

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -267,7 +267,7 @@ class Dag:
 
     def _list_run_output(self, plan: Plan) -> list[str]:
         manifests = [manifest for run in plan.runs for manifest in self.get_segment_manifests(run)]
-        return [*(str(merged.marker) for merged in plan.merged_files), *(manifests if self.has_one_job_per_run else [])]
+        return [*_list_merged_files(plan.merged_files), *(manifests if self.has_one_job_per_run else [])]
 
     def _wait_for_rung(self, plan: Plan, rounds: int, checkpoints: Any) -> None:
         """Let Snakemake call this function again after a rung, unless its result is current."""
@@ -282,12 +282,7 @@ class Dag:
     @staticmethod
     def get_table_input(plan: Plan) -> list[str]:
         """List the input of a study's tables: the merged rounds of all runs, and the partitions."""
-        partition_files = [
-            file for key in plan.partitions for file in (get_assignment_path(key), get_heterogeneity_path(key))
-        ]
-        return [str(path) for merged in plan.merged_files for path in merged.all_files] + list(
-            map(str, partition_files)
-        )
+        return [*_list_merged_files(plan.merged_files), *_list_partition_files(plan.partitions)]
 
     def get_run_output(self) -> list[str]:
         """List the merged rounds of all runs, except those that depend on the search of `tune`.
@@ -298,19 +293,19 @@ class Dag:
         paths = {run.path for plan in untuned.plans for run in plan.runs}
         runs = [run for run in self.planned.runs.values() if run.path in paths]
         return [
-            *(str(merged.marker) for merged in untuned.merged_files),
+            *_list_merged_files(untuned.merged_files),
             *(manifest for run in runs if self.has_one_job_per_run for manifest in self.get_segment_manifests(run)),
         ]
 
     def get_partition_output(self) -> list[str]:
         """List the partitions of all runs."""
-        return [str(get_assignment_path(key)) for key in self.plan.partitions]
+        return _list_partition_files(self.plan.partitions)
 
     def get_paper_pages_input(self) -> list[str]:
         """List the input of the papers' pages: tables of all studies, merged rounds of all runs, and diagnostics."""
         return [
             *(str(path) for plan in self.plan.plans_with_all_runs for path in get_table_output(plan)),
-            *(str(merged.marker) for merged in self.plan.merged_files),
+            *_list_merged_files(self.plan.merged_files),
             *self.plan.diagnostics,
         ]
 
@@ -416,6 +411,16 @@ def get_table_output(plan: Plan) -> list[str]:
     """List the files that rule `table` writes for a study."""
     ranks_table = [plan.study_files.ranks_table] if plan.report.rank_test else []
     return list(map(str, [*plan.study_files.list_table_files(plan.algorithms), *ranks_table]))
+
+
+def _list_merged_files(merged_files: Iterable[MergedRoundFiles]) -> list[str]:
+    """List all merged files of runs, so that a deleted one is made again."""
+    return [str(path) for merged in merged_files for path in merged.all_files]
+
+
+def _list_partition_files(partitions: Iterable[str]) -> list[str]:
+    """List all files of partitions that tables read."""
+    return [str(path) for key in partitions for path in (get_assignment_path(key), get_heterogeneity_path(key))]
 
 
 def get_figure_output(plan: Plan) -> list[str]:

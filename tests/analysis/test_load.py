@@ -177,6 +177,13 @@ def test_partitions_and_provenance_connect_a_row_with_its_samples(study: Path, r
     assert set(owned["client"]) - {-1} == set(range(10))
 
 
+def test_a_client_has_a_number_and_a_name(results: Any) -> None:
+    names = results.clients.query("client == 3")["client_name"].unique()
+    (x, y), (named_x, named_y) = (results.test("fedavg", 1, client=client, alpha=1.0) for client in (3, names[0]))
+    assert torch.equal(x, named_x)
+    assert torch.equal(y, named_y)
+
+
 @pytest.mark.parametrize(("algorithm", "client"), [("fedavg", None), ("fedavg", 3), ("pfedme", 3), ("fedproto", 0)])
 def test_a_models_correct_predictions_are_those_of_the_run(results: Any, algorithm: str, client: int | None) -> None:
     """In every round, compare the module on the run's test samples with the counts in the run's table."""
@@ -386,6 +393,7 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
         (lambda results: results.model("fedavg", alfa=0.3), "^'alfa' .*'alpha'"),
         (lambda results: results.model("fedavg", alpha=0.3, round=4), "^round: 4 .* 0 to 3"),
         (lambda results: results.model("fedavg", alpha=0.3, client=10), "^client: 10 .* 0 to 9"),
+        (lambda results: results.model("fedavg", alpha=0.3, client="Köln"), "^client: 'Köln' .* 0 to 9.* client_name"),
         (lambda results: results.test("fedavg", alpha=0.3, client=-1), "^client: -1 .* 0 to 9"),
         (lambda results: results.state("fedavg", alpha=0.3, round=-1), "^round: -1 .* 0 to 3"),
         (lambda results: results.state("fedavg", alpha=0.3, client=10), "^client: 10 .* 0 to 9"),

@@ -246,6 +246,8 @@ def test_a_method_shown_by_its_own_protocol_has_a_letter_and_a_note(make):
     tree.write(1, right(None, 80))
     tree.change(method_protocols={"local": "personal-on-local"})
     text = latex(tree)
+    assert f"algorithm & reported accuracy & {LOCAL} \\\\\n" in text
+    assert f"% Column reported accuracy: {GLOBAL}, or the metric in a note.\n" in text
     assert lines(text)[1] == ["local", r"\textbf{80.00}\textsuperscript{a}", r"\textbf{80.00}"]
     assert f"\\bottomrule\n\\multicolumn{{3}}{{l}}{{\\textsuperscript{{a}} {LOCAL}}} \\\\\n\\end" in text
     assert table(tree)[1][1] == ["local", f"80.00 ({LOCAL})", "80.00"]

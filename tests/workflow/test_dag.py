@@ -66,6 +66,11 @@ def list_run_input(graph: Dag, path: str) -> dict[str, str]:
     }
 
 
+def list_merged_files(path: str, rounds: str) -> list[str]:
+    names = ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
+    return [f"{path}/joined/{rounds}/{name}" for name in names]
+
+
 # -- kinds of jobs -----------------------------------------------------------------------------------------------------
 
 
@@ -76,15 +81,13 @@ def test_a_run_is_one_job() -> None:
     job_input = graph.get_segment_input(make_wildcards(**names, stop="0004"))
     assert job_input == list_run_input(graph, path)
     assert [name for name, file in job_input.items() if is_flagged(file, "ancient")] == ["settings"]
-    assert graph.get_run_output() == [f"{path}/joined/0004/joined.json", f"{path}/segments/0004.json"]
+    assert graph.get_run_output() == [*list_merged_files(path, "0004"), f"{path}/segments/0004.json"]
     assert (
         graph.get_partition_input(make_wildcards(key=graph.plan.partitions[0])) == list_run_input(graph, path)["data"]
     )
-    assert graph.get_partition_output() == [list_run_input(graph, path)["assignment"]]
-    assert set(dag.MERGED_PATTERN) == {
-        f"results/runs/{{algorithm}}/{{key}}/joined/{{stop}}/{name}"
-        for name in ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
-    }
+    assignment = list_run_input(graph, path)["assignment"]
+    assert graph.get_partition_output() == [assignment, assignment.replace("assignment", "heterogeneity")]
+    assert list_merged_files("results/runs/{algorithm}/{key}", "{stop}") == dag.MERGED_PATTERN
 
 
 def test_a_segment_follows_the_one_before_it() -> None:
@@ -104,7 +107,7 @@ def test_a_segment_follows_the_one_before_it() -> None:
         *manifests,
         f"{path}/joined/0004/joined.json",
     ]
-    assert graph.get_run_output() == [f"{path}/joined/{stop}/joined.json" for stop in ("0004", "0007")]
+    assert graph.get_run_output() == [*list_merged_files(path, "0004"), *list_merged_files(path, "0007")]
 
 
 def test_a_round_has_blocks_of_participants() -> None:
@@ -119,7 +122,7 @@ def test_a_round_has_blocks_of_participants() -> None:
     assert graph.get_collect_input(make_wildcards(**names, stop="0002")) == [
         f"{path}/rounds/{number}/round.json" for number in ("0001", "0002")
     ]
-    assert graph.get_run_output() == [f"{path}/joined/0002/joined.json"]
+    assert graph.get_run_output() == list_merged_files(path, "0002")
 
 
 def test_jobs_execute_as_the_study_says() -> None:
@@ -141,11 +144,16 @@ def test_all_results_of_a_study() -> None:
     (plan,) = graph.plan.plans
     runs, names = graph.plan.runs.values(), plan.partition_names.values()
     assert sorted(names) == ["dirichlet-0.3-seed0", "dirichlet-0.3-seed1"]
+    partition_files = [
+        f"results/partitions/{key}/{name}.parquet"
+        for key in plan.partitions
+        for name in ("assignment", "heterogeneity")
+    ]
     assert sorted(graph.get_all_results()) == sorted(
         [
             f"results/data/{plan.runs[0].dataset}.pt",
-            *(f"results/partitions/{key}/assignment.parquet" for key in plan.partitions),
-            *(f"{run.path}/joined/0004/joined.json" for run in runs),
+            *partition_files,
+            *(file for run in runs for file in list_merged_files(run.path, "0004")),
             *(f"{run.path}/segments/0004.json" for run in runs),
             *(f"results/tables/results.{kind}" for kind in ("csv", "md", "html")),
             "results/tables/statistics.csv",
@@ -161,18 +169,7 @@ def test_all_results_of_a_study() -> None:
         ]
     )
     assert sorted(graph.get_table_input(plan)) == sorted(
-        [
-            *(
-                f"{run.path}/joined/0004/{name}"
-                for run in runs
-                for name in ("metrics.parquet", "matrices.parquet", "rounds.parquet", "times.json", "joined.json")
-            ),
-            *(
-                f"results/partitions/{key}/{name}.parquet"
-                for key in plan.partitions
-                for name in ("assignment", "heterogeneity")
-            ),
-        ]
+        [*(file for run in runs for file in list_merged_files(run.path, "0004")), *partition_files]
     )
     for name, file in (("curves", "metrics"), ("matrices", "matrices")):
         assert dag.get_figure_input(plan, name) == [f"{run.path}/joined/0004/{file}.parquet" for run in runs]
