@@ -45,6 +45,7 @@ OTHER_NAMES = {
     "evaluation.every": ("eval_gap", "eval_every"),
     "study.seeds": ("seed", "random_seed"),
 }
+EMPTY_MAPPING_ADVICE = "Use {} for the defaults, or remove the key."
 TYPE_PHRASES = {
     "tuple_type": "a valid list",
     "list_type": "a valid list",
@@ -124,6 +125,9 @@ def format_validation_errors(
     for key, (value, phrases) in expectations.items():
         if phrases[0].endswith(("item", "items")) and any(other.startswith(f"{key}.") for other in expectations):
             continue  # the list is too short because of an invalid entry
+        if value is None and "a valid mapping" in phrases:
+            messages.append(f"{key}: empty. {EMPTY_MAPPING_ADVICE}")
+            continue
         value_text = str(value).lower() if isinstance(value, bool) else repr(value)
         value_text = value_text if len(value_text) <= MAX_VALUE_LENGTH else f"{value_text[:MAX_VALUE_LENGTH]}…"
         messages.append(f"{key}: {value_text} can't be used. Use {' or '.join(phrases)}.")

@@ -71,6 +71,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     # sections and keys
     ("unknown-section", {"datasett": {}}, "datasett: unknown key ... 'dataset'"),
     ("unknown-section-far", {"xyz": 1}, f"xyz: unknown key ... {SECTIONS}"),
+    ("empty-section", {"federation": None}, "federation: empty. Use {}"),
+    ("empty-method", {"algorithms__fedavg": None}, "algorithms.fedavg: empty. Use {}"),
     ("unknown-key", {"federation__client": 3}, "federation.client: unknown key ... 'clients'"),
     *[
         (f"{key}-of-another-library", {key: 1}, f"{key}: unknown key. Did you mean '{suggestion}'?")

@@ -293,7 +293,7 @@ def test_a_studys_method_is_checked_with_its_parameters(project: Path, run_fedpi
         (("mine",), "algorithms.mine.mu: -1 can't be used. Use a value greater than or equal to 0."),
         (("mine", "--set", "nu=1", "--set", "mu=1"), "algorithms.mine.nu: unknown key. Did you mean 'mu'?"),
         (("fedprox", "--set", "mu=-2"), "algorithms.fedprox.mu: -2 can't be used. Use a value greater than or equal"),
-        (("none",), "algorithms.none: None can't be used. Use a valid mapping."),
+        (("none",), "algorithms.none: empty. Use {} for the defaults, or remove the key."),
     ],
 )
 def test_what_a_study_does_not_say(

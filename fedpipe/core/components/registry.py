@@ -29,7 +29,13 @@ from fedpipe.core.components.component import (
     list_parameters,
 )
 from fedpipe.core.components.module_graph import COMPONENT_PACKAGES
-from fedpipe.core.errors import SettingsError, format_validation_errors, reject_booleans_and_huge_numbers, suggest_name
+from fedpipe.core.errors import (
+    EMPTY_MAPPING_ADVICE,
+    SettingsError,
+    format_validation_errors,
+    reject_booleans_and_huge_numbers,
+    suggest_name,
+)
 from fedpipe.core.user_code import import_user_object
 
 
@@ -160,6 +166,8 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     """
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
+        if label and settings is None:
+            raise SettingsError(f"{key}: empty. {EMPTY_MAPPING_ADVICE}")
         expected_type = "valid mapping" if label else f"mapping with '{kind.selector}'"
         raise SettingsError(f"{key}: {settings!r} can't be used. Use a {expected_type}.")
     parameters = dict(settings)
