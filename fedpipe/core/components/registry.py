@@ -166,8 +166,9 @@ def parse_component(kind: ComponentKind, settings: Any, label: str = "", other_k
     """
     key = f"{kind.section}.{label}" if label else kind.section
     if not isinstance(settings, Mapping):
-        if label and settings is None:
-            raise SettingsError(f"{key}: empty. {EMPTY_MAPPING_ADVICE}")
+        if settings is None:
+            advice = EMPTY_MAPPING_ADVICE if label else f"Use a mapping with '{kind.selector}'."
+            raise SettingsError(f"{key}: empty. {advice}")
         expected_type = "valid mapping" if label else f"mapping with '{kind.selector}'"
         raise SettingsError(f"{key}: {settings!r} can't be used. Use a {expected_type}.")
     parameters = dict(settings)
