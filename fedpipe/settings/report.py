@@ -32,7 +32,11 @@ Statistic = Literal[
 class Report(Section):
     """Content of tables and figures. A change rebuilds them and recomputes no run."""
 
-    round: ReportedRound = Field("last", description="Round whose accuracy the table reports.")
+    round: ReportedRound = Field(
+        "last",
+        description="Round whose accuracy the table reports. last: the last one. best: the best of each run and column "
+        "on the test samples, which is too optimistic. mean-last: the mean of the last `last_k` evaluated rounds.",
+    )
     last_k: int = Field(5, ge=1, description="Rounds in the mean of `mean-last`.")
     average: Average = Field(
         "sample", description="Accuracy over all test samples, or the mean of the clients' accuracies."
