@@ -20,9 +20,10 @@ from tests.pipeline.test_snakemake import NOTHING, wait_for_round
 
 #: Runs a shell in a terminal, which closes if this process is killed.
 TERMINAL = """
-import os, pty, sys
+import os, pty, signal
 pid, terminal = pty.fork()
 if pid == 0:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # in case nohup runs the tests
     os.execvp("bash", ["bash", "-c", "echo $$ > shell; fedpipe run; exit"])
 while os.read(terminal, 4096):
     pass
