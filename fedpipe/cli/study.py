@@ -117,7 +117,7 @@ def run_studies(
     require_single_study(params, preset)
     if not params.is_file():
         raise SettingsError(f"{params}: the file does not exist. Change to the folder that contains it.")
-    if not Path("Snakefile").is_file():
+    if not Path("Snakefile").is_file() and not {"-s", "--snakefile"}.intersection(context.args):
         raise SettingsError(
             "Snakefile: this folder has none, so it is not a project. Change to your project, or create one with "
             "`fedpipe init NEW`."
