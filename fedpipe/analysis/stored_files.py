@@ -62,10 +62,11 @@ def get_client_number(client: int | str, names: Sequence[str]) -> int:
     if isinstance(client, str):
         if client in names:
             return names.index(client)
-    elif 0 <= client < len(names):
-        return client
+    elif client in range(len(names)):
+        return int(client)
+    value = repr(client) if isinstance(client, str) else client
     raise SettingsError(
-        f"client: {client!r} is not a client of this run. Use a number from 0 to {len(names) - 1}, or a name in the "
+        f"client: {value} is not a client of this run. Use a number from 0 to {len(names) - 1}, or a name in the "
         "column client_name of `Results.clients`."
     )
 

@@ -179,7 +179,9 @@ def test_partitions_and_provenance_connect_a_row_with_its_samples(study: Path, r
 
 def test_a_client_has_a_number_and_a_name(results: Any) -> None:
     names = results.clients.query("client == 3")["client_name"].unique()
-    (x, y), (named_x, named_y) = (results.test("fedavg", 1, client=client, alpha=1.0) for client in (3, names[0]))
+    (x, y), (named_x, named_y) = (
+        results.test("fedavg", 1, client=client, alpha=1.0) for client in (np.int64(3), names[0])
+    )
     assert torch.equal(x, named_x)
     assert torch.equal(y, named_y)
 
@@ -393,6 +395,8 @@ def test_torchs_own_settings_stay_as_they_were(results: Any, monkeypatch: pytest
         (lambda results: results.model("fedavg", alfa=0.3), "^'alfa' .*'alpha'"),
         (lambda results: results.model("fedavg", alpha=0.3, round=4), "^round: 4 .* 0 to 3"),
         (lambda results: results.model("fedavg", alpha=0.3, client=10), "^client: 10 .* 0 to 9"),
+        (lambda results: results.model("fedavg", alpha=0.3, client=np.int64(10)), "^client: 10 .* 0 to 9"),
+        (lambda results: results.model("fedavg", alpha=0.3, client=1.5), "^client: 1.5 .* 0 to 9"),
         (lambda results: results.model("fedavg", alpha=0.3, client="Köln"), "^client: 'Köln' .* 0 to 9.* client_name"),
         (lambda results: results.test("fedavg", alpha=0.3, client=-1), "^client: -1 .* 0 to 9"),
         (lambda results: results.state("fedavg", alpha=0.3, round=-1), "^round: -1 .* 0 to 3"),
