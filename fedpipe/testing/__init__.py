@@ -4,13 +4,13 @@ Use it in your test::
 
     from fedpipe import testing
 
-    def test_it_keeps_the_contract():
+    def test_prox_satisfies_contract():
         assert testing.check_algorithm(Prox(mu=0.1)) == []
 
 or one test for each check::
 
     @pytest.mark.parametrize("check", testing.CHECKS, ids=testing.get_check_title)
-    def test_it_keeps(check):
+    def test_prox_satisfies(check):
         assert check(Prox(mu=0.1)) == []
 
 :func:`make_trial` makes a small federation in memory, for tests of one algorithm. :func:`assert_same` compares its
